@@ -1,0 +1,1 @@
+"""One worklist solver and the ownership domain it runs."""

@@ -1,0 +1,90 @@
+"""What the analysis decided about one acquire: where it began, how it ended, what was lost on the way."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from auditor.model import Span, Step
+
+
+class Loss(StrEnum):
+    """How a lease stopped being held without being released or handed over."""
+
+    RETURN = "return"
+    FALL_THROUGH = "end of function"
+    NEXT_TURN = "next turn of the loop"  # the acquire runs again while its last lease is still held
+    RAISE = "raise"  # raise or assert in this function
+    CALL = "call"  # a call that may raise
+    CANCEL = "cancellation"  # CancelledError at an await
+    CLOSE = "generator close"  # GeneratorExit at a yield
+    DISCARDED = "discarded"  # nobody ever named the result
+    REBOUND = "rebound"
+    DELETED = "deleted"
+    OVERWRITTEN = "overwritten"  # a field that held it got another lease
+    DROPPED = "dropped"  # the container's entries were thrown away
+
+
+EXCEPTIONAL = frozenset({Loss.RAISE, Loss.CALL, Loss.CANCEL, Loss.CLOSE})
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One path on which the lease is lost. `trace` runs from the acquire to `at`.
+
+    `failed` names the other acquire whose failing branch this path takes, if any.
+    """
+
+    loss: Loss
+    at: Span
+    holder: str
+    trace: tuple[Step, ...]
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or `leases[*]`."""
+
+    owner: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One recognised acquire call in one function.
+
+    `released` and `handed_over` say whether some path ends so; `fields` lists where it was stored;
+    `public` is whether the function it was returned from can be called from elsewhere.
+    """
+
+    span: Span
+    symbol: str
+    text: str
+    protocol: str
+    holder: str
+    leaks: tuple[Leak, ...] = ()
+    released: bool = False
+    handed_over: bool = False
+    in_context_manager: bool = False
+    fields: tuple["StoredField", ...] = ()
+    callers: "Callers | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredField:
+    """A field that holds the lease when the function is left, and what the rest of the project does with it."""
+
+    field: Field
+    at: Span
+    released_by: tuple[str, ...] = ()  # methods and functions that release it
+    cleanups: tuple[str, ...] = ()  # cleanup methods the class has, releasing or not
+    drops: tuple[Leak, ...] = ()  # places that throw entries away unreleased
+    overwrite: Leak | None = None  # stored again while one may be held
+    escapes: bool = False  # somebody else is handed the field, so its end cannot be judged
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """Who receives a lease that a public function returns: calls in the tree, and those that lose it."""
+
+    known: int
+    losing: tuple[Step, ...]

@@ -1,0 +1,1 @@
+"""Small operations and the flow graph that a function is lowered to."""

@@ -1,0 +1,51 @@
+"""What a rule says: where, why, along which path, and whether it can be repaired."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from auditor.model.span import Span
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Safety(StrEnum):
+    """Whether applying a fix keeps the program's meaning provably (`safe`) or changes who owns (`unsafe`)."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One station on the way from the acquire to the leak."""
+
+    path: str
+    line: int
+    column: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class FixOffer:
+    safety: Safety
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault at one place. `fingerprint` survives moved lines; `proof` is set by the leak tests."""
+
+    code: str
+    name: str
+    severity: Severity
+    span: Span
+    symbol: str
+    message: str
+    trace: tuple[Step, ...] = ()
+    fix: FixOffer | None = None
+    fingerprint: str = ""
+    proof: str | None = None

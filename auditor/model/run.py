@@ -1,0 +1,80 @@
+"""A finished run: everything a report may show, and nothing that needs the sources again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from auditor.model.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A file that could not be analysed (`line` 0: the file as a whole)."""
+
+    path: str
+    line: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolUse:
+    """How often one acquire/release protocol was met. `origin`: settings, discovered or built-in."""
+
+    name: str
+    origin: str
+    acquires: int
+    releases: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    """A class that uses a pool, or a module that allocates large tensors on its forward path."""
+
+    name: str
+    path: str
+    line: int
+    bases: tuple[str, ...]
+    switch: str | None
+    switch_default: bool | None
+    acquires: bool
+    releases: bool
+    cleans_up: bool
+    support: str  # full | partial | none
+    priority: str | None  # high | medium | low
+    estimated_bytes: str | None
+    reason: str = ""  # why that priority, in a phrase; not part of JSON version 1
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    files: int = 0
+    lines: int = 0
+    files_failed: int = 0
+    seconds: float = 0.0
+    acquires: int = 0
+    followed: int = 0
+    not_followed: int = 0
+    protocols: tuple[ProtocolUse, ...] = ()
+    files_importing_pool: int = 0
+    files_using_pool: int = 0
+    classes_with_pool_switch: int = 0
+    switch_default_on: int = 0
+    switch_default_off: int = 0
+    acquire_names: tuple[str, ...] = ()
+    release_names: tuple[str, ...] = ()
+    findings: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`excerpts[path][line]` is the source text of every line that a finding, its trace or its context names.
+
+    `unfollowed` says, for --verbose, which acquires were given up on and why.
+    """
+
+    version: str
+    summary: Summary
+    classes: tuple[ClassRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    unfollowed: tuple[Failure, ...] = ()
+    excerpts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""What is known across files: classes, calls, summaries."""

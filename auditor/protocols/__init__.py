@@ -1,0 +1,1 @@
+"""Which calls acquire and which release: data files, settings, and pairs discovered in classes."""

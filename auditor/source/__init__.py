@@ -1,0 +1,1 @@
+"""From bytes to text: discovery, reading, suppression comments, the pre-filter. Never runs code."""

@@ -1,0 +1,1 @@
+"""Reference implementations in torch: pool, mixin and exact attention. Knows nothing of the auditor."""

@@ -1,0 +1,1 @@
+"""One output format a file: a pure function of a finished run."""

@@ -1,0 +1,1 @@
+"""One fault a file; a rule is found by listing this folder."""
