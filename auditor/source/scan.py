@@ -1,0 +1,67 @@
+"""What a worker process does with one file: read, decode, index, find suppressions, decide what flow analysis needs."""
+
+import ast
+from dataclasses import dataclass
+
+import msgspec
+
+from auditor.model import Failure
+from auditor.source.discover import SourceFile
+from auditor.source.index import FileIndex
+from auditor.source.load import Unreadable, decode, digest, lines_of, read
+from auditor.source.suppress import Suppression, suppressions
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """One file as its worker saw it. `relevant` is whether the flow analysis must read it too."""
+
+    path: str
+    digest: str
+    index: FileIndex | None = None
+    suppressions: tuple[Suppression, ...] = ()
+    relevant: bool = False
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScanJob:
+    """A file to scan and the words that make it relevant; `data` where the bytes are already at hand (stdin)."""
+
+    file: SourceFile
+    words: tuple[str, ...]
+    data: bytes | None = None
+
+
+def scan(job: ScanJob) -> bytes:
+    """`Scanned` for one file, encoded: the bytes that travel between processes are those that the cache keeps."""
+    return msgspec.json.encode(_scan(job))
+
+
+def _scan(job: ScanJob) -> Scanned:
+    path = job.file.path
+    checked = ""
+    try:
+        data = read(job.file) if job.data is None else job.data
+        checked = digest(data)
+        text = decode(data)
+        index = _index(path, text)
+        return Scanned(path, checked, index, suppressions(path, text), _mentions(text, job.words))
+    except Unreadable as error:
+        return Scanned(path, checked or str(error), failure=Failure(path, error.line, str(error)))
+    except SyntaxError as error:
+        return Scanned(
+            path, checked, failure=Failure(path, error.lineno or 0, f"invalid syntax: {error.msg}")
+        )
+    except (RecursionError, MemoryError):
+        return Scanned(path, checked, failure=Failure(path, 0, "nested too deeply to be analysed"))
+
+
+def _index(path: str, text: str) -> FileIndex:
+    ast.parse(text)
+    return FileIndex(path, len(lines_of(text)))
+
+
+def _mentions(text: str, words: tuple[str, ...]) -> bool:
+    lowered = text.lower()
+    return any(word in lowered for word in words)
