@@ -9,7 +9,7 @@ _RANK = {f"PA{number}": rank for rank, number in enumerate(ORDER)}
 
 
 def arbitrate(findings: Iterable[Finding]) -> list[Finding]:
-    """`findings` with at most one PA1 a span, the first in ORDER; everything else untouched, exact repeats once."""
+    """`findings` with at most one PA1 a span, the first in ORDER; all others once."""
     best: dict[Span, Finding] = {}
     others: dict[Finding, None] = {}
     for finding in findings:

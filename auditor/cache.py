@@ -13,7 +13,7 @@ from auditor.config import AnalysisSettings
 
 DIRECTORY = ".poolaudit_cache"
 KEPT = 16  # sets of arguments remembered; the least recently used are dropped
-_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# This directory holds poolaudit's cache; it may be deleted.\n"
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# The cache of poolaudit; it may be deleted.\n"
 Kind = TypeVar("Kind")
 
 
@@ -63,7 +63,7 @@ class Cache:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder for one set of arguments, mark the cache as such, and drop the sets used longest ago."""
+    """Make the folder for one set of arguments, mark the cache as such, drop the sets used longest ago."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
         if not (folder.parent / name).exists():
@@ -103,7 +103,7 @@ def _program_files(package: str) -> list[str]:
     root = Path(__file__).parent.parent
     found = []
     for folder, _, names in os.walk(root / package):
-        found += [os.path.join(folder, name) for name in names if name.endswith((".py", ".toml"))]
+        found += [f"{folder}/{name}" for name in names if name.endswith((".py", ".toml"))]
     return sorted(found)
 
 

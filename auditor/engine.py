@@ -89,8 +89,9 @@ def _key(tool: str, found: Discovered, digests: dict[str, str]) -> str:
 
 
 def _flow(scan: Scan, texts: Texts, cache: Cache, tool: str, settings: AnalysisSettings) -> FlowResult:
-    """The flow analysis of the files that mention what it knows, from the cache where these have not changed."""
-    key = fingerprint(tool, [(path, scan.digests[path]) for path in scan.relevant])
+    """The flow analysis of the files that mention what it knows, from the cache if none has changed."""
+    digests = scan.digests
+    key = fingerprint(tool, [(path, digests[path]) for path in scan.relevant])
     if known := cache.get("flow", key, FlowResult):
         return known
     flow = analyse({path: texts.text(path) for path in scan.relevant}, settings)

@@ -1,4 +1,4 @@
-"""The source text that findings need once the analysis is over: lines to show, and the text a fingerprint is made of."""
+"""The source text that findings need: lines to show, and what a fingerprint is made of."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -29,7 +29,5 @@ class Facts:
 
     leases: tuple[Lease, ...] = ()
     files: tuple[FileIndex, ...] = ()
-    modules_without_pool: tuple[
-        ClassIndex, ...
-    ] = ()  # allocate large tensors on the forward path, pool at hand
+    modules_without_pool: tuple[ClassIndex, ...] = ()  # allocate large tensors on the forward path, pool at hand
     suppressions: tuple[Suppression, ...] = ()  # with what each of them silenced

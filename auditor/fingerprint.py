@@ -12,8 +12,8 @@ from auditor.model import Finding
 def fingerprinted(findings: Iterable[Finding], lines_of: LinesOf) -> list[Finding]:
     """`findings`, in the same order, each with its fingerprint.
 
-    It is made of the rule, the symbol, the text of the acquire and, for findings alike in all of these within one
-    file, which of them it is. Neither line nor path goes in; a baseline therefore matches them as a multiset.
+    It is made of the rule, the symbol, the text of the acquire and, for findings alike in all of these within
+    one file, which of them it is. Neither line nor path goes in; so a baseline matches them as a multiset.
     """
     met: Counter[tuple[str, ...]] = Counter()
     named = []

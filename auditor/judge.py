@@ -22,8 +22,8 @@ class RuleFailed(Exception):
 def judge(facts: Facts, comments: Sequence[Suppression], texts: Texts) -> tuple[list[Finding], Excerpts]:
     """Every finding of every rule, selected or not, and the source lines that they name.
 
-    The PA0 rules judge the comments, so they run last: whether a comment silences something must not depend on
-    which rules are selected.
+    The PA0 rules judge the comments, so they run last; whether a comment silences something does not depend
+    on which rules are selected.
     """
     about_code = [rule for rule in all_rules() if not _about_comments(rule)]
     about_comments = [rule for rule in all_rules() if _about_comments(rule)]

@@ -1,4 +1,4 @@
-"""Every file scanned, in worker processes, except those that an earlier run scanned and nobody changed since."""
+"""Every file scanned, in worker processes, but those that an earlier run scanned and nobody changed since."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

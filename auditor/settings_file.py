@@ -1,4 +1,4 @@
-"""Where settings come from: the nearest file that has some, the command line over it, errors that name both."""
+"""Where settings come from: the nearest file that has some, the command line over it, clear errors."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """The settings in force. `origins` says of each key where it came from; `root` is what its globs are relative to."""
+    """The settings in force: where each key came from, and the `root` that globs are relative to."""
 
     settings: Settings
     root: Path
@@ -38,7 +38,7 @@ def effective(
     isolated: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Effective:
-    """The settings for `start`: `config` or the nearest file (none if `isolated`), with `overrides` on top."""
+    """The settings for `start`: `config` or the nearest file (none if `isolated`), `overrides` on top."""
     file = None if isolated else config or nearest_file(start)
     table = _table(file) if file else {}
     settings = _convert(table, file) if file else Settings()

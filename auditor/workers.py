@@ -1,9 +1,10 @@
-"""Work spread over processes that may die: a dead worker costs the one item that killed it, never the rest."""
+"""Work spread over processes that may die: a dead worker costs the item that killed it, never the rest."""
 
 import contextlib
 import gc
 import multiprocessing
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -13,6 +14,10 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CHUNKS_PER_WORKER = 8  # enough to even out slow chunks, few enough that messages cost nothing
+
+
+class WorkFailed(Exception):
+    """`work` raised, which it must not; the message is its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,8 @@ class _Worker(Generic[Item, Result]):
         methods = multiprocessing.get_all_start_methods()
         context = multiprocessing.get_context("fork" if "fork" in methods else None)
         self.pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(target=_serve, args=(work, theirs), daemon=True)
+        ends = (theirs, self.pipe)
+        self._process: BaseProcess = context.Process(target=_serve, args=(work, *ends), daemon=True)
         self._process.start()
         theirs.close()  # so that its death is the end of the pipe
         self.give(chunk)
@@ -86,9 +92,11 @@ class _Worker(Generic[Item, Result]):
     def answer(self) -> list[Result] | None:
         """The results for the chunk, or None if the process died over it."""
         try:
-            results: list[Result] = self.pipe.recv()
+            results: list[Result] | WorkFailed = self.pipe.recv()
         except (EOFError, OSError):
             return None
+        if isinstance(results, WorkFailed):
+            raise results
         return results
 
     def stop(self) -> int | None:
@@ -106,10 +114,14 @@ class _Worker(Generic[Item, Result]):
         return self._process.exitcode
 
 
-def _serve(work: Callable[[Item], Result], pipe: Connection) -> None:
+def _serve(work: Callable[[Item], Result], pipe: Connection, parents_end: Connection) -> None:
     """A worker's life: until told to end, take a chunk and answer it."""
+    parents_end.close()  # so that the parent's death is the end of the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     gc.disable()  # syntax trees are large and hold no cycles: collecting them costs a quarter of the time
-    while chunk := pipe.recv():
-        pipe.send([work(item) for item in chunk])
-        gc.collect(0)
+    with contextlib.suppress(EOFError):  # the parent was killed
+        while chunk := pipe.recv():
+            try:
+                pipe.send([work(item) for item in chunk])
+            except Exception:
+                pipe.send(WorkFailed(traceback.format_exc()))

@@ -2,8 +2,8 @@
 
 What: `# poolaudit: ignore` without codes.
 
-Why: it was written for one finding, and it hides the next one too. Whoever changes the line a year later gets no
-warning about a leak of another kind, and nobody can tell which one was meant.
+Why: it was written for one finding, and it hides the next one too. Whoever changes the line a year later gets
+no warning about a leak of another kind, and nobody can tell which one was meant.
 """
 
 from collections.abc import Iterator

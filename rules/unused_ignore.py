@@ -1,9 +1,9 @@
 """PA002 unused-ignore: a comment silences nothing.
 
-What: `# poolaudit: ignore[...]` on a line, or alone above one, where none of the rules it names finds anything.
+What: `# poolaudit: ignore[...]` on a line, or alone above one, where no rule that it names finds anything.
 
-Why: the fault it was about is gone, or the code is misspelt. Left there, it will hide the fault when it comes back,
-and its reader looks for a problem that is not there.
+Why: the fault it was about is gone, or the code is misspelt. Left there, it will hide the fault when it comes
+back, and its reader looks for a problem that is not there.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What `poolaudit audit` does once its options are read: settings, the audit, its reports, its exit status."""
+"""What `poolaudit audit` does once its options are read: settings, audit, reports, exit status."""
 
 import os
 import sys

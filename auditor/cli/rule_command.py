@@ -11,7 +11,7 @@ from auditor.settings_file import SettingsError
 @click.argument("code", required=False)
 @click.option("--all", "every", is_flag=True, help="Explain every rule.")
 def command(code: str | None, every: bool) -> int:
-    """Explain the rule CODE: what it finds, why it matters, bad code, good code, and whether it is on by default.
+    """Explain the rule CODE: what it finds, why it matters, bad code, good code, whether it is on by default.
 
     A prefix such as PA1 explains every rule that it covers.
     """

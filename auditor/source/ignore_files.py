@@ -1,4 +1,4 @@
-"""What .gitignore files and exclude patterns say of a path, with git's order: the deepest file, the last match."""
+"""What .gitignore files and exclude patterns say of a path, in git's order: deepest file, last match."""
 
 import os
 from collections.abc import Iterable
@@ -72,7 +72,7 @@ class Ignores:
 
 
 def ignores_above(folder: str, excluded: IgnoreFile | None) -> Ignores:
-    """What applies to the entries of `folder` from above it: the .gitignore files up to the repository's root.
+    """What applies to the entries of `folder` from above it: .gitignore files up to the repository's root.
 
     A file that ignores `folder` itself is left out, since whoever names a folder wants it audited.
     """

@@ -1,14 +1,12 @@
-"""From bytes to text as Python itself would read them; what cannot be read is a failure with a name and a line."""
+"""From bytes to text as Python itself would read them; what cannot be read fails with a name and a line."""
 
 import codecs
 import hashlib
 import os
 import re
 import stat
-import sys
-from dataclasses import dataclass
 
-from auditor.source.discover import STDIN, SourceFile
+from auditor.source.discover import SourceFile
 
 _COOKIE_WITHIN = 4096  # a cookie further right than this would surprise everybody
 _COOKIE = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
@@ -25,38 +23,24 @@ class Unreadable(Exception):
         self.line = line
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The text of one file and the digest of the bytes it came from."""
-
-    text: str
-    digest: str
-
-
 def read(file: SourceFile) -> bytes:
-    """The bytes of a regular file or of standard input."""
-    if file.location == STDIN:
-        return sys.stdin.buffer.read()
+    """The bytes of a regular file."""
     try:
-        descriptor = os.open(
-            file.location, os.O_RDONLY | os.O_NONBLOCK
-        )  # a pipe called x.py must not block us
-        with open(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with os.fdopen(_open_without_waiting(file.location), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise Unreadable("not a regular file")
             return stream.read()
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 
 
+def _open_without_waiting(location: str) -> int:
+    """A descriptor for reading; of a pipe called x.py too, which would else wait for a writer."""
+    return os.open(location, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data, usedforsecurity=False).hexdigest()
-
-
-def load(file: SourceFile) -> Source:
-    """Read and decode `file`, or raise Unreadable."""
-    data = read(file)
-    return Source(decode(data), digest(data))
 
 
 def decode(data: bytes) -> str:
@@ -72,7 +56,7 @@ def decode(data: bytes) -> str:
 
 
 def _declared(data: bytes) -> tuple[str, int]:
-    """The encoding that a comment on the first two lines names, and that line; an empty name where none does."""
+    """The encoding that a comment on the first two lines names, and that line; ("", 0) if none does."""
     if b"coding" not in data[:_COOKIE_WITHIN]:
         return "", 0
     for number, line in enumerate(_BYTE_LINE_END.split(data, 2)[:2], start=1):

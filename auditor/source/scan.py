@@ -1,6 +1,8 @@
-"""What a worker process does with one file: read, decode, index, find suppressions, decide what flow analysis needs."""
+"""What a worker process does with one file: read, decode, index, find suppressions, judge its relevance."""
 
-import ast
+import symtable
+import sys
+import warnings
 from dataclasses import dataclass
 
 import msgspec
@@ -10,6 +12,8 @@ from auditor.source.discover import SourceFile
 from auditor.source.index import FileIndex
 from auditor.source.load import Unreadable, decode, digest, lines_of, read
 from auditor.source.suppress import Suppression, suppressions
+
+_NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class ScanJob:
-    """A file to scan and the words that make it relevant; `data` where the bytes are already at hand (stdin)."""
+    """A file to scan and the words that make it relevant; `data` where its bytes are at hand (stdin)."""
 
     file: SourceFile
     words: tuple[str, ...]
@@ -34,13 +38,14 @@ class ScanJob:
 
 
 def scan(job: ScanJob) -> bytes:
-    """`Scanned` for one file, encoded: the bytes that travel between processes are those that the cache keeps."""
+    """`Scanned` for one file, encoded: plain bytes travel between processes quickest."""
     return msgspec.json.encode(_scan(job))
 
 
 def _scan(job: ScanJob) -> Scanned:
     path = job.file.path
     checked = ""
+    warnings.simplefilter("ignore")  # invalid escapes in the audited code are not our subject
     try:
         data = read(job.file) if job.data is None else job.data
         checked = digest(data)
@@ -50,15 +55,13 @@ def _scan(job: ScanJob) -> Scanned:
     except Unreadable as error:
         return Scanned(path, checked or str(error), failure=Failure(path, error.line, str(error)))
     except SyntaxError as error:
-        return Scanned(
-            path, checked, failure=Failure(path, error.lineno or 0, f"invalid syntax: {error.msg}")
-        )
+        return Scanned(path, checked, failure=Failure(path, error.lineno or 0, f"{_NOT_PYTHON}: {error.msg}"))
     except (RecursionError, MemoryError):
         return Scanned(path, checked, failure=Failure(path, 0, "nested too deeply to be analysed"))
 
 
 def _index(path: str, text: str) -> FileIndex:
-    ast.parse(text)
+    symtable.symtable(text, path, "exec")  # half of what ast.parse costs, and it checks as much
     return FileIndex(path, len(lines_of(text)))
 
 

@@ -48,7 +48,7 @@ def _in_comments(path: str, tokens: Iterable[tokenize.TokenInfo]) -> Iterator[Su
 
 
 def _codes(listed: str | None) -> tuple[str, ...]:
-    """The codes between the brackets. Empty brackets name nothing, so they silence nothing: not the bare form."""
+    """The codes between the brackets. Empty brackets are not the bare form: they silence nothing."""
     if listed is None:
         return ()
     return tuple(code.strip() for code in listed.split(",") if code.strip()) or ("",)
