@@ -10,6 +10,7 @@ from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation
 
 _PRIORITY = {3: "high", 2: "medium", 1: "low"}
 _NOT_PRODUCT = re.compile(r"(?:^|/)(?:tests?|testing|benchmarks?|examples?|docs?)(?:/|$)|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
+_TENSOR_POOL = re.compile(r"^(?:Tensor)?MemoryPool(?:Mixin)?$|^get_\w*memory_pool$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ def _without_pool(
 
 def _pool_at_hand(classes: list[ClassIndex], files: list[FileIndex], table: ClassTable) -> bool:
     """A pool of tensors in the project, or one imported from elsewhere; a pool of blocks or ids does not serve."""
-    if any(each.switch is not None or each.defines_pool for each in classes):
+    if any(each.switch is not None or each.serves_tensors for each in classes):
         return True
     return any(
-        not table.has_module(each.module) and each.module.partition(".")[0] not in ("torch", "cupy", "")
+        _TENSOR_POOL.search(each.name) and not each.module.startswith("cupy") and not table.has_module(each.module)
         for file in files
         for each in file.pool_imports
     )

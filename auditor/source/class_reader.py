@@ -41,7 +41,7 @@ def _read(node: ast.ClassDef, prefix: str, source: Source, origins: dict[str, st
         bases=bases,
         is_module=is_module,
         is_abstract=_is_abstract(methods, bases),
-        allocations=large_allocations(methods, source, origins) if is_module else (),
+        allocations=large_allocations(methods, source, origins) if _may_be_module(bases) else (),
     )
     return replace(entry, **pool_use(node, methods, origins)) if whole else entry
 
@@ -59,10 +59,15 @@ def _resolved(base: ast.expr, origins: dict[str, str], prefix: str) -> str:
 def _has_module_forward(methods: dict[str, Function], bases: tuple[str, ...]) -> bool:
     """A `forward(self, ...)` under a base that another file defines; `autograd.Function` is no module."""
     forward = methods.get("forward")
-    if forward is None or not bases or any(base.endswith("Function") for base in bases):
+    if forward is None or not _may_be_module(bases):
         return False
     first = next(iter([*forward.args.posonlyargs, *forward.args.args]), None)
     return first is not None and first.arg == "self" and not forward.decorator_list
+
+
+def _may_be_module(bases: tuple[str, ...]) -> bool:
+    """Other files decide what a base is; a class without any, and a function of autograd, is no module."""
+    return bool(bases) and not any(base.endswith("Function") for base in bases)
 
 
 def _is_abstract(methods: dict[str, Function], bases: tuple[str, ...]) -> bool:

@@ -40,7 +40,8 @@ class ClassIndex:
     """One class as its own file shows it; `bases` are dotted names resolved through the file's imports.
 
     `is_module` is what the file alone tells; adoption decides again with the bases of other files.
-    `defines_pool`: its methods hand out and take back tensors, so it is a pool and no user of one.
+    `defines_pool`: its methods hand out and take back, so it is a pool and no user of one.
+    `serves_tensors`: a pool asked by shape, which a module could use; others count blocks or bytes.
     `keeps_leases`: it stores what it acquires, or a pool of its own, on self.
     `passes_switch`: it hands a memory_pool argument to something it builds.
     """
@@ -59,6 +60,7 @@ class ClassIndex:
     cleans_up: bool = False
     mentions_pool: bool = False
     defines_pool: bool = False
+    serves_tensors: bool = False
     keeps_leases: bool = False
     passes_switch: bool = False
     builds: tuple[str, ...] = ()  # classes whose instances it keeps, as dotted names

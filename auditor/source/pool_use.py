@@ -41,6 +41,7 @@ def pool_use(node: ast.ClassDef, methods: dict[str, Function], origins: dict[str
         "cleans_up": _cleans_up(methods),
         "mentions_pool": bool(names) or any(_mentions(each) for each in ast.walk(node)),
         "defines_pool": defines,
+        "serves_tensors": defines and any(_serves_tensors(name, each) for name, each in methods.items()),
         "keeps_leases": _keeps_leases(node),
         "passes_switch": any(_passes_switch(call) for call in calls),
         "builds": tuple(sorted(_builds(methods, origins))),
@@ -62,6 +63,13 @@ def _defines_pool(methods: dict[str, Function]) -> bool:
     """Both halves of a pair as methods, the first taking a shape or size: a pool itself."""
     takes = any(_ACQUIRE.match(name) and _takes_size(method) for name, method in methods.items())
     return takes and any(_RELEASE.match(name) for name in methods)
+
+
+def _serves_tensors(name: str, method: Function) -> bool:
+    """`allocate(shape, dtype, device)`; a pool of blocks or bytes takes a count."""
+    names = {each.arg for each in [*method.args.args, *method.args.kwonlyargs]}
+    asks = any("shape" in each for each in names) or bool(names & {"dtype", "device"} and names & {"size", "sizes"})
+    return bool(_ACQUIRE.match(name)) and asks
 
 
 def _takes_size(method: Function) -> bool:
