@@ -17,7 +17,17 @@ def _expected() -> list[dict[str, object]]:
 
 
 def test_the_audit_finds_exactly_the_expected_mistakes() -> None:
-    command = [sys.executable, "-m", "auditor", "audit", "--isolated", "--no-cache", "--format", "json", "longdoc"]
+    command = [
+        sys.executable,
+        "-m",
+        "auditor.cli",
+        "audit",
+        "--isolated",
+        "--no-cache",
+        "--format",
+        "json",
+        "longdoc",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
     run = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True)
     assert run.returncode == 1, run.stderr
