@@ -25,7 +25,7 @@ class Margin:
     @property
     def room(self) -> int:
         """Cells that are left for source."""
-        return self.width - self.digits - 2 - (self.rail + 3)
+        return self.width - self.digits - self.rail - 6
 
     def bare(self) -> Row:
         return [(" " * (self.digits + 1) + " |", FRAME)]
@@ -45,7 +45,9 @@ def turn(before: Stretch | None, stretch: Stretch, margin: Margin, home: str) ->
     first = stretch.stations[0]
     if stretch.path != (before.path if before else home):
         locus = f"{stretch.path}:{first.line}:{first.columns[0] + 1}"
-        for line in wrap(f"{' ' * margin.digits} --> {locus}", margin.width, hanging=margin.digits + 5):
+        if before:
+            yield margin.row("", "|")
+        for line in wrap(f"--> {locus}", margin.width, first=margin.digits, hanging=margin.digits + 4):
             yield [(line, STRONG)]
     elif before and not stretch.skipped:
         yield [*margin.row("", "|"), (f"(back to line {first.line})", QUIET)]

@@ -8,6 +8,7 @@ from reports._paint import QUIET, SEVERITY_STYLE, STRONG, Row, paint
 from reports._text import safe, wrap
 
 _TITLE = 12  # cells of the left column
+_MOST = 12  # names or protocols on show; json has them all
 _SUPPORT = ("none", "partial", "full")
 _PRIORITY = ("high", "medium", "low", None)
 _SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
@@ -15,7 +16,7 @@ _SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
 
 def summary(run: Run, *, color: bool, width: int, statistics: bool) -> str:
     """Everything but the findings themselves; the verdict comes last, where the eye is when the run ends."""
-    rows: list[Row] = []
+    rows: list[Row] = [[]] if run.findings else []
     if statistics:
         rows += _classes(run.classes, width)
     rows += [*_pools(run, width), *_adoption(run, width), *_rules(run), *_failures(run.failures, width)]
@@ -40,9 +41,11 @@ def _pools(run: Run, width: int) -> Iterator[Row]:
         return
     lost = f", {total.not_followed} not (--verbose says why)" if total.not_followed else ""
     lines = [f"{_count(total.acquires, 'acquire')}, {total.followed} followed to the end{lost}"]
-    for use in total.protocols:
+    for use in sorted(total.protocols, key=lambda use: -use.acquires)[:_MOST]:
         counts = f"{_count(use.acquires, 'acquire')}, {_count(use.releases, 'release')}"
         lines.append(f"{use.name} ({use.origin}): {counts}")
+    if len(total.protocols) > _MOST:
+        lines.append(f"and {len(total.protocols) - _MOST} more protocols")
     yield from _titled("Pools", lines, width)
 
 
@@ -59,9 +62,9 @@ def _adoption(run: Run, width: int) -> Iterator[Row]:
         kinds = ", ".join(f"{support[kind]} {kind}" for kind in reversed(_SUPPORT))
         lines.append(f"support by class: {kinds}")
     if total.acquire_names:
-        lines.append(f"acquired by {', '.join(total.acquire_names)}")
+        lines.append(f"acquired by {_names(total.acquire_names)}")
     if total.release_names:
-        lines.append(f"released by {', '.join(total.release_names)}")
+        lines.append(f"released by {_names(total.release_names)}")
     yield from _titled("Adoption", lines, width)
 
 
@@ -105,7 +108,7 @@ def _places(title: str, found: tuple[Failure, ...], width: int) -> Iterator[Row]
     yield [(f"{title}:", STRONG)]
     for failure in found:
         place = f"{failure.path}:{failure.line}" if failure.line else failure.path
-        for line in wrap(f"  {place}: {failure.message}", width, hanging=6):
+        for line in wrap(f"{place}: {failure.message}", width, first=2, hanging=6):
             yield [(line, "")]
 
 
@@ -136,7 +139,7 @@ def _why(row: ClassRow, width: int) -> list[str]:
     text = ": ".join(
         part for part in (row.estimated_bytes and f"{row.estimated_bytes} bytes", row.reason) if part
     )
-    return wrap(" " * 19 + text, width, hanging=19) if text else []
+    return wrap(text, width, first=19, hanging=19) if text else []
 
 
 def _titled(title: str, lines: list[str], width: int) -> Iterator[Row]:
@@ -144,6 +147,11 @@ def _titled(title: str, lines: list[str], width: int) -> Iterator[Row]:
         for part in wrap(line, width - _TITLE, hanging=2):
             yield [(f"{title:<{_TITLE}}", STRONG), (part, "")]
             title = ""
+
+
+def _names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
 
 
 def _count(number: int, noun: str) -> str:

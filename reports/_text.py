@@ -39,10 +39,10 @@ def cells(text: str) -> int:
     return cell_len(text)
 
 
-def wrap(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Lines of at most `width` cells; all but the first are indented by `hanging`. Long words are broken."""
+def wrap(text: str, width: int, *, first: int = 0, hanging: int = 0) -> list[str]:
+    """Lines of at most `width` cells, indented by `first`, then by `hanging`. Long words are broken."""
     lines: list[str] = []
-    line = ""
+    line = " " * first
     for word in safe(text).split(" "):
         joined = f"{line} {word}" if line.strip() else line + word
         if cells(joined) <= width:
