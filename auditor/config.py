@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 Exceptions = Literal["none", "explicit", "calls"]
-Value = Literal["tensor", "object", "index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +19,14 @@ class ProtocolSettings:
     lease: tuple[str, ...] = ()
     transfer: tuple[str, ...] = ()
     handle: str = "result"
-    value: Value = "object"
+    value: str = "object"
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisSettings:
     """What decides the flow analysis' answer; part of every cache key."""
 
-    exceptions: Exceptions = "calls"
+    exceptions: str = "calls"
     protocols: tuple[ProtocolSettings, ...] = ()
     enable_protocols: tuple[str, ...] = ()
     disable_protocols: tuple[str, ...] = ()

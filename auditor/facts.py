@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
-from auditor.source.index import ClassIndex, FileIndex, LargeAllocation, PoolImport
+from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
 from auditor.source.suppress import Suppression
 
 __all__ = [

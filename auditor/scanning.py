@@ -1,33 +1,26 @@
 """Every file scanned, in worker processes, but those that an earlier run scanned and nobody changed since."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from auditor.cache import Cache
 from auditor.model import Failure
+from auditor.progress import Progress
+from auditor.source.clue import Clue
 from auditor.source.index import FileIndex
-from auditor.source.load import Unreadable, digest
 from auditor.source.scan import ScanJob, Scanned, scan
 from auditor.source.suppress import Suppression
 from auditor.texts import Texts
 from auditor.workers import Died, run_all
 
-Progress = Callable[[int, int], None]
-"""Called with the number of files done and the number of all."""
-WORDS = ("alloc", "acquire", "lease", "borrow", "reserve", "pin", "lock", "pool", "open(")
-
-
-def no_progress(done: int, total: int) -> None:
-    """Tell nobody."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All files as their workers saw them, by path."""
+    """All files as their workers saw them, sorted by path."""
 
     files: tuple[Scanned, ...]
+    new: int = 0  # how many of them were scanned in this run
 
     @property
     def digests(self) -> dict[str, str]:
@@ -50,32 +43,18 @@ class Scan:
         return tuple(file.failure for file in self.files if file.failure)
 
 
-def content_digests(texts: Texts) -> dict[str, str]:
-    """The digest of every file's bytes; of one that cannot be read, why."""
-    digests = {}
-    for file in texts:
-        try:
-            digests[file.path] = digest(texts.data(file))
-        except Unreadable as error:
-            digests[file.path] = str(error)
-    return digests
-
-
 def scan_all(
-    texts: Texts, known: Mapping[str, str], cache: Cache, tool: str, jobs: int, progress: Progress
+    texts: Texts, earlier: Mapping[str, Scanned], clues: tuple[Clue, ...], jobs: int, progress: Progress
 ) -> Scan:
-    """Scan every file; `known` are the digests of those whose earlier scan may be taken up."""
-    earlier = cache.get("scan", tool, dict[str, Scanned]) if known else None
-    done = {path: old for path, old in (earlier or {}).items() if known.get(path) == old.digest}
-    jobs_left = [ScanJob(file, WORDS, texts.held(file)) for file in texts if file.path not in done]
-    total = len(done) + len(jobs_left)
-    for job, result in run_all(scan, jobs_left, jobs):
+    """Scan every file but those of which `earlier` holds a scan that is still true."""
+    done = dict(earlier)
+    waiting = [ScanJob(file, clues, texts.held(file)) for file in texts if file.path not in done]
+    total = len(done) + len(waiting)
+    for job, result in run_all(scan, waiting, jobs):
         path = job.file.path
         done[path] = _died(path, result) if isinstance(result, Died) else _decoder.decode(result)
         progress(len(done), total)
-    if jobs_left:
-        cache.put("scan", tool, done)
-    return Scan(tuple(done[path] for path in sorted(done)))
+    return Scan(tuple(done[path] for path in sorted(done)), new=len(waiting))
 
 
 _decoder = msgspec.json.Decoder(Scanned)

@@ -14,7 +14,8 @@ from auditor.config import ProtocolSettings, Settings, StandardNames
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-_HANDLE = re.compile(r"result|receiver|none|argument \d+")
+_HANDLE = re.compile(r"result|receiver|none|argument +\w+")
+_VALUES = ("tensor", "object", "index")
 
 
 class SettingsError(Exception):
@@ -154,3 +155,5 @@ def _bad_protocols(protocols: tuple[ProtocolSettings, ...]) -> Iterator[str]:
             yield f"{where}: has `acquire` without `release`, so every use would be a leak"
         if not _HANDLE.fullmatch(protocol.handle):
             yield f'{where}: handle `{protocol.handle}` is none of "result", "receiver", "argument N", "none"'
+        if protocol.value not in _VALUES:
+            yield f'{where}: value `{protocol.value}` is none of "tensor", "object", "index"'

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from auditor.source.discover import STDIN, SourceFile
-from auditor.source.load import Unreadable, decode, lines_of, read
+from auditor.source.load import Unreadable, decode, digest, lines_of, read
 
 
 class Texts:
@@ -25,6 +25,16 @@ class Texts:
     def data(self, file: SourceFile) -> bytes:
         held = self.held(file)
         return read(file) if held is None else held
+
+    def digests(self) -> dict[str, str]:
+        """The digest of every file's bytes; of one that cannot be read, why."""
+        found = {}
+        for file in self:
+            try:
+                found[file.path] = digest(self.data(file))
+            except Unreadable as error:
+                found[file.path] = str(error)
+        return found
 
     def text(self, path: str) -> str:
         return decode(self.data(self._files[path]))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import msgspec
 
 from auditor.model import Failure
+from auditor.source.clue import Clue, is_relevant
 from auditor.source.discover import SourceFile
-from auditor.source.index import FileIndex
-from auditor.source.load import Unreadable, decode, digest, lines_of, read
+from auditor.source.index import FileIndex, Need, index_file, prefilter
+from auditor.source.load import Unreadable, decode, digest, read
 from auditor.source.suppress import Suppression, suppressions
 
 _NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -30,10 +31,10 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class ScanJob:
-    """A file to scan and the words that make it relevant; `data` where its bytes are at hand (stdin)."""
+    """A file to scan and the clues that make it relevant; `data` where its bytes are at hand (stdin)."""
 
     file: SourceFile
-    words: tuple[str, ...]
+    clues: tuple[Clue, ...]
     data: bytes | None = None
 
 
@@ -50,8 +51,9 @@ def _scan(job: ScanJob) -> Scanned:
         data = read(job.file) if job.data is None else job.data
         checked = digest(data)
         text = decode(data)
-        index = _index(path, text)
-        return Scanned(path, checked, index, suppressions(path, text), _mentions(text, job.words))
+        relevant = is_relevant(data, job.clues)
+        index = _index(path, data, text, relevant=relevant)
+        return Scanned(path, checked, index, suppressions(path, text), relevant)
     except Unreadable as error:
         return Scanned(path, checked or str(error), failure=Failure(path, error.line, str(error)))
     except SyntaxError as error:
@@ -60,11 +62,7 @@ def _scan(job: ScanJob) -> Scanned:
         return Scanned(path, checked, failure=Failure(path, 0, "nested too deeply to be analysed"))
 
 
-def _index(path: str, text: str) -> FileIndex:
+def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
+    """The index of a file that is valid Python; the indexer itself parses no more than it needs."""
     symtable.symtable(text, path, "exec")  # half of what ast.parse costs, and it checks as much
-    return FileIndex(path, len(lines_of(text)))
-
-
-def _mentions(text: str, words: tuple[str, ...]) -> bool:
-    lowered = text.lower()
-    return any(word in lowered for word in words)
+    return index_file(path, text, Need.WHOLE if relevant else prefilter(data))
