@@ -43,7 +43,7 @@ def discover(arguments: Sequence[str], *, root: str, exclude: Iterable[str] = ()
         for real, location in _under(argument, excluded, failures):
             candidate = SourceFile(shown(location), location)
             known = found.setdefault(real, candidate)
-            found[real] = min(known, candidate, key=lambda file: (file.location != real, file))
+            found[real] = min(known, candidate, key=lambda file: (file.location != real, len(file.path), file))
     return Discovered(tuple(sorted(found.values())), tuple(sorted(set(failures), key=lambda f: f.path)))
 
 
@@ -102,4 +102,9 @@ def _is_source(entry: os.DirEntry[str]) -> bool:
     """A file, or a link to one or to nowhere, with a suffix of ours: no folder or pipe called x.py."""
     if not entry.name.endswith(SUFFIXES):
         return False
-    return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+    if not entry.is_symlink():
+        return entry.is_file(follow_symlinks=False)
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return True  # reading it names the failure
