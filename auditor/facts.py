@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
 from auditor.model import Step
-from auditor.source.index import ClassIndex, FileIndex, LargeAllocation, PoolImport
+from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
 from auditor.source.suppress import Suppression
 
 __all__ = [
