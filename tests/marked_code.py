@@ -65,7 +65,9 @@ def projects(folder: str) -> list[Project]:
     for entry in sorted((FIXTURES / folder).iterdir()):
         if entry.name == "__pycache__" or not (entry.is_dir() or entry.suffix == ".py"):
             continue
-        sources = {str(p.relative_to(FIXTURES / folder)): p.read_text(encoding="utf-8") for p in _files(entry)}
+        sources = {
+            str(p.relative_to(FIXTURES / folder)): p.read_text(encoding="utf-8") for p in _files(entry)
+        }
         found.append(Project(f"{folder}/{entry.name}", sources, _settings(sources)))
     return found
 
