@@ -1,4 +1,4 @@
-"""Reads marked code: a fixture project, the settings in its first line, and the findings its comments expect."""
+"""Reads marked code: a fixture project, its settings in a first-line comment, the findings it expects."""
 
 import ast
 import json

@@ -7,91 +7,30 @@ from hypothesis import strategies as st
 from auditor.config import AnalysisSettings
 from auditor.facts import EXCEPTIONAL, Lease
 from auditor.project.analysis import analyse
+from tests.flow.hand_written import HAND_WRITTEN
 from tests.flow.path_oracle import TooManyPaths, Verdict, verdicts
 from tests.flow.programs import Program, program, programs
 
 NORMAL, BY_RAISE, KEPT = Verdict.NORMAL, Verdict.EXCEPTIONAL, Verdict.KEPT
 
-# Programs whose verdicts a reader can check: body, and the verdict of each site in turn.
-HAND_WRITTEN = {
-    "never released": ("a = pool.acquire(1)", [NORMAL]),
-    "released": ("a = pool.acquire(1)\npool.release(a)", [KEPT]),
-    "call between": ("a = pool.acquire(1)\nwork(a)\npool.release(a)", [BY_RAISE]),
-    "early return": ("a = pool.acquire(1)\nif c0:\n    return\npool.release(a)", [NORMAL]),
-    "explicit raise": ("a = pool.acquire(1)\nif c0:\n    raise ValueError\npool.release(a)", [BY_RAISE]),
-    "assertion": ("a = pool.acquire(1)\nassert c0\npool.release(a)", [BY_RAISE]),
-    "same flag twice": ("if c0:\n    a = pool.acquire(1)\nif c0:\n    pool.release(a)", [KEPT]),
-    "other flag": ("a = pool.acquire(1)\nif c0:\n    pool.release(a)\nif not c1:\n    return", [NORMAL]),
-    "opposite flags": (
-        "a = pool.acquire(1)\nif c0:\n    pool.release(a)\nif not c0:\n    pool.release(a)",
-        [KEPT],
-    ),
-    "absent": ("a = pool.acquire(1)\nif a is None:\n    return\npool.release(a)", [KEPT]),
-    "second fails": (
-        "a = pool.acquire(1)\nb = pool.acquire(2)\nif b is None:\n    return\npool.release(a)\npool.release(b)",
-        [NORMAL, KEPT],
-    ),
-    "second raises": (
-        "a = pool.acquire(1)\nb = pool.acquire(2)\npool.release(a)\npool.release(b)",
-        [BY_RAISE, KEPT],
-    ),
-    "finally": (
-        "a = pool.acquire(1)\ntry:\n    work(a)\nfinally:\n    #reached\n    pool.release(a)",
-        [KEPT],
-    ),
-    "finally returns": (
-        "a = pool.acquire(1)\ntry:\n    return a\nfinally:\n    #reached\n    return None",
-        [NORMAL],
-    ),
-    "swallowed": (
-        "a = pool.acquire(1)\ntry:\n    work(a)\nexcept ValueError:\n    #reached\n    return\npool.release(a)",
-        [NORMAL],
-    ),
-    "narrow handler": (
-        "a = pool.acquire(1)\ntry:\n    work()\nexcept ValueError:\n    #reached\n    pool.release(a)\n    raise\npool.release(a)",
-        [BY_RAISE],
-    ),
-    "wide handler": (
-        "a = pool.acquire(1)\ntry:\n    work()\nexcept Exception:\n    #reached\n    pool.release(a)\n    raise\npool.release(a)",
-        [KEPT],
-    ),
-    "returned": ("return pool.acquire(1)", [KEPT]),
-    "returned with another": ("a = pool.acquire(1)\nb = None\nreturn a, b", [KEPT]),
-    "returned sometimes": ("a = pool.acquire(1)\nreturn a if c0 else None", [NORMAL]),
-    "stored": ("a = pool.acquire(1)\nholder.f1 = a\nwork()", [KEPT]),
-    "stored too late": ("a = pool.acquire(1)\nwork()\nsink.append(a)", [BY_RAISE]),
-    "discarded": ("pool.acquire(1)", [NORMAL]),
-    "rebound": ("a = pool.acquire(1)\na = None\nraise ValueError", [NORMAL]),
-    "rebound with an alias": ("a = pool.acquire(1)\nb = a\na = None\npool.release(b)", [KEPT]),
-    "deleted": ("a = pool.acquire(1)\ndel a", [NORMAL]),
-    "packed and unpacked": (
-        "p = (pool.acquire(1), pool.acquire(2))\na, b = p\npool.release(a)\npool.release(b)",
-        [BY_RAISE, KEPT],
-    ),
-    "half unpacked": (
-        "p = (pool.acquire(1), pool.acquire(2))\na = p[0]\npool.release(a)",
-        [BY_RAISE, NORMAL],
-    ),
-    "conditional acquire": ("a = pool.acquire(1) if c0 else None\nif c0:\n    pool.release(a)", [KEPT]),
-    "walrus": ("if (a := pool.acquire(1)) is not None:\n    pool.release(a)", [KEPT]),
-    "success flag": (
-        "a = pool.acquire(1)\nd0 = False\ntry:\n    work(a)\n    d0 = True\nfinally:\n    #reached\n    if not d0:\n"
-        "        pool.release(a)\nreturn a",
-        [KEPT],
-    ),
-    "dead code": ("d0 = False\nif d0:\n    a = pool.acquire(1)", [KEPT]),
-    "only ever raises": ("a = pool.acquire(1)\nraise ValueError", [BY_RAISE]),
-    "temporary swallowed": (
-        "try:\n    p = (pool.acquire(1), pool.acquire(2))\nexcept Exception:\n    #reached\n    return\nreturn p",
-        [NORMAL, KEPT],
-    ),
-    "lease needs nothing": ("a = pool.acquire(1)\nwith pool.lease(8):\n    pool.release(a)", [BY_RAISE]),
-}
+
+def _hand_written() -> dict[str, tuple[str, list[Verdict]]]:
+    """Title -> body and expected verdicts."""
+    words = {"normal": NORMAL, "raise": BY_RAISE, "kept": KEPT}
+    read = {}
+    for block in HAND_WRITTEN.strip().split("\n\n"):
+        head, _, body = block.partition("\n")
+        title, _, verdict = head.removeprefix("# ").partition(": ")
+        read[title] = (body, [words[word] for word in verdict.split()])
+    return read
 
 
-@pytest.mark.parametrize("name", HAND_WRITTEN)
+CHECKED = _hand_written()
+
+
+@pytest.mark.parametrize("name", CHECKED)
 def test_oracle_on_programs_a_reader_can_check(name: str) -> None:
-    body, expected = HAND_WRITTEN[name]
+    body, expected = CHECKED[name]
     found = verdicts(program(body))
     assert [found[site] for site in sorted(found)] == expected
 
@@ -127,9 +66,9 @@ def _compare(drawn: Program, exceptions: str) -> None:
     assert found == wanted, f"--exceptions {exceptions}\n{drawn.source}"
 
 
-@pytest.mark.parametrize("name", HAND_WRITTEN)
+@pytest.mark.parametrize("name", CHECKED)
 def test_analysis_on_programs_a_reader_can_check(name: str) -> None:
-    body, _ = HAND_WRITTEN[name]
+    body, _ = CHECKED[name]
     _compare(program(body), "calls")
 
 
