@@ -2,8 +2,8 @@
 
 The program runs against a mock pool under every assignment of its flags and every choice of what raises and
 what gives None. A lease nobody released or handed over at the end is lost; so is one that dies earlier,
-because its last name was taken away. While an exception is under way a dying temporary stays undecided: whether that
-exception is swallowed shows at the end.
+because its last name was taken away. While an exception is under way a dying temporary stays undecided:
+whether that exception is swallowed shows at the end.
 """
 
 from dataclasses import dataclass, field
