@@ -1,56 +1,17 @@
 """Absurd input through the command line: it costs one named file, never the run, never a traceback."""
 
-import codecs
-import encodings.aliases
-import json
 import os
-import subprocess
-import sys
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-LEAK = "def leak(pool):\n    buf = pool.acquire(8)\n    buf[0] = 1\n"
-LEAK_LINE = 2
-PLANTED = ("leaky.py", LEAK_LINE, "PA101")
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """What one run of the command said."""
-
-    status: int
-    findings: set[tuple[str, int, str]]
-    failed: set[str]
-    stderr: str
-
-
-def audit(folder: Path, *paths: str, timeout: int = 120) -> Audit:
-    command = [sys.executable, "-m", "auditor.cli", "audit", *(paths or (".",))]
-    command += ["--format", "json", "--no-cache", "--no-progress", "--isolated", "--select", "PA1"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert "Traceback" not in done.stderr, done.stderr[-4000:]
-    assert done.stdout, f"status {done.returncode}, nothing on standard output: {done.stderr[-4000:]}"
-    said = json.loads(done.stdout)
-    return Audit(
-        done.returncode,
-        {(f["path"], f["line"], f["code"]) for f in said["findings"]},
-        {f["path"] for f in said["failures"]},
-        done.stderr,
-    )
+from tests.command import LEAK, LEAK_LINE, PLANTED, audit, readable, tree_with_a_leak
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A folder with one honest leak, to see that the others' trouble does not touch it."""
-    (tmp_path / "leaky.py").write_text(LEAK)
-    return tmp_path
+    return tree_with_a_leak(tmp_path)
 
 
 def _with_leak(text: str) -> bytes:
@@ -176,117 +137,13 @@ def test_a_ring_of_functions_that_call_each_other(tree: Path, length: int) -> No
 
 @pytest.mark.slow
 def test_a_file_of_fifty_thousand_lines(tree: Path) -> None:
-    block = "def f{0}(pool, x):\n    buf = pool.acquire({0})\n    if x:\n        pool.release(buf)\n    return x\n"
+    head = "def f{0}(pool, x):\n    buf = pool.acquire({0})\n"
+    block = head + "    if x:\n        pool.release(buf)\n    return x\n"
     (tree / "long.py").write_text("".join(block.format(i) for i in range(10_000)))
     said = audit(tree, timeout=280)
     wanted = {("long.py", 5 * i + 2, "PA102") for i in range(10_000)}
     assert (said.status, said.failed) == (1, set())
     assert said.findings == {PLANTED, *wanted}
-
-
-def _text_codecs() -> Iterator[str]:
-    for name in sorted({*encodings.aliases.aliases.values(), "utf-8-sig", "idna", "punycode"}):
-        try:
-            if codecs.lookup(name)._is_text_encoding:
-                yield name
-        except LookupError:
-            continue
-
-
-def _readable(source: bytes) -> bool:
-    try:
-        compile(source, "codec.py", "exec")
-    except (SyntaxError, ValueError, LookupError):
-        return False
-    return True
-
-
-def test_every_codec_as_python_reads_it(tree: Path) -> None:
-    """A file in each codec that Python knows: what Python compiles is analysed, the rest is named."""
-    analysed, named = set(), set()
-    for codec in _text_codecs():
-        try:
-            source = f"# -*- coding: {codec} -*-\n{LEAK}".encode(codec)
-        except UnicodeError:
-            continue
-        path = f"codec_{codec.replace('-', '_')}.py"
-        (tree / path).write_bytes(source)
-        if _readable(source):
-            analysed.add((path, 1 + LEAK_LINE, "PA101"))
-        else:
-            named.add(path)
-    assert len(analysed) > 50
-    said = audit(tree)
-    assert said.failed == named
-    assert said.findings == {PLANTED, *analysed}
-
-
-NOTHING = {
-    "empty": b"",
-    "blank lines": b"\n\n\n",
-    "byte order mark only": b"\xef\xbb\xbf",
-    "comment only": b"# pool.acquire",
-    "no newline at the end": b"x = 1",
-    "carriage returns": b"x = 1\ry = 2\r",
-    "form feed": b"\x0cx = 1\n",
-}
-
-
-@pytest.mark.parametrize("name", NOTHING)
-def test_files_with_little_in_them(tree: Path, name: str) -> None:
-    (tree / "little.py").write_bytes(NOTHING[name])
-    said = audit(tree)
-    assert (said.status, said.findings, said.failed) == (1, {PLANTED}, set())
-
-
-@pytest.mark.parametrize("newline", ["\r\n", "\r"])
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_newlines_and_byte_order_mark_keep_the_line(tmp_path: Path, newline: str, mark: bytes) -> None:
-    (tmp_path / "leaky.py").write_bytes(mark + LEAK.replace("\n", newline).encode())
-    assert audit(tmp_path).findings == {PLANTED}
-
-
-def test_links_that_go_round(tree: Path) -> None:
-    (tree / "inner").mkdir()
-    (tree / "inner" / "up").symlink_to(tree, target_is_directory=True)
-    (tree / "self.py").symlink_to("self.py")
-    (tree / "nowhere.py").symlink_to("missing.py")
-    said = audit(tree)
-    assert PLANTED in said.findings
-    assert {path for path, _, _ in said.findings} == {"leaky.py"}
-    assert said.failed <= {"self.py", "nowhere.py"}
-
-
-def test_a_directory_named_like_a_file(tree: Path) -> None:
-    (tree / "x.py").mkdir()
-    (tree / "x.py" / "inside.py").write_text(LEAK)
-    said = audit(tree)
-    assert (said.status, said.failed) == (1, set())
-    assert said.findings == {PLANTED, ("x.py/inside.py", LEAK_LINE, "PA101")}
-
-
-def test_a_pipe_named_like_a_file_is_not_waited_for(tree: Path) -> None:
-    os.mkfifo(tree / "pipe.py")
-    said = audit(tree)
-    assert said.findings == {PLANTED}
-    assert said.failed <= {"pipe.py"}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_nobody_may_read(tree: Path) -> None:
-    (tree / "secret.py").write_text(LEAK)
-    (tree / "secret.py").chmod(0)
-    said = audit(tree)
-    assert (said.status, said.findings, said.failed) == (2, {PLANTED}, {"secret.py"})
-
-
-def test_a_path_that_is_not_there_is_wrong_use(tree: Path) -> None:
-    command = [sys.executable, "-m", "auditor.cli", "audit", "missing.py", "--no-cache", "--no-progress"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "missing.py" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -299,5 +156,5 @@ def test_the_whole_standard_library(tree: Path) -> None:
     assert said.status in (1, 2)
     assert PLANTED in said.findings
     for path in said.failed:
-        assert not _readable(Path(os.path.normpath(tree / path)).read_bytes()), path
+        assert not readable(Path(os.path.normpath(tree / path)).read_bytes()), path
     assert (said.status == 2) == bool(said.failed)

@@ -88,8 +88,6 @@ class _Writer:
             kinds += [self.branch, self.branch, self.attempt, self.attempt, self.lease]
         return self.pick(kinds)(depth, defined, handler)
 
-    # --- statements that end where they began
-
     def simple(self, depth: int, defined: Defined, handler: bool) -> Defined:
         held = [name for name in NAMES if name in defined]
         pairs = [name for name in PAIRS if name in defined]
@@ -184,8 +182,6 @@ class _Writer:
         self.emit(depth, f"{left} = {pair}[{self.pick((0, 1))}]")
         return defined | {left}
 
-    # --- statements that leave
-
     def leave(self, depth: int, defined: Defined, handler: bool) -> Defined | None:
         held = [name for name in NAMES if name in defined]
         pairs = [name for name in PAIRS if name in defined]
@@ -205,8 +201,6 @@ class _Writer:
         }.get(form, lambda: form)()
         self.emit(depth, text)
         return None
-
-    # --- statements that hold others
 
     def condition(self, defined: Defined) -> str:
         held = [n for n in NAMES if n in defined]
