@@ -87,7 +87,7 @@ def _behaving(
     got, given = [], []
     for function, name in acquires:
         partners = [(other, its) for other, its in releases if pairs_with(name, its) and other is not function]
-        partners = [(other, its) for other, its in partners if _gives_back(other, name)]
+        partners = [(other, its) for other, its in partners if _gives_back(other, name) and not _is_store(function, name, other)]
         half = _acquiring_half(function, name) if partners else None
         if half is not None:
             got.append(half)
@@ -105,6 +105,14 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
     if len(_own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
         return False  # it is given nothing back: a `free()` of the pool itself
     return changes_state(function) or any(RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in _called(function))
+
+
+def _is_store(acquire: Function, name: Name, release: Function) -> bool:
+    """`get(key)` and `put(key, value)` are a store's, not a pool's."""
+    if name.verb not in ("get", "take", "fetch", "pop"):
+        return False
+    keyed = any("key" in parameter or parameter in ("name", "id") for parameter in _own_parameters(acquire))
+    return keyed or len(_own_parameters(release)) > 1
 
 
 def _only_passes(function: Function) -> bool:
