@@ -2,8 +2,7 @@
 
     python tests/field/score.py --root DIR [--package NAME] [--labels FILE] [--json] [--verbose]
 
-DIR/NAME holds the unpacked wheel of each labelled package. Exit status 1: recall or false rate misses its goal;
-2: it could not be measured.
+DIR/NAME holds the unpacked wheel of each labelled package. Exit status 1: a goal is missed; 2: not measured.
 """
 
 import argparse
@@ -173,11 +172,11 @@ def measure(sites: Sequence[Site], root: Path, config: Path) -> Score:
 def as_text(score: Score, *, verbose: bool = False) -> str:
     """The score for people: totals, then every miss and every false alarm with the reason of its label."""
     found, alarms = len(score.found), len(score.alarms)
+    leaks, correct = found + len(score.missed), alarms + len(score.silent)
     codes = ", ".join(f"{code} {count}" for code, count in score.codes.items()) or "no finding"
     lines = [
-        f"true leaks found      {found}/{found + len(score.missed)} = {score.recall:.1%} (goal {RECALL_GOAL:.0%})",
-        f"clean sites reported  {alarms}/{alarms + len(score.silent)} = {score.false_rate:.1%}"
-        f" (goal {FALSE_RATE_GOAL:.0%})",
+        f"true leaks found      {found}/{leaks} = {score.recall:.1%} (goal {RECALL_GOAL:.0%})",
+        f"clean sites reported  {alarms}/{correct} = {score.false_rate:.1%} (goal {FALSE_RATE_GOAL:.0%})",
         f"findings elsewhere    {score.unlabelled} (of all: {codes})",
     ]
     lines += [entry for site in score.missed for entry in _told("MISSED", site)]
