@@ -112,7 +112,7 @@ def _convert(table: dict[str, Any], file: Path) -> Settings:
 
 def _in_words(error: msgspec.ValidationError) -> str:
     """msgspec's message with the key in front: `select: expected array, got str`."""
-    what, _, where = str(error).partition(" - at ")
+    what, _, where = str(error).replace(" | null", "").partition(" - at ")  # TOML has no null
     key = where.strip("`").removeprefix("$.") or "tool.poolaudit"
     return f"{key}: {what[0].lower()}{what[1:]}"
 

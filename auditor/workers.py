@@ -42,22 +42,20 @@ def run_all(
                 worker = _Worker(work, waiting.pop())
                 crew[worker.pipe] = worker
             for pipe in wait(list(crew)):
-                worker = crew.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
+                worker = crew[pipe]  # type: ignore[index]  # wait() returns what it was given
                 results = worker.answer()
-                if results is None:
-                    code = worker.stop()
-                    if len(worker.chunk) == 1:
-                        yield worker.chunk[0], Died(code)
-                    else:  # one of them did it: each gets its own turn
-                        waiting.extend([item] for item in worker.chunk)
-                    continue
                 done = worker.chunk
-                if waiting:
-                    worker.give(waiting.pop())
-                    crew[worker.pipe] = worker
+                if results is None or not waiting:
+                    del crew[worker.pipe]
+                    code = worker.stop()
                 else:
-                    worker.stop()
-                yield from zip(done, results, strict=True)
+                    worker.give(waiting.pop())
+                if results is not None:
+                    yield from zip(done, results, strict=True)
+                elif len(done) == 1:
+                    yield done[0], Died(code)
+                else:  # one of them did it: each gets its own turn
+                    waiting.extend([item] for item in done)
     finally:
         for worker in crew.values():
             worker.stop()

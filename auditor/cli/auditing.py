@@ -110,6 +110,7 @@ def _request(options: AuditOptions, settings: Effective, progress: ProgressBar) 
 class _Filter:
     """What keeps a selected finding out of the report: being known, or not being on a changed line."""
 
+    all_known: bool
     known: Mapping[str, int] | None
     changed: ChangedLines | None
 
@@ -118,11 +119,14 @@ class _Filter:
         configured = settings.settings.baseline
         file = options.baseline or (settings.root / configured if configured else None)
         return cls(
+            all_known=options.write_baseline is not None,
             known=read_baseline(file) if file and not options.write_baseline else None,
             changed=changed_since(options.diff_base, _folder(options.paths)) if options.diff_base else None,
         )
 
     def kept(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        if self.all_known:
+            return []
         if self.known is not None:
             findings = unknown(findings, self.known)
         if self.changed is not None:
