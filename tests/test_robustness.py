@@ -1,156 +1,160 @@
-"""Hostile trees: named failures, status 2, no traceback, and the other files' findings complete."""
+"""Absurd input through the command line: it costs one named file, never the run, never a traceback."""
 
 import os
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from auditor.config import Settings
-from auditor.engine import Request, audit
-from auditor.model import Run
-from auditor.source import scan
-from tests.command_line import UNUSED, places, poolaudit
+from tests.command import LEAK, LEAK_LINE, PLANTED, audit, readable, tree_with_a_leak
 
 
-def audited(folder: Path, monkeypatch: pytest.MonkeyPatch, cache: bool = False) -> Run:
-    monkeypatch.chdir(folder)
-    cache_dir = folder / ".poolaudit_cache" if cache else None
-    return audit(Request((".",), Settings(), folder, jobs=2, cache_dir=cache_dir)).run
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return tree_with_a_leak(tmp_path)
 
 
-def codes(run: Run) -> list[tuple[str, int, str]]:
-    return [(finding.span.path, finding.span.line, finding.code) for finding in run.findings]
+def _with_leak(text: str) -> bytes:
+    """The absurd text and, below it, a leak that the pre-filter cannot pass over."""
+    return (text + "\n\n" + LEAK).encode()
 
 
-def test_a_bad_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: dict[str, bytes] = {
-        "empty.py": b"",
-        "only_bom.py": b"\xef\xbb\xbf",
-        "latin.py": b"# coding: latin-1\nx = '\xe9'\n",
-        "crlf.py": b"x = 1\r\ny = 2\r\n",
-        "bad_codec.py": b"# coding: nonsense\n",
-        "bad_bytes.py": b"x = 1\ny = '\xff'\n",
-        "null.py": b"x = 1\n\0\n",
-        "utf16.py": "x = 1\n".encode("utf-16"),
-        "syntax.py": b"x = 1\n\ndef f(:\n",
-        "indent.py": b"if x:\n  a\n b\n",
-        "parentheses.py": b"(" * 5000 + b")" * 5000,
-        "blocks.py": b"".join(b" " * n + b"if x:\n" for n in range(1000)) + b" " * 1000 + b"pass\n",
-        "good.py": UNUSED.encode(),
-    }
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "gone.py").symlink_to("nowhere")
-    (tmp_path / "self.py").symlink_to("self.py")
-    (tmp_path / "loop").symlink_to(".")
-    (tmp_path / "folder.py").mkdir()
-    (tmp_path / "folder.py" / "inner.py").write_text(UNUSED)
-    run = audited(tmp_path, monkeypatch)
-    assert codes(run) == [("folder.py/inner.py", 1, "PA002"), ("good.py", 1, "PA002")]
-    failed = {failure.path: (failure.line, failure.message) for failure in run.failures}
-    assert set(failed) == {
-        "bad_codec.py", "bad_bytes.py", "null.py", "utf16.py", "syntax.py", "indent.py", "parentheses.py",
-        "blocks.py", "gone.py", "self.py",
-    }  # fmt: skip
-    assert {path: line for path, (line, _) in failed.items() if path not in ("gone.py", "self.py")} == {
-        "bad_codec.py": 1, "bad_bytes.py": 2, "null.py": 2, "utf16.py": 1, "syntax.py": 3, "indent.py": 3,
-        "parentheses.py": 1, "blocks.py": 101,
-    }  # fmt: skip
-    assert failed["gone.py"] == (0, "cannot be read: No such file or directory")
-    assert failed["self.py"] == (0, "cannot be read: Too many levels of symbolic links")
-    assert run.summary.files == 16
-    assert run.summary.files_failed == 10
+def _own_leak(text: str, name: str = "absurd.py") -> tuple[str, int, str]:
+    return (name, text.count("\n") + 2 + LEAK_LINE, "PA101")
 
 
-def test_deep_and_long_but_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "sum.py": "x = " + " + ".join("1" for _ in range(3000)) + "\n",
-        "chain.py": "x = a" + ".b()" * 3000 + "\n",
-        "long.py": "x = 1\n" * 50_000,
-        "elifs.py": "if a:\n    pass\n" + "elif b:\n    pass\n" * 3000,
-        "minus.py": "x = " + "-" * 20_000 + "1\n",
-        "lambdas.py": "x = " + "lambda: " * 5000 + "1\n",
-        "good.py": UNUSED,
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    run = audited(tmp_path, monkeypatch)
-    assert codes(run) == [("good.py", 1, "PA002")]
-    assert not {"long.py", "good.py"} & {failure.path for failure in run.failures}
-    assert all(failure.message for failure in run.failures)
-    assert run.summary.lines >= 50_001
+UNREADABLE = {
+    "null byte": b"x = 1\0\n\n" + LEAK.encode(),
+    "5,000 parentheses": _with_leak("x = " + "(" * 5000 + ")" * 5000),
+    "5,000 brackets": _with_leak("x = " + "[" * 5000 + "]" * 5000),
+    "unclosed parentheses": _with_leak("(" * 100_000),
+    "1,000 blocks": _with_leak(
+        "\n".join(" " * i + "if x:" for i in range(1000)) + "\n" + " " * 1000 + "pass"
+    ),
+    "1,000 nested calls": _with_leak("x = " + "f(" * 1000 + ")" * 1000),
+    "syntax error": b"def broken(:\n\n" + LEAK.encode(),
+    "python 2": b"print 'hello'\n\n" + LEAK.encode(),
+    "not utf-8": b"x = '\xff\xfe\xfa'\n\n" + LEAK.encode(),
+    "utf-16": LEAK.encode("utf-16"),
+    "unknown codec": b"# -*- coding: no-such-codec -*-\n\n" + LEAK.encode(),
+    "codec that is no text": b"# -*- coding: base64 -*-\n\n" + LEAK.encode(),
+    "tabs and spaces": b"if x:\n\ty = 1\n        z = 2\n\n" + LEAK.encode(),
+    "binary": bytes(range(256)) * 64 + LEAK.encode(),
+}
 
 
-def test_a_file_that_kills_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(40):
-        (tmp_path / f"m{number:02}.py").write_text(UNUSED)
-    read = scan.read
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_python_cannot_read_is_a_named_failure(tree: Path, name: str) -> None:
+    (tree / "absurd.py").write_bytes(UNREADABLE[name])
+    with pytest.raises((SyntaxError, ValueError, MemoryError, RecursionError)):
+        compile(UNREADABLE[name], "absurd.py", "exec")
+    said = audit(tree)
+    assert (said.status, said.findings, said.failed) == (2, {PLANTED}, {"absurd.py"})
 
-    def deadly(file: scan.SourceFile) -> bytes:
-        if file.path in ("m07.py", "m31.py"):
-            os._exit(77)
-        return read(file)
 
-    monkeypatch.setattr(scan, "read", deadly)
-    run = audited(tmp_path, monkeypatch, cache=True)
-    assert [(failure.path, failure.message) for failure in run.failures] == [
-        ("m07.py", "crashed the process that read it (exit code 77)"),
-        ("m31.py", "crashed the process that read it (exit code 77)"),
+DEEP = {
+    "a.b().c() 3,000 long": "x = a" + ".b()" * 3000,
+    "1,000 attributes": "x = a" + ".b" * 1000,
+    "3,000 subscripts": "x = a" + "[0]" * 3000,
+    "5,000 additions": "x = " + " + ".join(["1"] * 5000),
+    "5,000 ands": "x = " + " and ".join(["y"] * 5000),
+    "3,000 elifs": "if x:\n    pass\n" + "\n".join(f"elif x == {i}:\n    pass" for i in range(3000)),
+    "90 blocks": "\n".join(" " * i + "if x:" for i in range(90)) + "\n" + " " * 90 + "pass",
+    "90 functions": "\n".join(" " * i + f"def f{i}(x):" for i in range(90)) + "\n" + " " * 90 + "pass",
+    "90 parentheses": "x = " + "(" * 90 + "1" + ")" * 90,
+    "1,000 nots": "x = " + "not " * 1000 + "y",
+    "1,000 lambdas": "x = " + "lambda: " * 1000 + "1",
+    "1,000 conditional expressions": "x = " + "1 if y else " * 1000 + "0",
+    "a line of a million characters": "x = '" + "y" * 1_000_000 + "'",
+    "20 nested loops": "\n".join(" " * i + f"for i{i} in x:" for i in range(20)) + "\n" + " " * 20 + "pass",
+    "19 nested tries": "\n".join(" " * i + "try:" for i in range(19))
+    + "\n"
+    + " " * 19
+    + "pass\n"
+    + "\n".join(" " * i + "finally:\n" + " " * (i + 1) + "pass" for i in reversed(range(19))),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_what_is_deep_is_analysed_or_named(tree: Path, name: str) -> None:
+    """Never passed over in silence: its own leak is found, or the file is among the failures."""
+    (tree / "absurd.py").write_bytes(_with_leak(DEEP[name]))
+    said = audit(tree)
+    if said.failed:
+        assert (said.status, said.findings, said.failed) == (2, {PLANTED}, {"absurd.py"})
+    else:
+        assert (said.status, said.findings) == (1, {PLANTED, _own_leak(DEEP[name])})
+
+
+def _branches(count: int) -> str:
+    """One function whose ways double with each line, were they counted one by one."""
+    body = "\n".join(f"    if c{i}:\n        buf[{i}] = x" for i in range(count))
+    names = ", ".join(f"c{i}" for i in range(count))
+    return f"def many(pool, x, {names}):\n    buf = pool.acquire(8)\n{body}\n    return x\n"
+
+
+def test_many_branches_end_in_one_finding(tree: Path) -> None:
+    (tree / "branches.py").write_text(_branches(200))
+    said = audit(tree)
+    assert (said.status, said.findings, said.failed) == (1, {PLANTED, ("branches.py", 2, "PA101")}, set())
+
+
+def test_many_leases_in_one_function(tree: Path) -> None:
+    lines = ["def many(pool):", *(f"    b{i} = pool.acquire({i})" for i in range(200))]
+    (tree / "leases.py").write_text("\n".join(lines) + "\n")
+    said = audit(tree)
+    wanted = {("leases.py", line, "PA101") for line in range(2, 202)}
+    assert (said.status, said.findings, said.failed) == (1, {PLANTED, *wanted}, set())
+
+
+def _call_chain(length: int) -> str:
+    """`f0` calls `f1` calls ... the last one acquires; only whoever calls `f0` can lose it."""
+    links = [f"def _f{i}(pool):\n    return _f{i + 1}(pool)\n" for i in range(length)]
+    last = f"def _f{length}(pool):\n    return pool.acquire(8)\n"
+    return "\n".join([*links, last]) + "\n\ndef use(pool):\n    buf = _f0(pool)\n    buf[0] = 1\n"
+
+
+@pytest.mark.parametrize("length", [100, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_lease_through_a_chain_of_functions(tree: Path, length: int) -> None:
+    text = _call_chain(length)
+    (tree / "chain.py").write_text(text)
+    said = audit(tree)
+    use = ("chain.py", text.count("\n") - 1, "PA101")
+    assert (said.status, said.findings, said.failed) == (1, {PLANTED, use}, set())
+
+
+@pytest.mark.parametrize("length", [50, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_ring_of_functions_that_call_each_other(tree: Path, length: int) -> None:
+    links = [
+        f"def g{i}(pool, n):\n    return g{(i + 1) % length}(pool, n - 1) if n else None\n"
+        for i in range(length)
     ]
-    assert len(run.findings) == 38
-    monkeypatch.setattr(scan, "read", read)
-    assert len(audited(tmp_path, monkeypatch, cache=True).findings) == 40
+    (tree / "ring.py").write_text("\n".join(links) + "\n" + LEAK)
+    said = audit(tree)
+    own = ("ring.py", 3 * length + LEAK_LINE, "PA101")
+    assert (said.status, said.findings, said.failed) == (1, {PLANTED, own}, set())
 
 
-def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.py").write_text(UNUSED)
-    (tmp_path / "secret.py").write_text(UNUSED)
-    opened = os.open
-
-    def refusing(path: str, flags: int) -> int:
-        if str(path).endswith("secret.py"):
-            raise PermissionError(13, "Permission denied")
-        return opened(path, flags)
-
-    monkeypatch.setattr("auditor.source.load.os.open", refusing)
-    run = audited(tmp_path, monkeypatch)
-    assert codes(run) == [("a.py", 1, "PA002")]
-    assert [(failure.path, failure.message) for failure in run.failures] == [
-        ("secret.py", "cannot be read: Permission denied")
-    ]
+@pytest.mark.slow
+def test_a_file_of_fifty_thousand_lines(tree: Path) -> None:
+    head = "def f{0}(pool, x):\n    buf = pool.acquire({0})\n"
+    block = head + "    if x:\n        pool.release(buf)\n    return x\n"
+    (tree / "long.py").write_text("".join(block.format(i) for i in range(10_000)))
+    said = audit(tree, timeout=280)
+    wanted = {("long.py", 5 * i + 2, "PA102") for i in range(10_000)}
+    assert (said.status, said.failed) == (1, set())
+    assert said.findings == {PLANTED, *wanted}
 
 
-def test_a_pipe_given_by_name(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.py")
-    done = poolaudit("audit", "pipe.py", "--format", "json", cwd=tmp_path)
-    assert done.status == 2
-    assert done.json["failures"] == [{"path": "pipe.py", "line": 0, "message": "not a regular file"}]
-
-
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(UNUSED)
-    (tmp_path / "blocked").write_text("")
-    done = poolaudit("audit", "--cache-dir", "blocked/cache", "--format", "json", cwd=tmp_path)
-    assert (done.status, places(done.json)) == (1, [("a.py", 1, "PA002")])
-    assert done.err.count("warning: no cache") == 1
-
-
-def test_warm_runs_notice_every_kind_of_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.py").write_text(UNUSED)
-    (tmp_path / "b.py").write_text("x = 1\n")
-
-    def now() -> list[tuple[str, int, str]]:
-        return codes(audited(tmp_path, monkeypatch, cache=True))
-
-    assert now() == now() == [("a.py", 1, "PA002")]
-    stat = (tmp_path / "b.py").stat()
-    (tmp_path / "b.py").write_text("y = 1\n")
-    (tmp_path / "a.py").write_text("\n" + UNUSED[1:])
-    os.utime(tmp_path / "b.py", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert now() == []
-    (tmp_path / "b.py").write_text(UNUSED)
-    assert now() == [("b.py", 1, "PA002")]
-    (tmp_path / "b.py").rename(tmp_path / "c.py")
-    assert now() == [("c.py", 1, "PA002")]
-    (tmp_path / "c.py").unlink()
-    assert now() == []
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_standard_library(tree: Path) -> None:
+    """Its test suite keeps files that are wrong on purpose; only those may fail, and each by name."""
+    library = Path(sysconfig.get_path("stdlib"))
+    parts = [p for p in library.iterdir() if p.name not in ("site-packages", "__pycache__")]
+    said = audit(tree, ".", *(str(p) for p in parts if p.is_dir() or p.suffix == ".py"), timeout=1100)
+    assert said.status in (1, 2)
+    assert PLANTED in said.findings
+    for path in said.failed:
+        assert not readable(Path(os.path.normpath(tree / path)).read_bytes()), path
+    assert (said.status == 2) == bool(said.failed)

@@ -68,6 +68,8 @@ def solve(
         known = learn(graph, graph.ops[node], solution.states[node][state])
         if known is None:
             continue
+        if not graph.successors[node]:
+            step(node, state, Edge.NORMAL)  # the function is left here
         for target, edge in graph.successors[node]:
             if edge not in edges:
                 continue

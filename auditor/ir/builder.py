@@ -87,8 +87,8 @@ class Builder:
         return node
 
     def emit_interruptible(self, op: Op, edge: Edge) -> int:
-        """An await or a yield: it may raise, and the caller may cancel or close here."""
-        node = self.emit_raising(op)
+        """An await or a yield: it may raise, and the caller may cancel, close or throw in here."""
+        node = self.emit_raising(op, Edge.CLOSE if edge is Edge.CLOSE else Edge.CALL_RAISES)
         self.graph.connect(node, self.raise_target("exit"), edge)
         return node
 

@@ -15,7 +15,7 @@ def built_in() -> tuple[tuple[Protocol, bool], ...]:
     found = []
     folder = resources.files("auditor.protocols")
     for entry in sorted(folder.iterdir(), key=lambda item: item.name):
-        if entry.name.endswith(".toml"):
+        if entry.name.endswith(".toml") and entry.name != "tensor-operations.toml":
             for table in tomllib.loads(entry.read_text(encoding="utf-8"))["protocols"]:
                 found.append((_from_table(table), bool(table.get("default", True))))
     return tuple(found)
@@ -49,6 +49,7 @@ def in_force(settings: AnalysisSettings, discovered: Sequence[Protocol] = ()) ->
     shipped = tuple(
         protocol
         for protocol, default in built_in()
-        if (default or protocol.name in settings.enable_protocols) and protocol.name not in settings.disable_protocols
+        if (default or protocol.name in settings.enable_protocols)
+        and protocol.name not in settings.disable_protocols
     )
     return (*declared, *discovered, *shipped)
