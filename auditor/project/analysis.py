@@ -1,11 +1,29 @@
 """The flow analysis of a whole project: sources in, decided leases out."""
 
+import ast
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
-from auditor.flow.lease import Lease
-from auditor.model import Failure, ProtocolUse
+from auditor.flow.effects import Handle
+from auditor.flow.lease import EXCEPTIONAL, Callers, Lease
+from auditor.flow.solve import TooManyStates
+from auditor.ir.graph import TooLarge
+from auditor.model import Failure, ProtocolUse, Step
+from auditor.project.calls import Calls
+from auditor.project.candidates import call_pattern, calling, may_define_pair
+from auditor.project.class_model import ClassModel
+from auditor.project.discovery import Pair, discover
+from auditor.project.effects import FunctionEffects
+from auditor.project.fields import Fields
+from auditor.project.leases import Follower, Outcome
+from auditor.project.modules import Function, Project
+from auditor.project.recognise import Recogniser, Source
+from auditor.project.sites import acquires, functions_with
+from auditor.project.summaries import Summaries
+from auditor.project.usage import Usage
+from auditor.protocols.load import in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +40,145 @@ class FlowResult:
 
 def analyse(sources: Mapping[str, str], settings: AnalysisSettings) -> FlowResult:
     """Decide the life of every acquire in `sources` (path relative to the working directory -> text)."""
-    return FlowResult()
+    return Analysis(sources, settings).run()
+
+
+class Analysis:
+    """One run. Sites are found in waves: a function that returns a lease makes its callers acquire."""
+
+    def __init__(self, sources: Mapping[str, str], settings: AnalysisSettings) -> None:
+        self.settings = settings
+        self.project = Project(sources)
+        self.model = ClassModel(self.project)
+        self.calls = Calls(self.model)
+        self.recogniser = Recogniser(self.calls, in_force(settings), self._discover())
+        self.summaries = Summaries(self.calls, self.effects)
+        self.outcomes: dict[int, Outcome] = {}
+        self.received: dict[Function, list[Outcome]] = {}  # leases that callers got from each function
+        self.unfollowed: list[Failure] = []
+        self._effects: dict[Function, FunctionEffects] = {}
+        self._followers: dict[Function, Follower] = {}
+
+    def effects(self, function: Function) -> FunctionEffects:
+        if function not in self._effects:
+            self._effects[function] = FunctionEffects(function, self.recogniser, self.summaries)
+        return self._effects[function]
+
+    def _discover(self) -> list[Pair]:
+        pairs = []
+        for path, text in sorted(self.project.sources.items()):
+            if may_define_pair(text):
+                module = self.project.module(path)
+                if module is not None:
+                    pairs += discover(self.model, module)
+        return pairs
+
+    def run(self) -> FlowResult:
+        words = self.recogniser.words
+        paths = sorted(calling(self.project.sources, words))
+        for path in paths:
+            self.project.module(path)
+        self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
+        self._wave(paths, words)
+        return self._result()
+
+    def _wave(self, paths: list[str], words: set[str]) -> None:
+        """Follow the acquires among calls of these names; callers of what turns out to return a lease come next."""
+        while words:
+            found_before = set(self.recogniser.wrappers)
+            for path in paths:
+                self._follow_in(path, words)
+            fresh = set(self.recogniser.wrappers) - found_before
+            words = {function.name for function in fresh}
+            paths = sorted(calling(self.project.sources, words))
+
+    def _follow_in(self, path: str, words: set[str]) -> None:
+        module = self.project.module(path)
+        pattern = call_pattern(words)
+        if module is None or pattern is None:
+            return
+        names = re.compile(pattern.pattern.removesuffix(r"[ \t]*\("))
+        for function, calls in functions_with(module, names):
+            for call, source in acquires(self.recogniser, function, calls):
+                if id(call) not in self.outcomes:
+                    self._follow(function, call, source)
+
+    def _follow(self, function: Function, call: ast.Call, source: Source) -> None:
+        try:
+            follower = self._followers.get(function)
+            if follower is None:
+                follower = Follower(function, self.effects(function), self.settings.exceptions)
+                self._followers[function] = follower
+            outcome = follower.outcome(call)
+        except (TooLarge, TooManyStates, RecursionError) as error:
+            why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
+            reason = why.get(type(error), "nested too deeply")
+            self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
+            return
+        if outcome is None:
+            return
+        self.outcomes[id(call)] = outcome
+        for target in self.calls.targets(function, call)[0]:
+            self.received.setdefault(target, []).append(outcome)
+        if outcome.returned is not None and not function.is_context_manager:
+            self._note_wrapper(function, source, outcome)
+
+    def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
+        if source.handle is not Handle.RESULT or function.name in ("<module>", "<lambda>"):
+            return
+        if function in self.recogniser.acquiring or function in self.recogniser.wrappers:
+            return
+        assert outcome.returned is not None
+        self.recogniser.wrappers[function] = Source(
+            source.protocol, source.origin, Handle.RESULT, source.value, 0, outcome.returned
+        )
+
+    # Results ------------------------------------------------------------------------------------------------
+
+    def _result(self) -> FlowResult:
+        outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
+        fields = Fields(self.project, self.model, self.summaries, self.effects).stored(outcomes)
+        leases = tuple(
+            replace(outcome.lease, fields=fields.get(id(outcome.call), ()), callers=self._callers(outcome))
+            for outcome in outcomes
+        )
+        unknown = [
+            Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
+            for o in outcomes
+            if o.unknown and not o.lease.leaks
+        ]
+        usage = Usage(self.project, self.recogniser, outcomes)
+        return FlowResult(
+            leases=leases,
+            protocols=usage.protocols(),
+            acquires=len(outcomes) + len(self.unfollowed),
+            followed=len(outcomes) - len(unknown),
+            acquire_names=usage.acquire_names(),
+            release_names=usage.release_names(),
+            failures=tuple(
+                Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items())
+            ),
+            unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
+        )
+
+    def _callers(self, outcome: Outcome) -> Callers | None:
+        """Who gets the lease that a public function returns."""
+        function = outcome.function
+        if outcome.returned is None or function.name.startswith("_") or function.parent is not None:
+            return None
+        received = self.received.get(function, [])
+        losing = [
+            Step(
+                o.lease.span.path,
+                o.lease.span.line,
+                o.lease.span.column,
+                f"`{o.function.qualname}` gets it and loses it",
+            )
+            for o in received
+            if o.lease.leaks and not (o.lease.released or o.lease.handed_over) and _loses_normally(o.lease)
+        ]
+        return Callers(len(received), tuple(losing))
+
+
+def _loses_normally(lease: Lease) -> bool:
+    return any(leak.loss not in EXCEPTIONAL for leak in lease.leaks)

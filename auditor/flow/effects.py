@@ -1,0 +1,89 @@
+"""What calls do to the leases that reach them: the questions the ownership domain asks of the project."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from auditor.ir.ops import Call, Path
+
+Position = int | str
+"""Which operand of a call: -1 the receiver, 0.. positional arguments, a keyword's name, or `<name>` captured."""
+
+
+class Fate(Enum):
+    """What becomes of a lease that a call is given."""
+
+    BORROW = "borrow"
+    RELEASE = "release"
+    TAKE = "take"  # stored, queued, handed to a task: somebody else ends it
+    UNKNOWN = "unknown"  # cannot be told: no finding is better than a guess
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """`result` says where in the call's result the lease is found (`()`: the result itself), None for nowhere.
+
+    `maybe` marks a result that may be the same object. `moved_to` is the place that now holds it as well;
+    `leaves` tells that the operand's own place no longer does (`list.pop`).
+    """
+
+    fate: Fate = Fate.BORROW
+    result: Path | None = None
+    maybe: bool = False
+    moved_to: Path | None = None
+    leaves: bool = False
+
+
+BORROWED = Treatment()
+RELEASED = Treatment(Fate.RELEASE)
+TAKEN = Treatment(Fate.TAKE)
+UNKNOWN = Treatment(Fate.UNKNOWN)
+SAME = Treatment(result=())
+PERHAPS_SAME = Treatment(result=(), maybe=True)
+
+
+class Handle(Enum):
+    """What stands for the obligation."""
+
+    RESULT = "result"
+    RECEIVER = "receiver"
+    ARGUMENT = "argument"
+    NONE = "none"
+
+
+class Value(Enum):
+    """Whether copies carry the obligation (design: rebinding is not escape)."""
+
+    TENSOR = "tensor"
+    OBJECT = "object"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """A recognised acquire call. `places` are where the lease is held right after it."""
+
+    protocol: str
+    handle: Handle
+    value: Value
+    places: tuple[Path, ...]
+    text: str
+    managed: bool = False  # entered by `with`, so it gives back by itself
+
+    @property
+    def keyed(self) -> bool:
+        """The obligation is on an object that others can reach too: its release may be anywhere."""
+        return self.handle is not Handle.RESULT
+
+
+class Effects(Protocol):
+    """Answered by the project: resolution, protocols and summaries."""
+
+    def acquisition(self, call: Call) -> Acquisition | None:
+        """The lease this call starts, if it does."""
+
+    def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        """What the call does to a lease found at `rest` inside the operand at `position`."""
+
+    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
+        """What a nested function does to a lease that it takes from its scope."""

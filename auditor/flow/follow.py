@@ -1,0 +1,55 @@
+"""Follow one lease through one function, and say how it ended."""
+
+from dataclasses import dataclass
+
+from auditor.flow.effects import Acquisition, Effects
+from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.ownership import Endings, Held, Ownership
+from auditor.flow.solve import Solution, solve
+from auditor.ir.graph import Graph
+from auditor.ir.ops import RAISING, Edge
+
+ENTRY = 0
+EDGES = {
+    "none": frozenset(Edge) - RAISING,
+    "explicit": frozenset(Edge) - {Edge.CALL_RAISES, Edge.CANCEL, Edge.CLOSE},
+    "calls": frozenset(Edge),
+}
+"""Which edges count, by the setting `exceptions`."""
+
+
+@dataclass(slots=True)
+class Followed:
+    endings: Endings
+    solution: Solution[Held]
+
+
+def known_at_nodes(graph: Graph) -> dict[int, Knowledge]:
+    """What is known of conditions at each node that can be reached, whatever leases exist."""
+    solution = solve(graph, [(ENTRY, 0, NOTHING)], lambda node, state, edge: state, EDGES["calls"])
+    return {node: states[0] for node, states in solution.states.items()}
+
+
+def follow_acquire(
+    graph: Graph,
+    effects: Effects,
+    acquisition: Acquisition,
+    site: int,
+    known: Knowledge,
+    edges: frozenset[Edge],
+    lends: bool,
+) -> Followed:
+    """From an acquire call on. Raises `solve.TooManyStates`."""
+    domain = Ownership(graph, effects, acquisition, site, lends)
+    held = Held(frozenset(acquisition.places))
+    start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
+    return Followed(domain.endings, solve(graph, start, domain.step, edges))
+
+
+def follow_given(
+    graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
+) -> Followed:
+    """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
+    domain = Ownership(graph, effects, acquisition, -1, False)
+    start = [(ENTRY, Held(frozenset(acquisition.places)), known)]
+    return Followed(domain.endings, solve(graph, start, domain.step, edges))

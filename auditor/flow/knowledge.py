@@ -1,0 +1,130 @@
+"""What is known of simple conditions on a path, so that correlated branches stay correlated."""
+
+from auditor.ir.graph import Graph
+from auditor.ir.ops import (
+    Assume,
+    Constant,
+    Define,
+    Delete,
+    Fresh,
+    Havoc,
+    InPlace,
+    Move,
+    Next,
+    Op,
+    Path,
+    Store,
+    Unpack,
+)
+
+Knowledge = frozenset[tuple[str, bool]]
+"""(condition key, its truth). A key `=flag:key` records that a flag holds the truth of another condition."""
+
+NOTHING: Knowledge = frozenset()
+
+
+def join(left: Knowledge, right: Knowledge) -> Knowledge:
+    return left & right
+
+
+def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
+    """What is known after `op`; None when the branch it assumes contradicts what is known."""
+    match op:
+        case Assume():
+            return _assume(op, known)
+        case Define():
+            return known | {(f"={op.name}:{op.key}", op.value)}
+        case Havoc():
+            return frozenset(fact for fact in known if fact[0] not in op.keys)
+        case Constant(target=target):
+            return _constant(forget(graph, target, known), target, op.value)
+        case Move(target=target, source=source):
+            return _copy(forget(graph, target, known), target, source)
+        case Fresh(target=target) | InPlace(target=target) | Delete(target=target) | Next(target=target):
+            return forget(graph, target, known)
+        case Store(target=target):
+            return forget(graph, target, known)
+        case Unpack(targets=targets):
+            for _, target in targets:
+                known = forget(graph, target, known)
+    return known
+
+
+def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:
+    """A write to `target` ends what was known of conditions that read it."""
+    if not known:
+        return known
+    if len(target) == 1:
+        written = target[0].lstrip("@")
+    elif target[-1].startswith("."):
+        written = target[-1]
+    else:
+        return known
+    return frozenset(fact for fact in known if written not in _reads(graph, fact[0]))
+
+
+def _reads(graph: Graph, key: str) -> frozenset[str]:
+    if key.startswith("="):
+        name, _, asked = key[1:].partition(":")
+        return graph.condition_names.get(asked, frozenset()) | {name}
+    names = graph.condition_names.get(key)
+    return names if names is not None else frozenset({key.removesuffix(" is None")})
+
+
+def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
+    if (op.key, not op.value) in known:
+        return None
+    learned = {(op.key, op.value)}
+    if op.kind == "none" and op.value:
+        learned.add((op.key.removesuffix(" is None"), False))
+    elif op.kind == "truth" and op.value:
+        learned.add((f"{op.key} is None", False))
+    if op.value and " == " in op.key and _excluded(op.key, known):
+        return None
+    prefix = f"={op.key}:"
+    for key, same in known:
+        if key.startswith(prefix):
+            learned.add((key[len(prefix) :], same == op.value))
+    if any((key, not truth) in known for key, truth in learned):
+        return None
+    return known | learned
+
+
+def _excluded(key: str, known: Knowledge) -> bool:
+    """`x == 1` cannot hold where `x == 2` does."""
+    left, _, right = key.partition(" == ")
+    return any(
+        truth
+        and other != key
+        and other.startswith(left + " == ")
+        and _literal(right)
+        and _literal(other[len(left) + 4 :])
+        for other, truth in known
+    )
+
+
+def _literal(text: str) -> bool:
+    return text[:1].isdigit() or text[:1] in "'\"-"
+
+
+def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
+    if len(target) != 1 or target[0].startswith("%"):
+        return known
+    name = target[0].lstrip("@")
+    facts = {(name, bool(value)), (f"{name} is None", value is None)}
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        facts.add((f"{name} == {value!r}", True))
+    return known | facts
+
+
+def _copy(known: Knowledge, target: Path, source: Path) -> Knowledge:
+    """`y = x`: what is known of x's truth is known of y's."""
+    if len(target) != 1 or len(source) != 1:
+        return known
+    old, new = source[0].lstrip("@"), target[0].lstrip("@")
+    copied = {
+        (new + key[len(old) :], truth)
+        for key, truth in known
+        if key == old or key == f"{old} is None" or key.startswith(f"{old} == ")
+    }
+    return known | copied

@@ -1,0 +1,458 @@
+"""The ownership domain: where one lease is held, and what each operation does to that.
+
+A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is the set of
+places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the function is left while only
+locals hold it.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from auditor.flow.effects import Acquisition, Effects, Fate, Position, Treatment, Value
+from auditor.flow.lease import Loss
+from auditor.flow.places import begins_with, below, escaped, named, part
+from auditor.ir.graph import Graph
+from auditor.ir.ops import (
+    RAISING,
+    RESULT,
+    Assume,
+    Await,
+    Call,
+    Capture,
+    Constant,
+    Delete,
+    Edge,
+    EndStatement,
+    Enter,
+    Fresh,
+    InPlace,
+    Leave,
+    Make,
+    Move,
+    Next,
+    Path,
+    Store,
+    Unpack,
+    Way,
+    Yield,
+    is_temporary,
+)
+
+Places = frozenset[Path]
+NOWHERE: Places = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One lease as it is held. `maybe` are places that may hold it too; `seen` are loops that looked at it.
+
+    `lent` after a yield of it; `stale` once its own acquire has run again.
+    """
+
+    places: Places
+    maybe: Places = NOWHERE
+    seen: frozenset[int] = frozenset()
+    lent: bool = False
+    stale: bool = False
+
+
+@dataclass(slots=True)
+class Endings:
+    """What happened to the lease over all paths, with the states from which it did."""
+
+    lost: list[tuple[Loss, int, Held]] = field(default_factory=list)
+    released: dict[int, Held] = field(default_factory=dict)
+    returned: dict[int, Path] = field(default_factory=dict)
+    stored: dict[int, Path] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+
+    @property
+    def handed_over(self) -> bool:
+        return bool(self.returned or self.stored or self.taken)
+
+
+class Ownership:
+    """The step function of one lease in one function."""
+
+    def __init__(
+        self, graph: Graph, effects: Effects, acquisition: Acquisition, site: int, lends: bool
+    ) -> None:
+        self.graph = graph
+        self.effects = effects
+        self.acquisition = acquisition
+        self.site = site
+        self.lends = lends  # a context manager's yield gives nothing away
+        self.parameters = frozenset(graph.parameters)
+        self.endings = Endings()
+
+    def step(self, node: int, held: Held, edge: Edge) -> Held | None:
+        """The state after `node` along `edge`; endings are noted on the way."""
+        op = self.graph.ops[node]
+        match op:
+            case Assume():
+                return held if self._possible(op, held) else None
+            case Move() | Await():
+                return self._move(node, op, held, edge)
+            case Call():
+                return self._call(node, op, held, edge)
+            case EndStatement():
+                return self._end_statement(node, held)
+            case Store():
+                return self._store(node, op, held)
+            case Next():
+                return self._next(node, op, held, edge)
+            case Leave():
+                return self._leave(node, op, held)
+            case Make(target=target, items=items):
+                gained = [self._copied(held, (*target, component), source) for component, source in items]
+                return self._rebind(node, held, target, gained)
+            case Unpack():
+                return self._unpack(node, op, held)
+            case Constant(target=target):
+                return self._rebind(node, held, target, [])
+            case Fresh(target=target, uses=uses):
+                return self._fresh(node, held, target, uses)
+            case InPlace():
+                return self._in_place(node, op, held)
+            case Delete():
+                return self._delete(node, op, held)
+            case Capture():
+                return self._capture(node, op, held)
+            case Yield():
+                return self._yield(node, op, held, edge)
+            case Enter(context=context):
+                if self._inside(held, context) is not None:
+                    self.endings.released.setdefault(node, held)
+                    return None
+        return held
+
+    # Where the lease is -------------------------------------------------------------------------------------
+
+    def _inside(self, held: Held, operand: Path) -> Path | None:
+        """Where in the operand the lease is, over all its places."""
+        for place in sorted(held.places):
+            rest = below(place, operand)
+            if rest is not None:
+                return rest
+            if part(place, operand, self.acquisition.value) == "same":
+                return ()
+        return None
+
+    def _copied(self, held: Held, target: Path, source: Path) -> tuple[Places, Places]:
+        """Places, and maybe-places, that `target = source` adds."""
+        sure: set[Path] = set()
+        maybe: set[Path] = set()
+        for place in held.places:
+            rest = below(place, source)
+            if rest is not None:
+                sure.add(target + rest)
+                continue
+            piece = part(place, source, self.acquisition.value)
+            if piece is not None:
+                (sure if piece == "same" else maybe).add(target)
+        for place in held.maybe:
+            rest = below(place, source)
+            if rest is not None:
+                maybe.add(target + rest)
+        return frozenset(sure), frozenset(maybe)
+
+    def _rebind(
+        self,
+        node: int,
+        held: Held,
+        target: Path,
+        gained: list[tuple[Places, Places]],
+        loss: Loss = Loss.REBOUND,
+    ) -> Held | None:
+        """`target` now names something else, or what `gained` says."""
+        if self.acquisition.keyed and target == (self._key_root(),):
+            self.endings.unknown.add(node)
+            return None
+        kept = frozenset(place for place in held.places if not _overwrites(target, place))
+        maybe = frozenset(place for place in held.maybe if not _overwrites(target, place))
+        for sure, perhaps in gained:
+            kept |= sure
+            maybe |= perhaps
+        if kept == held.places and maybe == held.maybe:
+            return held
+        return self._keep(node, held, replace(held, places=kept, maybe=maybe - kept), loss)
+
+    def _key_root(self) -> str:
+        return self.acquisition.places[0][0]
+
+    def _keep(self, node: int, before: Held, after: Held, loss: Loss) -> Held | None:
+        """Unless nothing holds the lease any more."""
+        if after.places:
+            return after
+        if after.maybe:
+            self.endings.unknown.add(node)
+        else:
+            self._lose(Loss.NEXT_TURN if before.stale and loss is Loss.REBOUND else loss, node, before)
+        return None
+
+    def _lose(self, loss: Loss, node: int, held: Held) -> None:
+        entry = (loss, node, held)
+        if entry not in self.endings.lost:
+            self.endings.lost.append(entry)
+
+    # Operations ---------------------------------------------------------------------------------------------
+
+    def _possible(self, op: Assume, held: Held) -> bool:
+        """A held lease is neither None nor false, and a container of it is not empty."""
+        if op.subject is None or (op.kind == "none") != op.value or self.acquisition.keyed:
+            return True
+        return not any(begins_with(place, op.subject) for place in held.places)
+
+    def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
+        if edge in RAISING and all(is_temporary(place) for place in held.places):
+            return None  # the awaited acquire itself failed: nothing was acquired
+        if edge in RAISING or op.target == op.source:
+            return held
+        return self._rebind(node, held, op.target, [self._copied(held, op.target, op.source)])
+
+    def _unpack(self, node: int, op: Unpack, held: Held) -> Held | None:
+        gained = []
+        for component, target in op.targets:
+            gained.append(self._copied(held, target, (*op.source, component)))
+        for _, target in op.targets:
+            after = frozenset(place for place in held.places if not _overwrites(target, place))
+            held = replace(held, places=after)
+        places = held.places.union(*(sure for sure, _ in gained))
+        maybe = held.maybe.union(*(perhaps for _, perhaps in gained))
+        return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
+
+    def _fresh(self, node: int, held: Held, target: Path, uses: tuple[Path, ...]) -> Held | None:
+        maybe: Places = NOWHERE
+        if self.acquisition.value is not Value.TENSOR and any(
+            self._inside(held, use) is not None for use in uses
+        ):
+            maybe = frozenset({target})
+        return self._rebind(node, held, target, [(NOWHERE, maybe)])
+
+    def _next(self, node: int, op: Next, held: Held, edge: Edge) -> Held | None:
+        if edge in RAISING:
+            return held
+        inside = [place for place in held.places if begins_with(place, op.source)]
+        if edge is Edge.EXHAUSTED:
+            if inside and node not in held.seen:
+                return None  # the container is not empty while it holds the lease
+            return replace(held, seen=held.seen - {node})
+        element = (*op.source, "[*]")
+        after = self._rebind(node, held, op.target, [self._copied(held, op.target, element)])
+        return replace(after, seen=after.seen | {node}) if after is not None and inside else after
+
+    def _store(self, node: int, op: Store, held: Held) -> Held | None:
+        value = self.acquisition.value
+        if op.sliced and value is Value.TENSOR:
+            return held
+        target = op.target[:-1] + ("[*]",) if op.target[-1] == "[:]" else op.target
+        sure, maybe = self._copied(held, target, op.source)
+        if op.sliced and value is Value.INDEX and sure:
+            sure = frozenset({target})
+        return self._put(node, held, target, sure, maybe)
+
+    def _put(self, node: int, held: Held, target: Path, sure: Places, maybe: Places) -> Held | None:
+        """The lease is (perhaps) stored at `target`."""
+        gone = frozenset(
+            place
+            for place in held.places
+            if len(target) > 1 and "[*]" not in target and begins_with(place, target) and place not in sure
+        )
+        if sure or maybe:
+            if escaped(target, self.parameters, self.graph.fresh_roots):
+                return self._escape(node, held, target, sure)
+            return replace(held, places=held.places | sure, maybe=held.maybe | (maybe - sure))
+        if gone:
+            return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
+        return held
+
+    def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
+        if not sure:
+            self.endings.unknown.add(node)
+            return None
+        self.endings.stored.setdefault(node, min(sure))
+        if target[0] in self.parameters and all("[*]" not in place for place in sure):
+            return replace(
+                held, places=held.places | sure
+            )  # followed on: the same function may still give it back
+        return None
+
+    def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
+        if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):
+            return held
+        sure, maybe = self._copied(held, (*op.target, "[*]"), (*op.operand, "[*]"))
+        if not sure and not maybe:
+            return held
+        if escaped((*op.target, "[*]"), self.parameters, self.graph.fresh_roots):
+            return self._escape(node, held, op.target, sure)
+        return replace(held, places=held.places | sure, maybe=held.maybe | maybe)
+
+    def _delete(self, node: int, op: Delete, held: Held) -> Held | None:
+        loss = Loss.DELETED if len(op.target) == 1 else Loss.DROPPED
+        gone = frozenset(place for place in held.places if begins_with(place, op.target))
+        if not gone:
+            return held
+        return self._keep(node, held, replace(held, places=held.places - gone), loss)
+
+    def _capture(self, node: int, op: Capture, held: Held) -> Held | None:
+        """A closure that gives the lease back holds it too."""
+        added: set[Path] = set()
+        for name in op.names:
+            for place in held.places:
+                if place[0] != name:
+                    continue
+                fate = self.effects.captured(
+                    op.function, name, place[1:], self.acquisition.value, self.acquisition.protocol
+                )
+                if fate in (Fate.RELEASE, Fate.TAKE):
+                    added.add((*op.target, f"<{name}>", *place[1:]))
+        kept = frozenset(place for place in held.places if not _overwrites(op.target, place))
+        return replace(held, places=kept | added) if added else held
+
+    def _yield(self, node: int, op: Yield, held: Held, edge: Edge) -> Held | None:
+        if self.lends:
+            return held
+        if op.source is not None and (op.delegates or self._inside(held, op.source) is not None):
+            if not op.delegates or self._inside(held, op.source) is not None:
+                held = replace(held, lent=True)
+        return None if edge in RAISING and held.lent else held
+
+    def _end_statement(self, node: int, held: Held) -> Held | None:
+        if not any(is_temporary(place) for place in held.places | held.maybe):
+            return held
+        places = frozenset(place for place in held.places if not is_temporary(place))
+        maybe = frozenset(place for place in held.maybe if not is_temporary(place))
+        return self._keep(node, held, replace(held, places=places, maybe=maybe), Loss.DISCARDED)
+
+    def _leave(self, node: int, op: Leave, held: Held) -> None:
+        endings = self.endings
+        if op.way is Way.RETURN:
+            for place in sorted(held.places):
+                if place[0] == RESULT[0]:
+                    endings.returned.setdefault(node, place[1:])
+                    return
+            if any(place[0] == RESULT[0] for place in held.maybe):
+                endings.unknown.add(node)
+                return
+        if held.lent:
+            endings.taken.add(node)
+            return
+        if not self.acquisition.keyed:
+            outside = [p for p in sorted(held.places) if escaped(p, self.parameters, self.graph.fresh_roots)]
+            if outside:
+                if op.way is not Way.RAISE or all(place[0][0] != "@" for place in outside):
+                    endings.stored.setdefault(node, outside[0])
+                return
+        losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
+        self._lose(losses[op.way], node, held)
+
+    # Calls --------------------------------------------------------------------------------------------------
+
+    def _call(self, node: int, call: Call, held: Held, edge: Edge) -> Held | None:
+        if node == self.site and not held.stale:
+            held = replace(held, stale=True)
+        fresh = self._rebind(
+            node, held, call.target, [], Loss.NEXT_TURN
+        )  # left from an earlier turn of a loop
+        if fresh is None:
+            return None
+        held = fresh
+        given = operands(call)
+        for position, operand in given:
+            if self._perhaps_ended(call, position, operand, held):
+                self.endings.unknown.add(node)
+                return None
+        return self._pass(node, call, given, held, edge)
+
+    def _pass(
+        self, node: int, call: Call, given: list[tuple[Position, Path]], held: Held, edge: Edge
+    ) -> Held | None:
+        sure: set[Path] = set()
+        maybe: set[Path] = set()
+        leaving: set[Path] = set()
+        for position, operand in given:
+            for place in sorted(held.places):
+                treatment = self._treatment(call, position, operand, place)
+                if treatment is None:
+                    continue
+                if treatment.fate is not Fate.BORROW:
+                    return self._ended(node, held, edge, treatment.fate)
+                if edge in RAISING:
+                    continue
+                if treatment.result is not None:
+                    (maybe if treatment.maybe else sure).add(call.target + treatment.result)
+                if treatment.moved_to is not None:
+                    if escaped(treatment.moved_to, self.parameters, self.graph.fresh_roots):
+                        return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))
+                    sure.add(treatment.moved_to)
+                if treatment.leaves:
+                    leaving.add(place)
+        if not (sure or maybe or leaving):
+            return held
+        places = (held.places - leaving) | sure
+        after = replace(held, places=places, maybe=(held.maybe | maybe) - places)
+        return self._keep(node, held, after, Loss.DROPPED)
+
+    def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
+        acquisition = self.acquisition
+        rest = below(place, operand)
+        if rest is not None:
+            return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
+        piece = part(place, operand, acquisition.value)
+        if piece is None:
+            return None
+        treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
+        if piece == "same" or treatment.fate is Fate.RELEASE:
+            return treatment
+        if treatment.fate is Fate.BORROW:
+            return Treatment(result=(), maybe=True) if treatment.result is not None else None
+        return Treatment(Fate.UNKNOWN)
+
+    def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
+        """Whether something that may be the lease is released or given away here."""
+        for place in held.maybe:
+            rest = below(place, operand)
+            if rest is None:
+                continue
+            value, protocol = self.acquisition.value, self.acquisition.protocol
+            treatment = self.effects.treatment(call, position, rest, value, protocol)
+            if (
+                treatment.fate is not Fate.BORROW
+                or treatment.moved_to is not None
+                or treatment.result is not None
+            ):
+                return True
+        return False
+
+    def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
+        """Released and taken count on the raising edge too: who was given it answers for it."""
+        if fate is Fate.RELEASE:
+            self.endings.released.setdefault(node, held)
+        elif fate is Fate.TAKE:
+            self.endings.taken.add(node)
+        elif edge in RAISING:
+            return held
+        else:
+            self.endings.unknown.add(node)
+        return None
+
+
+def operands(call: Call) -> list[tuple[Position, Path]]:
+    """Everything a call is given, with its position; starred operands stand for their elements."""
+    given: list[tuple[Position, Path]] = []
+    if call.receiver is not None:
+        given.append((-1, call.receiver))
+    elif call.callee is not None:
+        given.append((-1, call.callee))
+    for index, (path, starred) in enumerate(call.args):
+        given.append((index, (*path, "[*]") if starred else path))
+    for name, path in call.kwargs:
+        given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
+    return given
+
+
+def _overwrites(target: Path, place: Path) -> bool:
+    return place[: len(target)] == target
+
+
+__all__ = ["Endings", "Held", "Ownership", "named", "operands"]

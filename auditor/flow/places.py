@@ -1,0 +1,60 @@
+"""Access paths against each other: what names the lease, contains it, or is a part of it."""
+
+from auditor.flow.effects import Value
+from auditor.ir.ops import Path, is_temporary
+
+VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag"})
+"""Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
+
+
+def matches(component: str, other: str) -> bool:
+    """`[*]` stands for any item."""
+    if component == other:
+        return True
+    return (
+        component.startswith("[")
+        and other.startswith("[")
+        and ("[*]" in (component, other) or "[:]" in (component, other))
+    )
+
+
+def begins_with(path: Path, prefix: Path) -> bool:
+    if len(path) < len(prefix) or path[0] != prefix[0]:
+        return False
+    return all(matches(a, b) for a, b in zip(path[1:], prefix[1:], strict=False))
+
+
+def below(place: Path, operand: Path) -> Path | None:
+    """Where inside `operand` the lease at `place` is found: `()` for the operand itself, None if it is not."""
+    operand = _unsliced(operand)
+    return place[len(operand) :] if begins_with(place, operand) else None
+
+
+def part(place: Path, operand: Path, value: Value) -> str | None:
+    """`same` or `maybe` where `operand` is a piece of the lease at `place`, None where it is not."""
+    operand = _unsliced(operand)
+    if len(operand) <= len(place) or not begins_with(operand, place):
+        return None
+    rest = operand[len(place) :]
+    if value is Value.TENSOR:
+        return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
+    return "same" if all(piece.startswith("[") for piece in rest) else "maybe"
+
+
+def _unsliced(operand: Path) -> Path:
+    """A slice of a list holds what the list holds."""
+    return tuple(piece for piece in operand if piece != "[:]") if "[:]" in operand else operand
+
+
+def escaped(path: Path, parameters: frozenset[str], fresh: frozenset[str]) -> bool:
+    """Whether what is stored at `path` outlives the call: a global, or inside an object not made here."""
+    root = path[0]
+    if root[0] == "@":
+        return True
+    if len(path) == 1 or root[0] == "%" or "~" in root:
+        return False
+    return root in parameters or root not in fresh
+
+
+def named(places: frozenset[Path]) -> bool:
+    return any(not is_temporary(place) for place in places)

@@ -1,0 +1,83 @@
+"""One worklist solver: states at nodes, merged where equal, with what is known of conditions carried along.
+
+This is property simulation (Das, Lerner, Seigle: ESP, PLDI 2002): states that hold the same lease in the same
+places are merged and their knowledge intersected; different ones stay apart. So the cost is bounded by the number of
+different ownership states, and branches that test the same condition still correlate.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from auditor.flow.knowledge import Knowledge, join, learn
+from auditor.ir.graph import Graph
+from auditor.ir.ops import Edge
+
+State = TypeVar("State", bound=Hashable)
+
+STATES_PER_NODE = 48
+"""More different ownership states than this at one place: the lease is not followed, and said to be so."""
+
+
+class TooManyStates(Exception):
+    """Widening would have to guess."""
+
+
+@dataclass(slots=True)
+class Solution(Generic[State]):
+    """`states[node]` before the node's operation; `came_from` holds every step for traces."""
+
+    states: dict[int, dict[State, Knowledge]] = field(default_factory=dict)
+    came_from: dict[tuple[int, State], list[tuple[int, State, Edge]]] = field(default_factory=dict)
+
+
+Step = Callable[[int, State, Edge], State | None]
+"""The state after a node's operation along one of its edges; None when the path or the lease ends there."""
+
+
+def solve(
+    graph: Graph,
+    start: Iterable[tuple[int, State, Knowledge]],
+    step: Step[State],
+    edges: frozenset[Edge],
+) -> Solution[State]:
+    """Propagate from `start` along `edges` until nothing changes. Raises TooManyStates."""
+    solution: Solution[State] = Solution()
+    work: deque[tuple[int, State]] = deque()
+    waiting: set[tuple[int, State]] = set()
+
+    def arrive(node: int, state: State, known: Knowledge) -> None:
+        here = solution.states.setdefault(node, {})
+        before = here.get(state)
+        merged = known if before is None else join(before, known)
+        if before is not None and merged == before:
+            return
+        if before is None and len(here) >= STATES_PER_NODE:
+            raise TooManyStates
+        here[state] = merged
+        if (node, state) not in waiting:
+            waiting.add((node, state))
+            work.append((node, state))
+
+    for node, state, known in start:
+        arrive(node, state, known)
+    while work:
+        node, state = work.popleft()
+        waiting.discard((node, state))
+        known = learn(graph, graph.ops[node], solution.states[node][state])
+        if known is None:
+            continue
+        if not graph.successors[node]:
+            step(node, state, Edge.NORMAL)  # the function is left here
+        for target, edge in graph.successors[node]:
+            if edge not in edges:
+                continue
+            after = step(node, state, edge)
+            if after is None:
+                continue
+            origins = solution.came_from.setdefault((target, after), [])
+            if (node, state, edge) not in origins:
+                origins.append((node, state, edge))
+            arrive(target, after, known)
+    return solution

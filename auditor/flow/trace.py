@@ -1,0 +1,98 @@
+"""From a lost lease back to its acquire: the shortest path the solver found, told in steps."""
+
+import ast
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from auditor.flow.ownership import Held
+from auditor.flow.solve import Solution
+from auditor.ir.graph import Graph
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Next, Way
+from auditor.model import Span, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """One node on the path and the edge on which it was left."""
+
+    node: int
+    edge: Edge
+
+
+def shortest_path(solution: Solution[Held], node: int, held: Held) -> list[Station]:
+    """Stations from the first node after the acquire to `node`, which is left out."""
+    start = (node, held)
+    onward: dict[tuple[int, Held], tuple[tuple[int, Held], Edge] | None] = {start: None}
+    queue = deque([start])
+    origin = start
+    while queue:
+        here = queue.popleft()
+        before = solution.came_from.get(here, [])
+        if not before:
+            origin = here
+            break
+        for earlier, state, edge in before:
+            key = (earlier, state)
+            if key not in onward:
+                onward[key] = (here, edge)
+                queue.append(key)
+    stations = []
+    step = onward[origin]
+    at = origin
+    while step is not None:
+        stations.append(Station(at[0], step[1]))
+        at, edge_step = step[0], onward[step[0]]
+        step = edge_step
+    return stations
+
+
+def span_of(path: str, node: ast.AST) -> Span:
+    """Line and columns counted from 1. ast counts columns in UTF-8 bytes; callers with wide text correct them."""
+    line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+    end_line, end_column = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
+    return Span(path, line, column + 1, end_line or line, (end_column or column) + 1)
+
+
+def tell(graph: Graph, path: str, stations: list[Station]) -> Iterator[Step]:
+    """The decisions taken on the way: branches, loops left, calls that raised."""
+    for station in stations:
+        op = graph.ops[station.node]
+        note = _note(op, station.edge)
+        if note is not None:
+            at = span_of(path, op.at)
+            yield Step(path, at.line, at.column, note)
+
+
+def _note(op: object, edge: Edge) -> str | None:
+    match op:
+        case Assume():
+            return f"when {_asked(op)}"
+        case Next() if edge is Edge.EXHAUSTED:
+            return None
+        case Leave(way=Way.RAISE):
+            return None
+    if edge is Edge.CALL_RAISES and isinstance(op, Call):
+        return f"`{_short(op.at.func)}` may raise"
+    if edge is Edge.CANCEL:
+        return "may be cancelled here"
+    if edge is Edge.CLOSE:
+        return "the generator may be closed here"
+    if edge is Edge.RAISE:
+        return "raises here"
+    return "may raise here" if edge in RAISING else None
+
+
+def _asked(op: Assume) -> str:
+    key = op.key
+    if key.startswith("%"):
+        text = _short(op.at)
+        return f"`{text}`" if op.value else f"not `{text}`"
+    if key.endswith(" is None") and not op.value:
+        return f"`{key.removesuffix(' is None')} is not None`"
+    return f"`{key}`" if op.value else f"not `{key}`"
+
+
+def _short(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,214 @@
+"""Grows a flow graph: open ends, jumps out of nested frames, and the raising edges that leave every call.
+
+A `finally` body is copied once for each kind of way out that runs through it, so that the analysis never confuses a
+return with an exception. The copies are made when first needed and shared afterwards.
+"""
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from auditor.ir.graph import Graph
+from auditor.ir.ops import Edge, Exit, Leave, Nop, Op, Path, Way
+
+End = tuple[int, Edge]
+
+
+@dataclass(slots=True)
+class LoopFrame:
+    head: int
+    breaks: list[End] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CleanupFrame:
+    """Something that runs on the way out: a `finally` body, or the `__exit__` of a `with`."""
+
+    lower: Callable[[], None]
+    copies: dict[str, int] = field(default_factory=dict)
+    suppressed: list[End] | None = None  # `contextlib.suppress`: exceptions end here
+
+
+@dataclass(slots=True)
+class HandlerFrame:
+    """The handlers of a `try` whose body is being lowered."""
+
+    at: ast.AST
+    handlers: list["Handler"]
+    dispatchers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Handler:
+    """`entry` is where its body begins; `names` the exceptions it lists, None for a bare except."""
+
+    entry: int
+    names: tuple[str, ...] | None
+
+    def catches(self, exception: str) -> bool | None:
+        """True: surely; None: perhaps; False: never. `exception` is `call`, `exit`, or a raised class's name."""
+        if self.names is None or "BaseException" in self.names:
+            return True
+        if exception == "exit":
+            return True if {"CancelledError", "GeneratorExit"} & set(self.names) else False
+        if "Exception" in self.names:
+            return True
+        return True if exception in self.names else None
+
+
+Frame = LoopFrame | CleanupFrame | HandlerFrame
+
+
+class Builder:
+    """Holds the graph, the open ends that the next operation continues from, and the frames around it."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.ends: list[End] = []
+        self.frames: list[Frame] = []
+        self._temporaries = 0
+        self._raise_leave: int | None = None
+
+    def temporary(self) -> Path:
+        self._temporaries += 1
+        return (f"%{self._temporaries}",)
+
+    def emit(self, op: Op) -> int:
+        """Append an operation after all open ends. Unreachable code gets a node nobody leads to."""
+        node = self.graph.add(op)
+        for source, edge in self.ends:
+            self.graph.connect(source, node, edge)
+        self.ends = [(node, Edge.NORMAL)]
+        return node
+
+    def emit_raising(self, op: Op, edge: Edge = Edge.CALL_RAISES, exception: str = "call") -> int:
+        node = self.emit(op)
+        self.graph.connect(node, self.raise_target(exception), edge)
+        return node
+
+    def emit_interruptible(self, op: Op, edge: Edge) -> int:
+        """An await or a yield: it may raise, and the caller may cancel, close or throw in here."""
+        node = self.emit_raising(op, Edge.CLOSE if edge is Edge.CLOSE else Edge.CALL_RAISES)
+        self.graph.connect(node, self.raise_target("exit"), edge)
+        return node
+
+    @property
+    def reachable(self) -> bool:
+        return bool(self.ends)
+
+    # Raising ------------------------------------------------------------------------------------------------
+
+    def raise_target(self, exception: str) -> int:
+        """Where control goes when `exception` is raised inside the present frames."""
+        return self._raise_from(len(self.frames), exception)
+
+    def _raise_from(self, depth: int, exception: str) -> int:
+        for index in range(depth - 1, -1, -1):
+            frame = self.frames[index]
+            if isinstance(frame, HandlerFrame):
+                return self._dispatcher(index, frame, exception)
+            if isinstance(frame, CleanupFrame):
+                return self._cleanup_then_raise(index, frame, exception)
+        if self._raise_leave is None:
+            self._raise_leave = self.graph.add(Leave(ast.Pass(), Way.RAISE))
+        return self._raise_leave
+
+    def _dispatcher(self, index: int, frame: HandlerFrame, exception: str) -> int:
+        if exception not in frame.dispatchers:
+            node = self.graph.add(Nop(frame.at))
+            frame.dispatchers[exception] = node
+            for handler in frame.handlers:
+                caught = handler.catches(exception)
+                if caught is not False:
+                    self.graph.connect(node, handler.entry, Edge.NORMAL)
+                if caught is True:
+                    break
+            else:
+                self.graph.connect(node, self._raise_from(index, exception), Edge.NORMAL)
+        return frame.dispatchers[exception]
+
+    def _cleanup_then_raise(self, index: int, frame: CleanupFrame, exception: str) -> int:
+        if frame.suppressed is not None and exception != "exit":
+            return self._suppressed(index, frame)
+        key = f"raise {exception}"
+        if key not in frame.copies:
+            ends = self._copy(index, frame, key)
+            if ends:
+                target = self._raise_from(index, exception)
+                for source, edge in ends:
+                    self.graph.connect(source, target, edge)
+        return frame.copies[key]
+
+    def _suppressed(self, index: int, frame: CleanupFrame) -> int:
+        assert frame.suppressed is not None
+        if "suppressed" not in frame.copies:
+            frame.suppressed.extend(self._copy(index, frame, "suppressed"))
+        return frame.copies["suppressed"]
+
+    def _copy(self, index: int, frame: CleanupFrame, key: str) -> list[End]:
+        """Lower one copy of a cleanup as seen from outside its frame; returns its open ends."""
+        saved_ends, saved_frames = self.ends, self.frames
+        self.frames = self.frames[:index]
+        frame.copies[key] = self.graph.add(Nop(ast.Pass()))
+        self.ends = [(frame.copies[key], Edge.NORMAL)]
+        frame.lower()
+        ends = self.ends
+        self.ends, self.frames = saved_ends, saved_frames
+        return ends
+
+    # Leaving ------------------------------------------------------------------------------------------------
+
+    def leave(self, op: Leave) -> None:
+        """Return or fall through: run every cleanup on the way, innermost first."""
+        self._unwind(0, f"leave {op.way.name}")
+        if self.reachable:
+            self.emit(op)
+        self.ends = []
+
+    def jump(self, kind: str) -> None:
+        """break or continue."""
+        for index in range(len(self.frames) - 1, -1, -1):
+            frame = self.frames[index]
+            if isinstance(frame, LoopFrame):
+                self._unwind(index + 1, f"{kind} {frame.head}")
+                if kind == "break":
+                    frame.breaks.extend(self.ends)
+                else:
+                    self.close_loop(frame.head)
+                break
+        self.ends = []
+
+    def close_loop(self, head: int) -> None:
+        for source, edge in self.ends:
+            self.graph.connect(source, head, edge)
+
+    def _unwind(self, down_to: int, key: str) -> None:
+        for index in range(len(self.frames) - 1, down_to - 1, -1):
+            frame = self.frames[index]
+            if not isinstance(frame, CleanupFrame):
+                continue
+            seen = frame.copies.get(key)
+            if seen is not None:
+                for source, edge in self.ends:
+                    self.graph.connect(source, seen, edge)
+                self.ends = []
+                return
+            incoming = self.ends
+            ends = self._copy(index, frame, key)
+            for source, edge in incoming:
+                self.graph.connect(source, frame.copies[key], edge)
+            self.ends = ends
+            if not ends:
+                return
+
+
+def exit_of(builder: Builder, at: ast.AST, context: Path, interruptible: bool) -> Callable[[], None]:
+    """The cleanup of one `with` item."""
+
+    def lower() -> None:
+        if interruptible:
+            builder.emit_interruptible(Exit(at, context), Edge.CANCEL)
+        else:
+            builder.emit(Exit(at, context))
+
+    return lower

@@ -1,0 +1,154 @@
+"""Canonical conditions: two tests that ask the same thing get the same key, so that branches correlate."""
+
+import ast
+from dataclasses import dataclass
+
+from auditor.ir.ops import Path
+
+PURE_CALLS = frozenset(
+    {
+        "isinstance",
+        "issubclass",
+        "hasattr",
+        "callable",
+        "len",
+        "is_tensor",
+        "is_available",
+        "is_initialized",
+        "is_grad_enabled",
+        "is_scripting",
+        "is_compiling",
+    }
+)
+"""Calls whose answer does not change between two tests of the same names."""
+
+_NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
+_SYMBOL = {ast.Eq: "==", ast.Is: "is", ast.In: "in", ast.Lt: "<", ast.Gt: ">"}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`key` is true exactly when the test is `positive`. `subject` and `kind` as in `ops.Assume`."""
+
+    key: str
+    positive: bool
+    names: frozenset[str]
+    subject: ast.expr | None = None
+    kind: str = "truth"
+
+
+def condition(test: ast.expr) -> Condition | None:
+    """The canonical form of a test without `and`, `or`, `not`; None when asking twice may answer differently."""
+    names = _names(test)
+    if names is None:
+        return None
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _comparison(test, names)
+    if isinstance(test, ast.Call) and _is_len(test):
+        return Condition(ast.unparse(test.args[0]), True, names, test.args[0])
+    return Condition(ast.unparse(test), True, names, test)
+
+
+def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
+    op, left, right = test.ops[0], test.left, test.comparators[0]
+    positive = type(op) not in _NEGATED
+    kind = _NEGATED.get(type(op), type(op))
+    if kind in (ast.Is, ast.Eq) and _is_none(right):
+        return Condition(f"{ast.unparse(left)} is None", positive, names, left, "none")
+    if kind in (ast.Is, ast.Eq) and isinstance(right, ast.Constant) and isinstance(right.value, bool):
+        return Condition(ast.unparse(left), positive == right.value, names, left)
+    size = _emptiness(left, op, right)
+    if size is not None:
+        return Condition(ast.unparse(size[0]), size[1], names, size[0])
+    key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
+    return Condition(key, positive, names)
+
+
+def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr, bool] | None:
+    """`len(x) > 0` and its kin ask whether x is non-empty."""
+    if not (_is_len(left) and isinstance(right, ast.Constant) and isinstance(right.value, int)):
+        return None
+    assert isinstance(left, ast.Call)
+    answers = {
+        (ast.Gt, 0): True,
+        (ast.NotEq, 0): True,
+        (ast.GtE, 1): True,
+        (ast.Eq, 0): False,
+        (ast.Lt, 1): False,
+    }
+    answer = answers.get((type(op), right.value))
+    return None if answer is None else (left.args[0], answer)
+
+
+def _is_len(node: ast.expr) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "len"
+        and len(node.args) == 1
+    )
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _names(test: ast.expr) -> frozenset[str] | None:
+    """Roots and `.attributes` read by the test, or None where it is not a pure question."""
+    found: set[str] = set()
+    for node in ast.walk(test):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add("." + node.attr)
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name not in PURE_CALLS:
+                return None
+        elif isinstance(
+            node,
+            (
+                ast.Await,
+                ast.Yield,
+                ast.YieldFrom,
+                ast.NamedExpr,
+                ast.Lambda,
+                ast.ListComp,
+                ast.SetComp,
+                ast.DictComp,
+                ast.GeneratorExp,
+                ast.JoinedStr,
+            ),
+        ):
+            return None
+    return frozenset(found)
+
+
+def path_of(node: ast.expr) -> Path | None:
+    """The access path that an expression spells, if it spells one: names, attributes, subscripts."""
+    components: list[str] = []
+    while True:
+        if isinstance(node, ast.Attribute):
+            components.append("." + node.attr)
+            node = node.value
+        elif isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Slice, ast.Tuple)):
+            components.append(item_component(node.slice))
+            node = node.value
+        elif isinstance(node, ast.Name):
+            components.append(node.id)
+            return tuple(reversed(components))
+        else:
+            return None
+
+
+def item_component(key: ast.expr) -> str:
+    """`[0]` and `['name']` for constant keys, `[*]` for computed ones."""
+    if isinstance(key, ast.Constant) and isinstance(key.value, (int, str)):
+        return f"[{key.value!r}]"
+    if (
+        isinstance(key, ast.UnaryOp)
+        and isinstance(key.op, ast.USub)
+        and isinstance(key.operand, ast.Constant)
+    ):
+        return "[*]"
+    return "[*]"

@@ -1,0 +1,66 @@
+"""One function's syntax to its flow graph."""
+
+import ast
+
+from auditor.ir.builder import Builder
+from auditor.ir.graph import Graph
+from auditor.ir.ops import Call, Constant, Edge, Fresh, InPlace, Leave, Make, Move, Next, Nop, Unpack, Way
+from auditor.ir.scope import FunctionNode, scope_of
+from auditor.ir.statements import StatementLowering
+
+CONSTRUCTORS = frozenset(
+    {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "ExitStack", "AsyncExitStack"}
+)
+
+
+def lower(function: FunctionNode) -> Graph:
+    """The flow graph of a function, a lambda, or a module's own statements.
+
+    Raises `graph.TooLarge` past the node limit.
+    """
+    builder = Builder()
+    scope = scope_of(function)
+    lowering = StatementLowering(builder, scope)
+    builder.emit(Nop(function))
+    if isinstance(function, ast.Lambda):
+        lowering.do_Return(ast.copy_location(ast.Return(function.body), function.body))
+    else:
+        lowering.body(function.body)
+    if builder.reachable:
+        builder.leave(Leave(function, Way.FALL_THROUGH))
+    graph = builder.graph
+    graph.parameters = scope.parameters
+    graph.fresh_roots = _fresh_roots(graph)
+    return graph
+
+
+def _fresh_roots(graph: Graph) -> frozenset[str]:
+    """Locals whose every binding is an object made here: a display, a container's constructor, a class's call."""
+    made: dict[str, bool] = {}
+    for op in graph.ops:
+        match op:
+            case Make(target=(name,)):
+                made[name] = made.get(name, True)
+            case Call(target=(name,)):
+                made[name] = made.get(name, True) and _constructs(op)
+            case Constant(target=(name,), value=None):
+                made.setdefault(name, True)
+            case Move(target=(name,), source=source):
+                made[name] = made.get(name, True) and len(source) == 1 and made.get(source[0], False)
+            case (
+                Fresh(target=(name,))
+                | Constant(target=(name,))
+                | Next(target=(name,))
+                | InPlace(target=(name,))
+            ):
+                made[name] = False if not isinstance(op, InPlace) else made.get(name, False)
+            case Unpack(targets=targets):
+                made.update({path[0]: False for _, path in targets})
+    return frozenset(name for name, fresh in made.items() if fresh) - frozenset(graph.parameters)
+
+
+def _constructs(op: Call) -> bool:
+    return op.method in CONSTRUCTORS or op.method[:1].isupper() or op.method.lstrip("_")[:1].isupper()
+
+
+__all__ = ["Edge", "lower"]

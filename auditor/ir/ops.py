@@ -1,0 +1,219 @@
+"""The small operations that Python statements become; every operand is an access path."""
+
+import ast
+from dataclasses import dataclass
+from enum import Enum, auto
+
+Path = tuple[str, ...]
+"""`("self", ".pool")`, `("blocks", "[*]")`, `("%3",)`: a root name, then attributes and items.
+
+Roots: a local name, `%n` for an intermediate value, `@name` for a module's global.
+"""
+
+ANY_ITEM = "[*]"
+RESULT: Path = ("%return",)
+
+
+class Edge(Enum):
+    """Why control goes from one node to the next."""
+
+    NORMAL = auto()
+    BODY = auto()  # a loop takes one more element
+    EXHAUSTED = auto()  # a loop has no more elements
+    CALL_RAISES = auto()
+    RAISE = auto()  # raise and assert
+    CANCEL = auto()  # CancelledError at an await
+    CLOSE = auto()  # GeneratorExit, or an exception thrown in at a yield
+
+
+RAISING = frozenset({Edge.CALL_RAISES, Edge.RAISE, Edge.CANCEL, Edge.CLOSE})
+
+
+class Way(Enum):
+    """How a function is left at a `Leave`."""
+
+    RETURN = auto()
+    FALL_THROUGH = auto()
+    RAISE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """`at` is the syntax that a finding or a trace would point to."""
+
+    at: ast.AST
+
+
+@dataclass(slots=True, eq=False)
+class Nop(Op):
+    """A meeting point of edges."""
+
+
+@dataclass(slots=True, eq=False)
+class Move(Op):
+    """`target = source`: both name the same object from here on."""
+
+    target: Path
+    source: Path
+
+
+@dataclass(slots=True, eq=False)
+class Constant(Op):
+    target: Path
+    value: object
+
+
+@dataclass(slots=True, eq=False)
+class Fresh(Op):
+    """`target` becomes an object that is none of `uses` (arithmetic, comparison, formatting)."""
+
+    target: Path
+    uses: tuple[Path, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Make(Op):
+    """A tuple, list, set or dict display; `items` are (component, path), components such as `[0]` or `[*]`."""
+
+    target: Path
+    items: tuple[tuple[str, Path], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Unpack(Op):
+    """`targets` are (component, path): `a, *b = source`."""
+
+    targets: tuple[tuple[str, Path], ...]
+    source: Path
+
+
+@dataclass(slots=True, eq=False)
+class Next(Op):
+    """A loop's head: on BODY edges `target` is one element of `source`, on EXHAUSTED edges there is none left."""
+
+    target: Path
+    source: Path
+
+
+@dataclass(slots=True, eq=False)
+class Call(Op):
+    """`receiver` is the object of a method call; `callee` the path of the function where it is a path."""
+
+    at: ast.Call
+    target: Path
+    callee: Path | None
+    receiver: Path | None
+    method: str
+    args: tuple[tuple[Path, bool], ...]  # (operand, starred)
+    kwargs: tuple[tuple[str | None, Path], ...]
+    entered: bool = False  # it is the context expression of a `with`
+    awaited: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Store(Op):
+    """`target` (an attribute or item path) = source. `sliced` tells `a[i:j] = x`, which copies elements."""
+
+    target: Path
+    source: Path
+    sliced: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class InPlace(Op):
+    """`target op= operand`."""
+
+    target: Path
+    operand: Path
+
+
+@dataclass(slots=True, eq=False)
+class Delete(Op):
+    target: Path
+
+
+@dataclass(slots=True, eq=False)
+class Capture(Op):
+    """A nested function or lambda made here, with the names it takes from this scope."""
+
+    target: Path
+    function: ast.AST
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Yield(Op):
+    target: Path
+    source: Path | None
+    delegates: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Await(Op):
+    target: Path
+    source: Path
+
+
+@dataclass(slots=True, eq=False)
+class Enter(Op):
+    target: Path
+    context: Path
+
+
+@dataclass(slots=True, eq=False)
+class Exit(Op):
+    """`__exit__` of `context` runs."""
+
+    context: Path
+
+
+@dataclass(slots=True, eq=False)
+class Assume(Op):
+    """This branch is taken because the condition `key` is `value`.
+
+    `subject` is set for tests of one object: `kind` "truth" or "none" (`subject is None`).
+    `names` are the roots and `.attributes` that the condition reads.
+    """
+
+    key: str
+    value: bool
+    names: frozenset[str]
+    subject: Path | None = None
+    kind: str = "truth"
+
+
+@dataclass(slots=True, eq=False)
+class Define(Op):
+    """`name` holds the truth of the condition `key` (negated where `value` is False)."""
+
+    name: str
+    key: str
+    value: bool
+    names: frozenset[str]
+
+
+@dataclass(slots=True, eq=False)
+class Havoc(Op):
+    """Forget what is known of these conditions: they are asked again because they change elsewhere."""
+
+    keys: frozenset[str]
+
+
+@dataclass(slots=True, eq=False)
+class EndStatement(Op):
+    """Intermediate values of the statement die here."""
+
+
+@dataclass(slots=True, eq=False)
+class Leave(Op):
+    """The function is left; for RETURN the value is in `RESULT`."""
+
+    way: Way
+
+
+def root_of(path: Path) -> str:
+    return path[0]
+
+
+def is_temporary(path: Path) -> bool:
+    return path[0][0] == "%" and path[0] != "%return"

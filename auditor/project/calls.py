@@ -1,0 +1,134 @@
+"""Which functions a call may reach, and which operand becomes which parameter."""
+
+import ast
+from collections.abc import Iterable
+
+from auditor.flow.effects import Position
+from auditor.project.class_model import ClassModel
+from auditor.project.modules import Class, Function
+
+MAX_CANDIDATES = 4
+"""A method name that more classes than this define says nothing about which one is meant."""
+
+COMMON_NAMES = frozenset(
+    {"get", "set", "add", "append", "pop", "put", "update", "run", "start", "stop", "close", "open", "read", "write", "send",
+     "submit", "forward", "__call__", "step", "init", "load", "save", "copy", "items", "keys", "values", "join", "split", "insert", "remove",
+     "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release", "lock", "apply", "process"}
+)  # fmt: skip
+
+
+class Calls:
+    """Resolves calls; an unknown receiver is tried by method name among the files in play."""
+
+    def __init__(self, model: ClassModel) -> None:
+        self.model = model
+        self._targets: dict[int, tuple[tuple[Function, ...], Class | None, str | None]] = {}
+        self._keep: list[ast.Call] = []
+        self._by_name: dict[str, list[Function]] | None = None
+
+    def index_names(self, functions: Iterable[Function]) -> None:
+        """The methods that unresolved receivers may mean."""
+        self._by_name = {}
+        for function in functions:
+            if function.is_method:
+                self._by_name.setdefault(function.name, []).append(function)
+
+    def targets(
+        self, function: Function, call: ast.Call
+    ) -> tuple[tuple[Function, ...], Class | None, str | None]:
+        """(functions it may run, class it constructs, dotted name outside the project)."""
+        if id(call) not in self._targets:
+            self._keep.append(call)
+            self._targets[id(call)] = self._resolve(function, call)
+        return self._targets[id(call)]
+
+    def _resolve(
+        self, function: Function, call: ast.Call
+    ) -> tuple[tuple[Function, ...], Class | None, str | None]:
+        found = self.model.callee(function, call.func)
+        if isinstance(found, Class):
+            init = self.model.method(found, "__init__")
+            return ((init,) if init is not None else ()), found, None
+        if isinstance(found, Function):
+            return self._with_overrides(found), None, None
+        if isinstance(found, str):
+            return (), None, found
+        return self._by_method_name(call), None, None
+
+    def _with_overrides(self, found: Function) -> tuple[Function, ...]:
+        """An abstract method stands for what its subclasses do."""
+        if found.cls is None or not found.is_abstract:
+            return (found,)
+        overriding = [
+            cls.methods[found.name] for cls in self.model.subclasses(found.cls) if found.name in cls.methods
+        ]
+        return tuple(f for f in overriding if not f.is_abstract)[:8] or (found,)
+
+    def _by_method_name(self, call: ast.Call) -> tuple[Function, ...]:
+        if (
+            self._by_name is None
+            or not isinstance(call.func, ast.Attribute)
+            or call.func.attr in COMMON_NAMES
+        ):
+            return ()
+        named = [f for f in self._by_name.get(call.func.attr, ()) if not f.is_abstract]
+        named = [f for f in named if _accepts(f, call)]
+        return tuple(named) if 0 < len(named) <= MAX_CANDIDATES else ()
+
+
+def _accepts(function: Function, call: ast.Call) -> bool:
+    """Whether the number of positional arguments can fit."""
+    if any(isinstance(arg, ast.Starred) for arg in call.args) or isinstance(function.node, ast.Module):
+        return True
+    args = function.node.args
+    most = len(args.posonlyargs) + len(args.args) - (0 if function.is_static else 1)
+    return args.vararg is not None or len(call.args) <= most
+
+
+def parameter_for(function: Function, position: Position, bound: bool) -> str | None:
+    """The parameter that receives the operand; None where it disappears into *args or **kwargs, or does not fit."""
+    if isinstance(function.node, ast.Module):
+        return None
+    args = function.node.args
+    positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    if isinstance(position, str):
+        named = [*positional, *(arg.arg for arg in args.kwonlyargs)]
+        return position if position in named else None
+    index = position + 1 if bound else position
+    if 0 <= index < len(positional):
+        return positional[index]
+    return None
+
+
+def is_bound(function: Function, call: ast.Call) -> bool:
+    """Whether the call passes the receiver as first parameter without writing it."""
+    if function.name == "__init__":
+        return True
+    return function.is_method and not function.is_static and isinstance(call.func, (ast.Attribute, ast.Name))
+
+
+def constants_passed(function: Function, call: ast.Call, bound: bool) -> frozenset[tuple[str, object]]:
+    """Parameters that this call sets to True, False or None, by writing it or by the default."""
+    if isinstance(function.node, ast.Module):
+        return frozenset()
+    args = function.node.args
+    positional = [*args.posonlyargs, *args.args]
+    values: dict[str, ast.expr | None] = {}
+    for arg, default in zip(reversed(positional), reversed(args.defaults), strict=False):
+        values[arg.arg] = default
+    for arg, kw_default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        values[arg.arg] = kw_default
+    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(
+        keyword.arg is None for keyword in call.keywords
+    ):
+        return frozenset()
+    for index, expression in enumerate(call.args):
+        name = parameter_for(function, index, bound)
+        if name is not None:
+            values[name] = expression
+    values.update({keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None})
+    return frozenset(
+        (name, node.value)
+        for name, node in values.items()
+        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
+    )

@@ -1,0 +1,254 @@
+"""What the calls of one function do to a lease: protocols first, then summaries, then the library's tables, then names."""
+
+import ast
+
+from auditor.flow.effects import (
+    BORROWED,
+    PERHAPS_SAME,
+    RELEASED,
+    SAME,
+    TAKEN,
+    UNKNOWN,
+    Acquisition,
+    Fate,
+    Position,
+    Treatment,
+    Value,
+)
+from auditor.flow.ownership import operands
+from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.project import library
+from auditor.project.calls import constants_passed, is_bound, parameter_for
+from auditor.project.modules import Class, Function
+from auditor.project.recognise import Recogniser
+from auditor.project.summaries import Question, Summaries
+from auditor.protocols.tensor_operations import treatment_of
+from auditor.protocols.vocabulary import STORING
+
+MODULE_CALL = frozenset({"forward", "__call__"})
+
+
+class FunctionEffects:
+    """Answers the ownership domain for the calls that one function makes."""
+
+    def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
+        self.function = function
+        self.recogniser = recogniser
+        self.summaries = summaries
+        self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
+
+    def acquisition(self, call: Call) -> Acquisition | None:
+        return self.recogniser.acquisition(self.function, call)
+
+    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
+        nested = self.function.module.by_node.get(id(function))
+        if nested is None:
+            nested = self._lambda(function)
+        question = Question(nested, ("@" + name, *rest), value, protocol)
+        return self.summaries.answer(question).fate
+
+    def _lambda(self, node: object) -> Function:
+        assert isinstance(node, ast.Lambda)
+        made = Function(
+            self.function.module, self.function.qualname + ".<lambda>", node, self.function.cls, self.function
+        )
+        self.function.module.by_node[id(node)] = made
+        return made
+
+    def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        key = (id(call), position, rest, value, protocol)
+        if key not in self._known:
+            self._known[key] = self._treat(call, position, rest, value, protocol)
+        return self._known[key]
+
+    def _treat(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        function, node = self.function, call.at
+        if rest and rest[0].startswith("<"):
+            return self._closure(call, position, rest)
+        if self.recogniser.releases(function, node, position):
+            return RELEASED
+        if self.recogniser.transfers(function, node, position):
+            return TAKEN
+        if self._passes_release(call, position):
+            return TAKEN
+        targets, constructed, dotted = self.recogniser.calls.targets(function, node)
+        if constructed is not None:
+            return self._constructed(call, constructed, targets, position, rest, value, protocol)
+        if targets:
+            return self._summarised(call, targets, position, rest, value, protocol)
+        return self._outside(call, dotted, position, rest, value)
+
+    def _closure(self, call: Call, position: Position, rest: Path) -> Treatment:
+        """A closure that gives the lease back is called, or handed to somebody who will call it."""
+        if position == -1:
+            return RELEASED if call.receiver is None else TAKEN
+        if call.method == "partial":
+            return Treatment(result=rest)
+        return TAKEN
+
+    def _passes_release(self, call: Call, position: Position) -> bool:
+        """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease."""
+        for index, argument in enumerate(call.at.args):
+            if index == position or not isinstance(argument, (ast.Attribute, ast.Name)):
+                continue
+            name = argument.attr if isinstance(argument, ast.Attribute) else argument.id
+            imagined = ast.Call(func=argument, args=[], keywords=[])
+            if self.recogniser.releases_by_name(imagined, 0, Value.OBJECT) or name == "close":
+                return True
+        return False
+
+    # Project functions --------------------------------------------------------------------------------------
+
+    def _summarised(
+        self,
+        call: Call,
+        targets: tuple[Function, ...],
+        position: Position,
+        rest: Path,
+        value: Value,
+        protocol: str,
+    ) -> Treatment:
+        answers = [self._ask(call, target, position, rest, value, protocol) for target in targets]
+        for fate in (Fate.RELEASE, Fate.TAKE, Fate.UNKNOWN):
+            for answer in answers:
+                if answer.fate is fate:
+                    return answer
+        results = [answer for answer in answers if answer.result is not None]
+        if not results:
+            return BORROWED
+        certain = len(results) == len(answers) and not any(answer.maybe for answer in results)
+        return Treatment(result=results[0].result, maybe=not certain)
+
+    def _ask(
+        self, call: Call, target: Function, position: Position, rest: Path, value: Value, protocol: str
+    ) -> Treatment:
+        bound = is_bound(target, call.at)
+        name = parameter_for(target, position, bound)
+        if name is None:
+            return self._into_rest(call, target, position, rest, value)
+        if target.is_abstract:
+            return self._outside(call, None, position, rest, value)
+        question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
+        answer = self.summaries.answer(question)
+        if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
+            moved = self._translate(call, target, answer.stored[0], bound)
+            if moved is not None:
+                return Treatment(moved_to=moved)
+        return answer.treatment
+
+    def _translate(self, call: Call, target: Function, stored: Path, bound: bool) -> Path | None:
+        """Where the callee stored it, in the caller's words."""
+        for position, path in operands(call):
+            if parameter_for(target, position, bound) == stored[0]:
+                return (*path, *stored[1:])
+        return None
+
+    def _into_rest(
+        self, call: Call, target: Function, position: Position, rest: Path, value: Value
+    ) -> Treatment:
+        """The operand lands in *args or **kwargs, or is the callee object itself."""
+        if position == -1:
+            return BORROWED
+        return self._outside(call, None, position, rest, value)
+
+    def _constructed(
+        self,
+        call: Call,
+        cls: Class,
+        targets: tuple[Function, ...],
+        position: Position,
+        rest: Path,
+        value: Value,
+        protocol: str,
+    ) -> Treatment:
+        """An object made around the lease holds it where its __init__ (or its field) puts it."""
+        if position == -1:
+            return BORROWED
+        if targets:
+            init = targets[0]
+            name = parameter_for(init, position, True)
+            if name is None:
+                return Treatment(result=(ANY_ITEM, *rest))
+            answer = self.summaries.answer(Question(init, (name, *rest), value, protocol))
+            own = init.parameters[0] if init.parameters else "self"
+            for path in answer.stored:
+                if path[0] == own:
+                    return Treatment(result=path[1:])
+            return answer.treatment if answer.fate is not Fate.BORROW else BORROWED
+        return Treatment(result=(self._field(cls, position), *rest))
+
+    def _field(self, cls: Class, position: Position) -> str:
+        """A dataclass or named tuple keeps its arguments under its fields' names."""
+        if isinstance(position, str):
+            return "." + position
+        fields = [
+            statement.target.id
+            for each in reversed(self.recogniser.calls.model.lineage(cls))
+            for statement in each.node.body
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        ]
+        return "." + fields[position] if position < len(fields) else ANY_ITEM
+
+    # The rest of the world ----------------------------------------------------------------------------------
+
+    def _outside(
+        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
+    ) -> Treatment:
+        for found in (
+            library.container_method(call, position, rest),
+            library.stored_by_method(call, position, rest),
+            library.function(call, position, rest)
+            if call.receiver is None
+            or dotted is not None
+            or call.method in library.GIVING_BACK | library.CHAINING
+            else None,
+        ):
+            if found is not None:
+                return found
+        if self.recogniser.releases_by_name(call.at, position, value):
+            return RELEASED
+        if position == -1:
+            return self._own_method(call, rest, value)
+        if call.method in STORING:
+            return TAKEN
+        if call.method in library.BORROWING:
+            return BORROWED
+        return self._unknown_function(call, dotted, position, rest, value)
+
+    def _own_method(self, call: Call, rest: Path, value: Value) -> Treatment:
+        """A method of the lease itself, or of an object that holds it."""
+        if call.receiver is None:
+            return BORROWED
+        if rest:
+            return PERHAPS_SAME if value is not Value.TENSOR else BORROWED
+        table = treatment_of(call.method)
+        if value is Value.INDEX:
+            return SAME if table is not None or call.method in ("tolist", "copy") else PERHAPS_SAME
+        if value is Value.TENSOR:
+            return table if table is not None else PERHAPS_SAME
+        return PERHAPS_SAME
+
+    def _unknown_function(
+        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
+    ) -> Treatment:
+        known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
+        table = treatment_of(call.method)
+        if value is Value.INDEX and table is not None:
+            return SAME
+        if position == "out":
+            return SAME
+        if table is not None and (value is Value.TENSOR or known_torch):
+            return table if position == 0 else BORROWED
+        if call.method[:1].isupper() and call.method != call.method.upper():
+            return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
+        if value is Value.TENSOR and not rest:
+            return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
+        return UNKNOWN if dotted is None or not known_torch else BORROWED
+
+    def _is_module_call(self, call: Call) -> bool:
+        """`self.proj(x)`: an nn.Module from elsewhere makes a new tensor."""
+        owner = call.at.func
+        if not isinstance(owner, ast.Attribute):
+            return False
+        held = self.recogniser.calls.model.type_of(self.function, owner)
+        return isinstance(held, str) and ".nn." in held

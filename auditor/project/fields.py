@@ -1,0 +1,253 @@
+"""Leases kept in fields: who releases them, who drops them, who else is handed them.
+
+Methods of the class's family are asked by following the field from their entry on. Other functions reach the field through
+objects of unknown type, so there the attribute's name decides, and any release of something so named counts: a missed
+leak is better than a false one.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from auditor.flow.effects import Acquisition, Fate, Handle
+from auditor.flow.follow import EDGES, follow_given
+from auditor.flow.knowledge import NOTHING
+from auditor.flow.lease import Field, Leak, Loss, StoredField
+from auditor.flow.solve import TooManyStates
+from auditor.flow.trace import span_of
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Leave, Path
+from auditor.model import Span
+from auditor.project.class_model import ClassModel, statements_of
+from auditor.project.leases import Outcome
+from auditor.project.modules import Class, Function, Project
+from auditor.project.sites import last_name, own_calls
+from auditor.project.summaries import EffectsOf, Question, Summaries
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
+
+CLEANUP = re.compile(
+    r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
+    r"|flush\w*|end\w*|exit|__exit__|__aexit__|__del__|del)_*"
+)
+STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute", "train_step",
+                   "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
+"""Methods that are called once a step, so that what they store is stored again."""
+
+INITIAL = frozenset(
+    {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
+)
+
+
+class Fields:
+    def __init__(
+        self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf
+    ) -> None:
+        self.project = project
+        self.model = model
+        self.summaries = summaries
+        self.effects_of = effects_of
+        self._by_attribute: dict[str, tuple[str, ...]] | None = None
+        self._attributes: frozenset[str] = frozenset()
+
+    def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
+        """For each outcome (by id of its call) the fields of its own object that it was stored in."""
+        wanted = list(outcomes)
+        self._attributes = frozenset(
+            path[1][1:]
+            for outcome in wanted
+            for _, path in outcome.stored
+            if _own_field(outcome.function, path)
+        )
+        found: dict[int, tuple[StoredField, ...]] = {}
+        for outcome in wanted:
+            fields = tuple(self._fields_of(outcome))
+            if fields:
+                found[id(outcome.call)] = fields
+        return found
+
+    def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
+        seen: set[Path] = set()
+        for node, path in outcome.stored:
+            path = _shortened(path)
+            if path in seen or not _own_field(outcome.function, path):
+                continue
+            seen.add(path)
+            yield self._describe(outcome, node, path)
+
+    def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
+        function = outcome.function
+        cls = function.cls
+        assert cls is not None
+        family = list(self._family(cls))
+        released_by, escapes, drops = self._fate(outcome, family, path)
+        attribute = path[1][1:]
+        released_by += [name for name in self._released_elsewhere(attribute) if name not in released_by]
+        op = function.graph.ops[node]
+        at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at)
+        return StoredField(
+            field=Field(cls.qualname, "".join(path[1:])[1:]),
+            at=at,
+            released_by=tuple(released_by),
+            cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
+            drops=tuple(drops),
+            overwrite=self._overwrite(outcome, path, at),
+            escapes=escapes,
+        )
+
+    def _family(self, cls: Class) -> Iterator[Function]:
+        """Methods of the class, its bases and its subclasses in play."""
+        for each in [*self.model.lineage(cls), *self.model.subclasses(cls)]:
+            yield from each.methods.values()
+
+    def _fate(
+        self, outcome: Outcome, family: list[Function], path: Path
+    ) -> tuple[list[str], bool, list[Leak]]:
+        released_by: list[str] = []
+        drops: list[Leak] = []
+        escapes = False
+        attribute = path[1][1:]
+        for method in family:
+            if not method.parameters or not _mentions(method, attribute):
+                continue
+            place = (method.parameters[0], *path[1:])
+            acquisition = outcome.acquisition
+            answer = self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+            if answer.fate is Fate.RELEASE:
+                released_by.append(method.qualname)
+            elif answer.fate is not Fate.BORROW or answer.result is not None:
+                escapes = escapes or method is not outcome.function
+            elif answer.dropped and method is not outcome.function and method.name not in INITIAL:
+                drops += self._drops(method, place, acquisition)
+        return released_by, escapes, drops
+
+    def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
+        """Where a container's entries are thrown away: `clear()`, or another container put in its place."""
+        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
+        try:
+            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return
+        for loss, node, _ in followed.endings.lost:
+            op = method.graph.ops[node]
+            if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
+                yield Leak(loss, span_of(method.module.path, op.at), "".join(place), ())
+
+    def _overwrite(self, outcome: Outcome, path: Path, at: Span) -> Leak | None:
+        """A step that stores into the field again, without asking and without giving the last one back."""
+        function = outcome.function
+        attribute = path[1][1:]
+        if function.name not in STEPS or len(path) != 2 or self._asks_or_releases(function, attribute):
+            return None
+        return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
+
+    def _asks_or_releases(self, function: Function, attribute: str) -> bool:
+        owner = function.parameters[0]
+        for node in ast.walk(function.node):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == attribute
+                and isinstance(node.ctx, (ast.Load, ast.Del))
+            ):
+                return True
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if (
+                    isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == owner
+                    and CLEANUP.fullmatch(node.func.attr)
+                ):
+                    return True
+        return False
+
+    # By the attribute's name --------------------------------------------------------------------------------
+
+    def _released_elsewhere(self, attribute: str) -> tuple[str, ...]:
+        if self._by_attribute is None:
+            self._by_attribute = self._index()
+        return self._by_attribute.get(attribute, ())
+
+    def _index(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {}
+        for module in self.project.parsed():
+            if not any("." + attribute in module.text for attribute in self._attributes):
+                continue
+            for function in module.by_node.values():
+                for attribute in released_attributes(function) & self._attributes:
+                    found.setdefault(attribute, []).append(function.qualname)
+        return {attribute: tuple(sorted(names)) for attribute, names in found.items()}
+
+
+def released_attributes(function: Function) -> set[str]:
+    """Attributes whose values reach a releasing call in this function, by name and flow-insensitively."""
+    releasing = [call for call in own_calls(function) if _looks_releasing(call)]
+    if not releasing:
+        return set()
+    carried = _carried(function)
+    found: set[str] = set()
+    for call in releasing:
+        operands: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if isinstance(call.func, ast.Attribute):
+            operands.append(call.func.value)
+        for operand in operands:
+            found |= _attributes_in(operand, carried)
+    return found
+
+
+def _looks_releasing(call: ast.Call) -> bool:
+    name = last_name(call)
+    return (
+        RELEASING.fullmatch(name) is not None
+        or name in LEASE_METHODS
+        or name in ("finalize", "callback", "map")
+    )
+
+
+def _carried(function: Function) -> dict[str, set[str]]:
+    """Local names and the attributes their values came from."""
+    carried: dict[str, set[str]] = {}
+    for _ in range(2):
+        for node in statements_of(function.node):
+            match node:
+                case ast.Assign(targets=targets, value=value):
+                    sources = _attributes_in(value, carried)
+                case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                    targets, sources = [target], _attributes_in(value, carried)
+                case _:
+                    continue
+            for target in targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        carried.setdefault(name.id, set()).update(sources)
+        for node in ast.walk(function.node):
+            if isinstance(node, ast.comprehension):
+                for name in ast.walk(node.target):
+                    if isinstance(name, ast.Name):
+                        carried.setdefault(name.id, set()).update(_attributes_in(node.iter, carried))
+    return carried
+
+
+def _attributes_in(node: ast.AST, carried: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute):
+            found.add(inner.attr)
+        elif isinstance(inner, ast.Name):
+            found |= carried.get(inner.id, set())
+    return found
+
+
+def _own_field(function: Function, path: Path) -> bool:
+    """`self.x` or `self.x[*]` of the method's own object."""
+    if function.cls is None or function.parent is not None or not function.parameters or function.is_static:
+        return False
+    return path[0] == function.parameters[0] and len(path) > 1 and path[1].startswith(".")
+
+
+def _shortened(path: Path) -> Path:
+    """`self.x`, or `self.x[*]` for anything deeper: what is inside a container ends with the container."""
+    if len(path) <= 2:
+        return path
+    return (*path[:2], "[*]") if path[2].startswith("[") else path
+
+
+def _mentions(method: Function, attribute: str) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == attribute for node in ast.walk(method.node))

@@ -1,0 +1,248 @@
+"""Follow one acquire call and write down what became of it."""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
+from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.lease import Leak, Lease, Loss
+from auditor.flow.ownership import Held
+from auditor.flow.trace import Station, shortest_path, span_of, tell
+from auditor.ir.graph import Graph
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary
+from auditor.model import Span, Step
+from auditor.project.effects import FunctionEffects
+from auditor.project.modules import Function
+from auditor.project.sites import site_nodes
+
+LOSS_OF_EDGE = {
+    Edge.CALL_RAISES: Loss.CALL,
+    Edge.CANCEL: Loss.CANCEL,
+    Edge.CLOSE: Loss.CLOSE,
+    Edge.RAISE: Loss.RAISE,
+}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One acquire decided. `returned` and `stored` are where it went, for wrappers and fields."""
+
+    function: Function
+    call: ast.Call
+    acquisition: Acquisition
+    lease: Lease
+    returned: Path | None = None
+    always_returned: bool = False
+    stored: list[tuple[int, Path]] = field(default_factory=list)
+    unknown: bool = False
+
+
+class Follower:
+    """Follows acquires of one function; what is known of its conditions is computed once."""
+
+    def __init__(self, function: Function, effects: FunctionEffects, exceptions: str) -> None:
+        self.function = function
+        self.graph: Graph = function.graph
+        self.effects = effects
+        self.edges = EDGES[exceptions]
+        self._known: dict[int, Knowledge] | None = None
+        self._acquired_names: dict[str, str] | None = None
+
+    @property
+    def known(self) -> dict[int, Knowledge]:
+        if self._known is None:
+            self._known = known_at_nodes(self.graph)
+        return self._known
+
+    def outcome(self, call: ast.Call) -> Outcome | None:
+        """None where the call cannot be reached. Raises `solve.TooManyStates`."""
+        merged: Outcome | None = None
+        for node in site_nodes(self.function, call):
+            if node not in self.known:
+                continue
+            outcome = self._follow(node)
+            merged = outcome if merged is None else _merge(merged, outcome)
+        return merged
+
+    def _follow(self, node: int) -> Outcome:
+        op = self.graph.ops[node]
+        assert isinstance(op, Call)
+        acquisition = self.effects.acquisition(op)
+        assert acquisition is not None
+        known = self.known.get(node, NOTHING)
+        if acquisition.keyed:
+            known = known | {(op.target[0], True)}
+        lends = self.function.is_context_manager
+        if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
+            return self._managed(op, acquisition)
+        followed = follow_acquire(self.graph, self.effects, acquisition, node, known, self.edges, lends)
+        return self._conclude(node, op, acquisition, followed)
+
+    def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:
+        lease = self._lease(op, acquisition, ())
+        return Outcome(self.function, op.at, acquisition, _replace(lease, released=True))
+
+    def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
+        endings = followed.endings
+        leaks = tuple(self._leaks(node, followed))
+        if acquisition.keyed and not endings.released:
+            leaks = ()
+        lease = self._lease(op, acquisition, leaks)
+        lease = _replace(
+            lease,
+            released=bool(endings.released),
+            handed_over=endings.handed_over
+            or bool(endings.unknown)
+            or (acquisition.keyed and not endings.released),
+            in_context_manager=self.function.is_context_manager,
+        )
+        outcome = Outcome(self.function, op.at, acquisition, lease)
+        if endings.returned:
+            outcome.returned = sorted(set(endings.returned.values()))[0]
+            outcome.always_returned = not endings.lost and not endings.stored
+        outcome.stored = sorted(endings.stored.items())
+        outcome.unknown = bool(endings.unknown)
+        return outcome
+
+    def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
+        return Lease(
+            span=self._span(op.at),
+            symbol=self.function.qualname,
+            text=" ".join(ast.unparse(op.at).split()),
+            protocol=acquisition.protocol,
+            holder=self._holder(op),
+            leaks=leaks,
+        )
+
+    def _holder(self, op: Call) -> str:
+        """The name the lease got first, for messages."""
+        followed = op.target
+        for each in self.graph.ops:
+            if isinstance(each, Move) and each.source == followed:
+                if not is_temporary(each.target) and "~" not in each.target[0]:
+                    return "".join(each.target).lstrip("@")
+                followed = each.target
+        return ""
+
+    def _span(self, node: ast.AST) -> Span:
+        return span_of(self.function.module.path, node)
+
+    # Leaks --------------------------------------------------------------------------------------------------
+
+    def _leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
+        seen: set[tuple[Loss, Span]] = set()
+        for loss, node, held in followed.endings.lost:
+            path = shortest_path(followed.solution, node, held)
+            kind = _exceptional(loss, path)
+            at = self._where(node, path)
+            if (kind, at) in seen:
+                continue
+            seen.add((kind, at))
+            yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
+
+    def _where(self, node: int, path: list[Station]) -> Span:
+        op = self.graph.ops[node]
+        if isinstance(op, Leave) and getattr(op.at, "lineno", None) is None:
+            for station in reversed(path):
+                if station.edge in RAISING:
+                    return self._span(self.graph.ops[station.node].at)
+        if isinstance(op, Leave) and not isinstance(op.at, (ast.Return,)):
+            return self._end_of_function()
+        return self._span(op.at)
+
+    def _end_of_function(self) -> Span:
+        node = self.function.node
+        last = node.body[-1] if isinstance(node.body, list) and node.body else node
+        line, column = getattr(last, "end_lineno", 1) or 1, getattr(last, "end_col_offset", 0) or 0
+        return Span(self.function.module.path, line, column, line, column + 1)
+
+    def _trace(self, site: int, path: list[Station], loss: Loss, at: Span) -> tuple[Step, ...]:
+        first = self._span(self.graph.ops[site].at)
+        file = self.function.module.path
+        steps = [Step(file, first.line, first.column, "acquired here")]
+        for step in tell(self.graph, file, path):
+            if step != steps[-1]:
+                steps.append(step)
+        steps.append(Step(file, at.line, at.column, LAST_WORDS[loss]))
+        return tuple(steps)
+
+    def _failed(self, path: list[Station], site: int) -> str | None:
+        """The other acquire whose failing branch the path takes."""
+        for station in path:
+            op = self.graph.ops[station.node]
+            if isinstance(op, Assume) and op.subject is not None and (op.kind == "none") == op.value:
+                text = self._acquired().get(op.subject[0])
+                if text is not None and len(op.subject) == 1:
+                    return text
+            if station.edge in RAISING and isinstance(op, Call) and station.node != site:
+                acquisition = self.effects.acquisition(op)
+                if acquisition is not None and not acquisition.managed:
+                    return acquisition.text
+        return None
+
+    def _acquired(self) -> dict[str, str]:
+        """Names bound from acquire calls."""
+        if self._acquired_names is None:
+            names: dict[str, str] = {}
+            for op in self.graph.ops:
+                if isinstance(op, Call):
+                    acquisition = self.effects.acquisition(op)
+                    if acquisition is not None and acquisition.handle is Handle.RESULT:
+                        names[op.target[0]] = acquisition.text
+                elif isinstance(op, Move) and op.source[0] in names and len(op.target) == 1:
+                    names[op.target[0]] = names[op.source[0]]
+            self._acquired_names = names
+        return self._acquired_names
+
+
+LAST_WORDS = {
+    Loss.RETURN: "returns here, still holding it",
+    Loss.FALL_THROUGH: "the function ends, still holding it",
+    Loss.NEXT_TURN: "acquired again here while the last one is still held",
+    Loss.RAISE: "leaves by this exception, still holding it",
+    Loss.CALL: "leaves by this exception, still holding it",
+    Loss.CANCEL: "leaves by cancellation, still holding it",
+    Loss.CLOSE: "leaves by GeneratorExit, still holding it",
+    Loss.DISCARDED: "nothing keeps the result",
+    Loss.REBOUND: "its only name is bound to something else here",
+    Loss.DELETED: "its only name is deleted here",
+    Loss.OVERWRITTEN: "its only place is overwritten here",
+    Loss.DROPPED: "its container's entries are dropped here",
+}
+
+
+def _exceptional(loss: Loss, path: list[Station]) -> Loss:
+    """By which kind of exception a path that leaves by raising does so."""
+    if loss is not Loss.RAISE:
+        return loss
+    for station in reversed(path):
+        if station.edge in LOSS_OF_EDGE:
+            return LOSS_OF_EDGE[station.edge]
+    return loss
+
+
+def _name_of(held: Held) -> str:
+    names = sorted("".join(place).lstrip("@") for place in held.places if not is_temporary(place))
+    return names[0] if names else ""
+
+
+def _replace(lease: Lease, **changes: object) -> Lease:
+    from dataclasses import replace
+
+    return replace(lease, **changes)  # type: ignore[arg-type]
+
+
+def _merge(one: Outcome, other: Outcome) -> Outcome:
+    """Copies of one call in different copies of a `finally` body."""
+    leaks = {(leak.loss, leak.at): leak for leak in (*other.lease.leaks, *one.lease.leaks)}
+    one.lease = _replace(
+        one.lease,
+        leaks=tuple(leaks.values()),
+        released=one.lease.released or other.lease.released,
+        handed_over=one.lease.handed_over or other.lease.handed_over,
+    )
+    one.returned = one.returned or other.returned
+    one.stored += other.stored
+    return one

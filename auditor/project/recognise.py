@@ -1,0 +1,260 @@
+"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in tables."""
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from auditor.flow.effects import Acquisition, Handle, Position, Value
+from auditor.ir.ops import Call, Path
+from auditor.project.calls import Calls, is_bound
+from auditor.project.discovery import Half, Pair
+from auditor.project.modules import Class, Function
+from auditor.protocols.protocol import Protocol
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
+
+PROCESS: Path = ("<process>",)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Why a call acquires. `rest` is where in the result the lease lies."""
+
+    protocol: str
+    origin: str
+    handle: Handle
+    value: Value
+    argument: Position = 0
+    rest: Path = ()
+    lease: bool = False
+
+
+class Recogniser:
+    """Answers by resolved function where there is one; a name alone is only believed where nothing else is known."""
+
+    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
+        self.calls = calls
+        self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
+        self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
+        self.acquiring: dict[Function, tuple[Pair, Half]] = {}
+        self.releasing: dict[Function, tuple[Pair, Half]] = {}
+        self.wrappers: dict[Function, Source] = {}
+        self._names: dict[str, list[tuple[Pair, Half]]] = {}
+        for pair in pairs:
+            self._add(pair)
+
+    def _add(self, pair: Pair) -> None:
+        for half in pair.acquires:
+            self.acquiring.setdefault(half.function, (pair, half))
+            self._names.setdefault(half.function.name, []).append((pair, half))
+        for half in pair.releases:
+            self.releasing.setdefault(half.function, (pair, half))
+
+    @property
+    def words(self) -> set[str]:
+        """Last names of calls that may acquire."""
+        found = set(self._names) | {function.name for function in self.wrappers}
+        for protocol in (*self.declared, *self.built_in):
+            found |= {
+                pattern.text.partition("(")[0].rpartition(".")[2]
+                for pattern in (*protocol.acquire, *protocol.lease)
+            }
+        return found
+
+    # Acquiring ----------------------------------------------------------------------------------------------
+
+    def source(self, function: Function, call: ast.Call) -> Source | None:
+        targets, constructed, dotted = self.calls.targets(function, call)
+        text = callee_text(call)
+        declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text)
+        if declared is not None:
+            return declared
+        for target in targets:
+            found = self._of_function(target)
+            if found is not None:
+                return found
+        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
+            return None
+        if not targets and dotted is None:
+            found = self._by_name(call)
+            if found is not None:
+                return found
+        return self._by_pattern(self.built_in, names_of(targets, None, dotted), text)
+
+    def _of_function(self, target: Function) -> Source | None:
+        if target in self.acquiring:
+            pair, half = self.acquiring[target]
+            return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+        return self.wrappers.get(target)
+
+    def _by_pattern(self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str) -> Source | None:
+        for protocol in protocols:
+            for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
+                for pattern in patterns:
+                    if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
+                        return Source(
+                            protocol.name,
+                            protocol.origin,
+                            protocol.handle,
+                            protocol.value,
+                            protocol.argument,
+                            (),
+                            lease,
+                        )
+        return None
+
+    def _by_name(self, call: ast.Call) -> Source | None:
+        """An unknown receiver: believed where the method's name is rare, or the receiver is called like the pool."""
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        for pair, half in self._names.get(call.func.attr, ()):
+            if half.name.verb in WEAK or half.handle is not Handle.RESULT:
+                continue
+            if (
+                (half.name.affix
+                and half.name.verb not in ("acquire", "reserve"))
+                or _called_like(call.func.value, pair)
+            ):
+                return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+        return None
+
+    def acquisition(self, function: Function, call: Call) -> Acquisition | None:
+        source = self.source(function, call.at)
+        if source is None:
+            return None
+        return Acquisition(
+            source.protocol,
+            source.handle,
+            source.value,
+            self._places(source, call),
+            callee_text(call.at),
+            managed=source.lease or call.entered,
+        )
+
+    def _places(self, source: Source, call: Call) -> tuple[Path, ...]:
+        if source.handle is Handle.RESULT:
+            return (call.target + source.rest,)
+        if source.handle is Handle.RECEIVER:
+            return (call.receiver,) if call.receiver is not None else (PROCESS,)
+        if source.handle is Handle.NONE:
+            return (PROCESS,)
+        if isinstance(source.argument, int) and source.argument < len(call.args):
+            return (call.args[source.argument][0],)
+        for name, path in call.kwargs:
+            if name == source.argument or (call.args == () and source.argument == 0):
+                return (path,)
+        return (PROCESS,)
+
+    # Releasing ----------------------------------------------------------------------------------------------
+
+    def releases(self, function: Function, call: ast.Call, position: Position) -> bool | None:
+        """True: the operand is given back. None: neither settings nor pairs nor tables say so."""
+        targets, constructed, dotted = self.calls.targets(function, call)
+        text = callee_text(call)
+        if self._release_pattern(self.declared, names_of(targets, constructed, dotted), text, call, position):
+            return True
+        for target in targets:
+            if target in self.releasing:
+                _, half = self.releasing[target]
+                if half.handle is Handle.RECEIVER:
+                    return position == -1
+                return position != -1 or not is_bound(target, call)
+        if targets or constructed is not None:
+            return None
+        if self._release_pattern(self.built_in, names_of(targets, None, dotted), text, call, position):
+            return True
+        return None
+
+    def _release_pattern(
+        self,
+        protocols: Sequence[Protocol],
+        names: tuple[str, ...],
+        text: str,
+        call: ast.Call,
+        position: Position,
+    ) -> bool:
+        for protocol in protocols:
+            for pattern in protocol.release:
+                if pattern.on_lease:
+                    if (
+                        position == -1
+                        and isinstance(call.func, ast.Attribute)
+                        and pattern.name.fullmatch(call.func.attr)
+                    ):
+                        return True
+                elif pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
+                    if protocol.handle is Handle.RECEIVER and not pattern.explicit:
+                        if position == -1:
+                            return True
+                    elif (protocol.handle is Handle.NONE and not pattern.operands) or position in pattern.operands or (isinstance(position, str) and not pattern.explicit):
+                        return True
+        return False
+
+    def release_source(self, function: Function, call: ast.Call) -> tuple[str, str] | None:
+        """(protocol, origin) of a call that releases something."""
+        targets, constructed, dotted = self.calls.targets(function, call)
+        for target in targets:
+            if target in self.releasing:
+                return self.releasing[target][0].name, "discovered"
+        positions: tuple[Position, ...] = (
+            -1,
+            *range(len(call.args)),
+            *(k.arg for k in call.keywords if k.arg),
+        )
+        names, text = names_of(targets, constructed, dotted), callee_text(call)
+        for protocol in (*self.declared, *(() if targets else self.built_in)):
+            if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
+                return protocol.name, protocol.origin
+        return None
+
+    def transfers(self, function: Function, call: ast.Call, position: Position) -> bool:
+        targets, constructed, dotted = self.calls.targets(function, call)
+        names, text = names_of(targets, constructed, dotted), callee_text(call)
+        return any(
+            position in pattern.operands
+            and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
+            for protocol in self.declared
+            for pattern in protocol.transfer
+        )
+
+    def releases_by_name(self, call: ast.Call, position: Position, value: Value) -> bool:
+        """Where nothing is known of the callee: `pool.free(x)`, `release_block(x)`, `lease.release()`."""
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if position == -1:
+            return (
+                value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
+            )
+        return RELEASING.fullmatch(name) is not None
+
+
+def callee_text(call: ast.Call) -> str:
+    return ast.unparse(call.func)
+
+
+def names_of(targets: Sequence[Function], constructed: Class | None, dotted: str | None) -> tuple[str, ...]:
+    """Dotted names, the last parts alone included, that a pattern may be written against."""
+    full = [dotted] if dotted is not None else []
+    if constructed is not None:
+        full.append(f"{_module_name(constructed.module.path)}.{constructed.qualname}")
+    else:
+        full += [f"{_module_name(target.module.path)}.{target.qualname}" for target in targets]
+    names = []
+    for name in full:
+        parts = name.split(".")
+        names += (
+            [".".join(parts[start:]) for start in range(len(parts))]
+            if constructed is None and dotted is None
+            else [name]
+        )
+    return tuple(names)
+
+
+def _module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _called_like(receiver: ast.expr, pair: Pair) -> bool:
+    """`self.kv_allocator.alloc` is called like a class KVAllocator."""
+    name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
+    words = set(split(name)) - {"self", "get"}
+    mine = set(split(pair.name)) - {"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"}
+    return bool(words & mine)

@@ -1,0 +1,181 @@
+"""What functions do to what they are given, bottom up over the calls that pass a lease on.
+
+The answers needed for one lease form a graph of their own: (function, parameter) pairs, an edge where a body passes its
+parameter to another function. Its strongly connected components are solved callees first (networkx); within a component,
+recursion starts from "borrows" and is repeated until nothing changes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
+from auditor.flow.follow import EDGES, Followed, follow_given
+from auditor.flow.ownership import operands
+from auditor.flow.solve import TooManyStates
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Call, Leave, Make, Move, Path, Unpack, Way
+from auditor.project.calls import Calls, constants_passed, is_bound, parameter_for
+from auditor.project.modules import Function
+
+EffectsOf = Callable[[Function], Effects]
+
+ROUNDS = 4
+"""Recursive functions agree with themselves after one round or two; past this the answer is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What does `function` do to a lease at `place` (rooted at a parameter or captured name)?"""
+
+    function: Function
+    place: Path
+    value: Value
+    protocol: str
+    constants: frozenset[tuple[str, object]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`stored` are paths that hold it afterwards; `sometimes` that only some ways out end so."""
+
+    fate: Fate = Fate.BORROW
+    result: Path | None = None
+    sometimes: bool = False
+    stored: tuple[Path, ...] = ()
+    dropped: bool = False
+
+    @property
+    def treatment(self) -> Treatment:
+        return (
+            Treatment(self.fate, self.result, self.sometimes)
+            if self.fate is Fate.BORROW
+            else Treatment(self.fate)
+        )
+
+
+NOTHING = Answer()
+NOT_TOLD = Answer(Fate.UNKNOWN)
+
+
+class Summaries:
+    """Answers, each computed once. `effects_of` ties the knot: effects ask summaries and summaries ask effects."""
+
+    def __init__(self, calls: Calls, effects_of: EffectsOf) -> None:
+        self.calls = calls
+        self.answers: dict[Question, Answer] = {}
+        self._effects_of = effects_of
+
+    def answer(self, question: Question) -> Answer:
+        if question not in self.answers:
+            self._solve_bottom_up(question)
+        return self.answers[question]
+
+    def _solve_bottom_up(self, question: Question) -> None:
+        import networkx as nx
+
+        graph: nx.DiGraph[Question] = nx.DiGraph()
+        graph.add_node(question)
+        pending = [question]
+        while pending:
+            asked = pending.pop()
+            for needed in self._needed(asked):
+                if needed not in self.answers and needed not in graph:
+                    pending.append(needed)
+                if needed not in self.answers:
+                    graph.add_edge(asked, needed)
+        for component in nx.strongly_connected_components(graph):
+            self._solve_component(sorted(component, key=_order))
+
+    def _solve_component(self, component: list[Question]) -> None:
+        for asked in component:
+            self.answers[asked] = NOTHING
+        for _ in range(ROUNDS):
+            before = [self.answers[asked] for asked in component]
+            for asked in component:
+                self.answers[asked] = self._ask(asked)
+            if len(component) == 1 or [self.answers[asked] for asked in component] == before:
+                return
+
+    def _ask(self, question: Question) -> Answer:
+        function = question.function
+        try:
+            graph = function.graph
+            acquisition = Acquisition(question.protocol, Handle.RESULT, question.value, (question.place,), "")
+            known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
+            followed = follow_given(graph, self._effects_of(function), acquisition, known, EDGES["explicit"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return NOT_TOLD
+        return _conclude(question, followed)
+
+    def _needed(self, question: Question) -> Iterator[Question]:
+        """Flow-insensitively: calls to which the body may pass the lease."""
+        function = question.function
+        try:
+            graph = function.graph
+        except (TooLarge, RecursionError):
+            return
+        names = {question.place[0]}
+        for op in graph.ops:
+            match op:
+                case Move(target=target, source=source) | Unpack(targets=((_, target), *_), source=source):
+                    if source[0] in names:
+                        names.add(target[0])
+                case Make(target=target, items=items):
+                    if any(path[0] in names for _, path in items):
+                        names.add(target[0])
+        for op in graph.ops:
+            if isinstance(op, Call):
+                yield from self._passed_on(question, op, names)
+
+    def _passed_on(self, question: Question, op: Call, names: set[str]) -> Iterator[Question]:
+        given = [(position, path) for position, path in operands(op) if path[0] in names]
+        if not given:
+            return
+        targets, _, _ = self.calls.targets(question.function, op.at)
+        for target in targets:
+            bound = is_bound(target, op.at)
+            for position, path in given:
+                parameter = parameter_for(target, position, bound)
+                if parameter is None:
+                    continue
+                rest = question.place[1:] if path == (question.place[0],) else ()
+                constants = constants_passed(target, op.at, bound)
+                yield Question(target, (parameter, *rest), question.value, question.protocol, constants)
+
+
+def _order(question: Question) -> tuple[str, str, Path, str]:
+    return (
+        question.function.module.path,
+        question.function.qualname,
+        question.place,
+        str(sorted(question.constants, key=str)),
+    )
+
+
+def _facts(name: str, value: object) -> set[tuple[str, bool]]:
+    return {(name, bool(value)), (f"{name} is None", value is None)}
+
+
+def _conclude(question: Question, followed: Followed) -> Answer:
+    endings = followed.endings
+    graph = question.function.graph
+    kept = [
+        node
+        for _, node, _ in endings.lost
+        if isinstance(op := graph.ops[node], Leave) and op.way is not Way.RAISE
+    ]
+    elsewhere = tuple(
+        sorted({path for path in endings.stored.values() if path[: len(question.place)] != question.place})
+    )
+    same = any(path[: len(question.place)] == question.place for path in endings.stored.values())
+    if endings.released:
+        return Answer(Fate.RELEASE, sometimes=bool(kept or same))
+    if elsewhere or endings.taken:
+        return Answer(Fate.TAKE, stored=elsewhere)
+    if endings.unknown:
+        return NOT_TOLD
+    dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
+    if endings.returned:
+        paths = sorted(set(endings.returned.values()))
+        return Answer(result=paths[0], sometimes=bool(kept) or len(paths) > 1, dropped=dropped)
+    return Answer(dropped=dropped)

@@ -1,0 +1,53 @@
+"""Which protocols, names and calls were met: the figures of the summary."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from auditor.model import ProtocolUse
+from auditor.project.leases import Outcome
+from auditor.project.modules import Project
+from auditor.project.recognise import Recogniser
+from auditor.project.sites import last_name, own_calls
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
+
+
+class Usage:
+    def __init__(self, project: Project, recogniser: Recogniser, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes = outcomes
+        self.acquires: Counter[tuple[str, str]] = Counter()
+        self.releases: Counter[tuple[str, str]] = Counter()
+        self._released_names: set[str] = set()
+        origin = {}
+        for outcome in outcomes:
+            source = recogniser.source(outcome.function, outcome.call)
+            if source is not None:
+                self.acquires[(source.protocol, source.origin)] += 1
+                origin[source.protocol] = source.origin
+        self._count_releases(project, recogniser)
+
+    def _count_releases(self, project: Project, recogniser: Recogniser) -> None:
+        for module in project.parsed():
+            for function in module.by_node.values():
+                for call in own_calls(function):
+                    name = last_name(call)
+                    if not (
+                        RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS)
+                    ):
+                        continue
+                    found = recogniser.release_source(function, call)
+                    if found is not None:
+                        self.releases[found] += 1
+                        self._released_names.add(name)
+
+    def protocols(self) -> tuple[ProtocolUse, ...]:
+        keys = sorted(set(self.acquires) | set(self.releases))
+        return tuple(
+            ProtocolUse(name, origin, self.acquires[name, origin], self.releases[name, origin])
+            for name, origin in keys
+        )
+
+    def acquire_names(self) -> tuple[str, ...]:
+        return tuple(sorted({last_name(outcome.call) for outcome in self.outcomes}))
+
+    def release_names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._released_names))
