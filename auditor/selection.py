@@ -56,7 +56,9 @@ def check_codes(codes: Iterable[str], known: tuple[str, ...]) -> None:
     for code in codes:
         if code == ALL or (len(code) > 1 and any(rule.startswith(code) for rule in known)):
             continue
-        family = tuple(rule for rule in known if rule.startswith(code.upper()[:3]))  # PA003 is a PA0, not a PA103
+        family = tuple(
+            rule for rule in known if rule.startswith(code.upper()[:3])
+        )  # PA003 is a PA0, not a PA103
         raise SettingsError(f"unknown rule code `{code}`{suggestion(code.upper(), family or (*known, ALL))}")
 
 
