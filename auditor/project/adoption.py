@@ -1,5 +1,6 @@
 """Pool adoption across the project: which classes use a pool, how completely, and which ought to."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from auditor.project.class_table import ClassTable
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation
 
 _PRIORITY = {3: "high", 2: "medium", 1: "low"}
-_NOT_PRODUCT = re.compile(r"(?:^|/)(?:tests?|testing|benchmarks?|examples?|docs?)(?:/|$)|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
+_TEST_FILE = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
 _TENSOR_POOL = re.compile(r"^(?:Tensor)?MemoryPool(?:Mixin)?$|^get_\w*memory_pool$")
 
 
@@ -104,7 +105,8 @@ def _without_pool(
 ) -> tuple[ClassIndex, ...]:
     if not _pool_at_hand(classes, files, table):
         return ()
-    found = [each for each in classes if _should_pool(each, table)]
+    root = len(_common_folder([file.path for file in files]))
+    found = [each for each in classes if _should_pool(each, table) and not _TEST_FILE.search(each.span.path[root:])]
     return tuple(sorted(found, key=lambda each: each.span))
 
 
@@ -125,6 +127,11 @@ def _should_pool(entry: ClassIndex, table: ClassTable) -> bool:
         and not entry.is_abstract
         and any(each.temporary for each in entry.allocations)
         and not (entry.mentions_pool or entry.acquires or entry.releases or entry.defines_pool)
-        and not _NOT_PRODUCT.search(entry.span.path)
         and not table.child_pools(entry)
     )
+
+
+def _common_folder(paths: list[str]) -> str:
+    """`a/b/` of a/b/c.py and a/b/d/e.py: a tree that lies below a folder named tests is no test by that."""
+    prefix = os.path.commonprefix(paths)
+    return prefix[: prefix.rfind("/") + 1]
