@@ -128,6 +128,15 @@ def test_a_switch_is_inherited_with_its_init_and_not_beyond() -> None:
     assert found.classes_with_pool_switch == 2
 
 
+def test_an_own_init_ends_the_switch_in_a_file_that_names_no_pool() -> None:
+    child = "from .user import User\n\nclass Child(User):\n{}    def forward(self, x): ...\n"
+    for init, switch in (("", "enable_memory_pool"), ("    def __init__(self):\n        super().__init__(4)\n", None)):
+        found = _adopt(
+            mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=True), child=child.format(init)
+        )
+        assert _rows(found)["Child"].switch == switch
+
+
 @pytest.mark.parametrize(
     ("parameter", "switch", "default"),
     [

@@ -39,7 +39,7 @@ def adoption(files: Iterable[FileIndex], flow: Mapping[tuple[str, str], PoolCall
     """`flow` maps (path, qualified class name) to what was decided; a class it does not name is judged by names."""
     known = sorted(files, key=lambda file: file.path)
     table = ClassTable(known)
-    classes = [table.effective(each) for file in known for each in file.classes]
+    classes = table.that_matter()
     classes = [_corrected(each, (flow or {}).get((each.span.path, each.qualname))) for each in classes]
     switched = [each for each in classes if each.switch is not None]
     rows = [row for each in classes if (row := _row(each, table)) is not None]

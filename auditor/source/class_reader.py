@@ -50,6 +50,7 @@ class ClassReader:
             span=_header_span(node, self.source),
             bases=bases,
             is_module=any(_MODULE.match(base) for base in bases) or _has_module_forward(methods, bases),
+            has_init="__init__" in methods,
             is_abstract=_is_abstract(methods, bases),
             allocations=large_allocations(path, self.source, self.origins),
         )
