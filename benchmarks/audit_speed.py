@@ -30,7 +30,17 @@ GOALS = {
     "ten_times_over_one": 11.0,
     "version_seconds": 0.15,
 }
-AUDIT = [sys.executable, "-m", "auditor.cli", "audit", "--isolated", "--exit-zero", "--no-progress", "--format", "json"]
+AUDIT = [
+    sys.executable,
+    "-m",
+    "auditor.cli",
+    "audit",
+    "--isolated",
+    "--exit-zero",
+    "--no-progress",
+    "--format",
+    "json",
+]
 AST = "import ast, sys\nfor path in sys.stdin.read().split('\\0'):\n    ast.parse(open(path, 'rb').read())\n"
 
 
@@ -54,11 +64,17 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tree", type=Path, required=True, help="the large tree")
     parser.add_argument("--pool-heavy", type=Path, help="a package that lives on pools")
-    parser.add_argument("--repeat", type=int, default=3, help="runs a figure, of which the best counts (default 3)")
-    parser.add_argument("--scaling-files", type=int, default=200, help="files of the small tree of the scaling test")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="runs a figure, of which the best counts (default 3)"
+    )
+    parser.add_argument(
+        "--scaling-files", type=int, default=200, help="files of the small tree of the scaling test"
+    )
     parser.add_argument("--peer-files", type=int, default=200, help="files given to the slow peers")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--no-scaling", action="store_true")
@@ -146,7 +162,11 @@ def _summary(timing: Timing) -> dict[str, object]:
 
 def _judge(results: dict[str, object]) -> int:
     """Says which goal was missed; the exit status tells, so that a script may ask."""
-    missed = [name for name, goal in GOALS.items() if isinstance(got := results.get(name), int | float) and got > goal]
+    missed = [
+        name
+        for name, goal in GOALS.items()
+        if isinstance(got := results.get(name), int | float) and got > goal
+    ]
     for name in missed:
         print(f"over its goal: {name} is {results[name]}, goal {GOALS[name]}", file=sys.stderr)
     return 1 if missed else 0

@@ -1,4 +1,6 @@
-"""The same files through other tools, each with the one check that comes nearest; what is not installed is named."""
+"""The same files through other tools, each with the one check that comes nearest; what is not installed is
+named.
+"""
 
 import importlib.util
 import shutil
@@ -40,7 +42,9 @@ PEERS = (
 
 
 def peers(tree: Path, limit: int) -> list[dict[str, object]]:
-    """One entry a peer. Slow ones get every n-th file, so that the part is spread over the tree, and it is stated."""
+    """One entry a peer. Slow ones get every n-th file, so that the part is spread over the tree, and it is
+    stated.
+    """
     files = python_files(tree)
     step = max(1, len(files) // limit)
     part = files[::step][:limit]

@@ -8,8 +8,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# With the first argument as a file for figures: runs the rest, and asks the kernel about the children afterwards.
-# RUSAGE_CHILDREN's maxrss is the largest of all descendants that were waited for, which is what a limit must hold.
+# With the first argument as a file for figures: runs the rest, and asks the kernel about the children
+# afterwards.
+# RUSAGE_CHILDREN's maxrss is the largest of all descendants that were waited for, which is what a limit
+# must hold.
 _MEASURE = """
 import json, resource, subprocess, sys, time
 start = time.perf_counter()
@@ -47,7 +49,9 @@ def run(command: list[str], stdin: str = "", accepted: tuple[int, ...] = (0,)) -
         )
         measured = json.loads(figures.read_text())
     if measured["status"] not in accepted:
-        raise CommandFailed(f"{' '.join(command[:6])} ended with {measured['status']}:\n{done.stderr[-2000:]}")
+        raise CommandFailed(
+            f"{' '.join(command[:6])} ended with {measured['status']}:\n{done.stderr[-2000:]}"
+        )
     return Timing(round(measured["seconds"], 3), round(measured["peak"] / 1e6, 1), done.stdout)
 
 

@@ -11,7 +11,9 @@ from auditor.project.adoption import Adoption, PoolCalls, adoption
 from auditor.rule import Rule, all_rules
 from auditor.source.index import FileIndex, index_bytes
 
-PROJECTS = sorted(path for path in (Path(__file__).parent / "fixtures" / "adoption").iterdir() if path.is_dir())
+PROJECTS = sorted(
+    path for path in (Path(__file__).parent / "fixtures" / "adoption").iterdir() if path.is_dir()
+)
 _MARK = re.compile(r"#\s*expect:\s*(PA30[12])")
 
 
@@ -105,10 +107,16 @@ def test_figures_of_the_summary() -> None:
 
 
 def test_a_user_of_the_mixin_is_fully_supported() -> None:
-    row = _rows(_adopt(mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=False)))["User"]
+    row = _rows(_adopt(mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=False)))[
+        "User"
+    ]
     assert (row.switch, row.switch_default) == ("enable_memory_pool", False)
     assert (row.acquires, row.releases, row.cleans_up, row.support) == (True, True, True, "full")
-    assert (row.path, row.line, row.bases) == ("pkg/user.py", 5, ("pkg.mixin.MemoryPoolMixin", "torch.nn.Module"))
+    assert (row.path, row.line, row.bases) == (
+        "pkg/user.py",
+        5,
+        ("pkg.mixin.MemoryPoolMixin", "torch.nn.Module"),
+    )
     assert row.priority is None
 
 
@@ -130,9 +138,14 @@ def test_a_switch_is_inherited_with_its_init_and_not_beyond() -> None:
 
 def test_an_own_init_ends_the_switch_in_a_file_that_names_no_pool() -> None:
     child = "from .user import User\n\nclass Child(User):\n{}    def forward(self, x): ...\n"
-    for init, switch in (("", "enable_memory_pool"), ("    def __init__(self):\n        super().__init__(4)\n", None)):
+    for init, switch in (
+        ("", "enable_memory_pool"),
+        ("    def __init__(self):\n        super().__init__(4)\n", None),
+    ):
         found = _adopt(
-            mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=True), child=child.format(init)
+            mixin=MIXIN,
+            user=USER.format(module="mixin", name="MemoryPoolMixin", default=True),
+            child=child.format(init),
         )
         assert _rows(found)["Child"].switch == switch
 
@@ -157,7 +170,7 @@ def test_what_is_a_switch(parameter: str, switch: str | None, default: bool | No
 
 
 def test_a_dataclass_field_is_a_parameter_of_its_init() -> None:
-    text = "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Config:\n    enable_memory_pool: bool = True\n"
+    text = "from dataclasses import dataclass\n\n@dataclass\nclass C:\n    enable_memory_pool: bool = True\n"
     assert index_bytes("a.py", text.encode()).classes[0].switch_default is True
 
 
@@ -184,7 +197,11 @@ class Cache:
 
 def test_the_flow_analysis_has_the_last_word() -> None:
     files = [index_bytes("pkg/mixin.py", MIXIN.encode())]
-    files.append(index_bytes("pkg/user.py", USER.format(module="mixin", name="MemoryPoolMixin", default=False).encode()))
+    files.append(
+        index_bytes(
+            "pkg/user.py", USER.format(module="mixin", name="MemoryPoolMixin", default=False).encode()
+        )
+    )
     found = adoption(files, {("pkg/user.py", "User"): PoolCalls(acquires=True, releases=False)})
     assert (_rows(found)["User"].releases, _rows(found)["User"].support) == (False, "partial")
 

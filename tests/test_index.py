@@ -121,7 +121,14 @@ def test_an_outline_keeps_headers_imports_and_allocating_methods_in_their_lines(
     added = [line for number, line in present if line != original[number]]
     assert added == ["    pass"]  # the body of `Long`
     text = "\n".join(line for _, line in present)
-    for word in ("import torch", "import os", "def helper", "@wrapped", "class OneLine(A): pass", "metaclass=M"):
+    for word in (
+        "import torch",
+        "import os",
+        "def helper",
+        "@wrapped",
+        "class OneLine(A): pass",
+        "metaclass=M",
+    ):
         assert word in text
     for word in ("InADocstring", "InAString", "unrelated", "def function", "def forward", "Words"):
         assert word not in text

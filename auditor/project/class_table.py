@@ -1,4 +1,6 @@
-"""Every class of the project by name, and what each inherits; re-exports are followed, cycles are not a trap."""
+"""Every class of the project by name, and what each inherits; re-exports are followed, cycles are not a
+trap.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +26,9 @@ class ClassTable:
                 self._renames[f"{module}.{bound}"] = dotted
 
     def that_matter(self) -> list[ClassIndex]:
-        """Every class that can have a row, with what it inherits: in a tree without a pool only those that allocate."""
+        """Every class that can have a row, with what it inherits: in a tree without a pool only those that
+        allocate.
+        """
         everything = [each for file in self._files for each in file.classes]
         if any(_speaks_of_pool(each) for each in everything):
             return [self.effective(each) for each in everything]
@@ -34,11 +38,14 @@ class ClassTable:
         """Whether an imported module is one of the project's files, whatever folder the run started in."""
         tail = dotted.lstrip(".")
         return dotted.startswith(".") or any(
-            module == tail or module.endswith("." + tail) or tail.endswith("." + module) for module in self._modules
+            module == tail or module.endswith("." + tail) or tail.endswith("." + module)
+            for module in self._modules
         )
 
     def effective(self, entry: ClassIndex) -> ClassIndex:
-        """The class with what it inherits: being a module, the switch of an inherited `__init__`, pool use, cleanup."""
+        """The class with what it inherits: being a module, the switch of an inherited `__init__`, pool
+        use, cleanup.
+        """
         for base in self.ancestors(entry):
             entry = _inherit(entry, base)
         return entry
@@ -67,7 +74,9 @@ class ClassTable:
         return None
 
     def _suffixed(self, dotted: str) -> ClassIndex | None:
-        """Re-exported names and other roots: the one class of that name below, or ending like, the dotted package."""
+        """Re-exported names and other roots: the one class of that name below, or ending like, the dotted
+        package.
+        """
         package, dot, name = dotted.rpartition(".")
         if not dot:
             return None

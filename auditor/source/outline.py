@@ -17,11 +17,15 @@ _SELF_CALL = re.compile(r"\bself\.(\w+)\(")
 
 # A method without any of these allocates nothing that the index could call large. Plain substrings: `in` runs
 # at memory speed where an alternation of the same words costs more than the parse it saves.
-_FACTORY = ("zeros(", "ones(", "empty(", "full(", "rand(", "randn(", "randint(", "eye(", "s_like(", "empty_like(")
-_FACTORY += ("full_like(", "rand_like(", "randn_like(", "matmul(", "bmm(", "einsum(", " @ ")
+_FACTORY = (
+    "zeros(", "ones(", "empty(", "full(", "rand(", "randn(", "randint(", "eye(", "s_like(", "empty_like(",
+    "full_like(", "rand_like(", "randn_like(", "matmul(", "bmm(", "einsum(", " @ ",
+)  # fmt: skip
 # These are large only where a shape is known, and a shape is known only where the method writes one down.
-_GROWS = ("tril(", "triu(", "one_hot(", "arange(", "cat(", "concat(", "stack(", "repeat(", "gather(", "softmax(")
-_GROWS += ("clone(", "contiguous(", "pad(")
+_GROWS = (
+    "tril(", "triu(", "one_hot(", "arange(", "cat(", "concat(", "stack(", "repeat(", "gather(", "softmax(",
+    "clone(", "contiguous(", "pad(",
+)  # fmt: skip
 _SHAPED = (".shape", ".size(", "view(", "reshape(", "arange(")
 _INIT = "    def __init__("
 _INIT_STUB = "    def __init__(self): pass"  # whether a class has one decides what it inherits
@@ -43,7 +47,9 @@ def outline(text: str) -> str:
 
 
 def _cut(text: str, start: re.Pattern[str]) -> list[str]:
-    """The text before the first start, and from each to the next; one inside a triple-quoted string is none."""
+    """The text before the first start, and from each to the next; one inside a triple-quoted string is
+    none.
+    """
     starts = [0, *(match.start() for match in start.finditer(text))]
     blocks: list[str] = []
     open_string = False
