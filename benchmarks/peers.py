@@ -3,7 +3,6 @@ named.
 """
 
 import importlib.util
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,21 +29,20 @@ def _has_module(name: str) -> bool:
 
 
 PEERS = (
-    Peer("Ruff", "SIM115 (open without with)", "ruff", lambda: shutil.which("ruff") is not None or _has_module("ruff"),
+    Peer("Ruff", "SIM115 (open without with)", "ruff", lambda: _has_module("ruff"),
          [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--exit-zero", "--preview",
           "--select", "SIM115", "--output-format", "concise"], (0,), True),
     Peer("TorchFix", "its default rules", "torchfix", lambda: _has_module("torchfix"),
          [sys.executable, "-m", "torchfix"], (0, 1), False),
     Peer("Pylint", "consider-using-with", "pylint", lambda: _has_module("pylint"),
-         [sys.executable, "-m", "pylint", "--disable=all", "--enable=consider-using-with", "--jobs=1", "--score=n"],
+         [sys.executable, "-m", "pylint", "--disable=all", "--enable=consider-using-with",
+          "--jobs=1", "--score=n"],
          tuple(range(32)), False),
 )  # fmt: skip
 
 
 def peers(tree: Path, limit: int) -> list[dict[str, object]]:
-    """One entry a peer. Slow ones get every n-th file, so that the part is spread over the tree, and it is
-    stated.
-    """
+    """One entry a peer. Slow ones get every n-th file: a part spread over the tree, and stated."""
     files = python_files(tree)
     step = max(1, len(files) // limit)
     part = files[::step][:limit]

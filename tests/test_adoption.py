@@ -127,7 +127,8 @@ def test_a_switch_is_inherited_with_its_init_and_not_beyond() -> None:
         user=base,
         children=(
             "from .user import User\n\nclass Same(User):\n    def memory_pool_note(self): ...\n\n"
-            "class Own(User):\n    def __init__(self):\n        super().__init__(4, enable_memory_pool=False)\n"
+            "class Own(User):\n"
+            "    def __init__(self):\n        super().__init__(4, enable_memory_pool=False)\n"
         ),
     )
     rows = _rows(found)
@@ -237,5 +238,6 @@ def test_re_exported_and_renamed_bases_are_found() -> None:
 
 
 def test_classes_that_inherit_from_each_other_end() -> None:
-    text = "class A(B):\n    memory_pool = 1\n\nclass B(A):\n    def f(self, pool):\n        return pool.allocate(1)\n"
+    text = "class A(B):\n    memory_pool = 1\n\n"
+    text += "class B(A):\n    def f(self, pool):\n        return pool.allocate(1)\n"
     assert set(_rows(_adopt(cycle=text))) == {"A", "B"}
