@@ -1,4 +1,6 @@
-"""One class statement to its index entry: bases, whether it is a module, and what its forward path allocates."""
+"""One class statement to its index entry: bases, whether it is a module, and what its forward path
+allocates.
+"""
 
 import ast
 import re
@@ -6,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from auditor.model import Span
+from auditor.source.entries import ClassIndex, Source
 from auditor.source.forward_path import forward_path, large_allocations
 from auditor.source.imports import dotted_text, statements_in
-from auditor.source.entries import ClassIndex, Source
 from auditor.source.pool_use import Function, methods_of, pool_use
 
 _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
@@ -40,7 +42,9 @@ class ClassReader:
 
     def _read(self, node: ast.ClassDef, prefix: str) -> ClassIndex:
         methods = methods_of(node)
-        bases = tuple(_resolved(base, self.origins) for base in node.bases if not isinstance(base, ast.Starred))
+        bases = tuple(
+            _resolved(base, self.origins) for base in node.bases if not isinstance(base, ast.Starred)
+        )
         path: list[Function] = []
         if _may_be_module(bases):
             path = list(methods.values()) if self.outlined else forward_path(methods, self.source)
@@ -50,6 +54,7 @@ class ClassReader:
             span=_header_span(node, self.source),
             bases=bases,
             is_module=any(_MODULE.match(base) for base in bases) or _has_module_forward(methods, bases),
+            has_init="__init__" in methods,
             is_abstract=_is_abstract(methods, bases),
             allocations=large_allocations(path, self.source, self.origins),
         )

@@ -1,4 +1,6 @@
-"""Large tensors that a module allocates each time it runs: in forward, and in the methods forward calls on self."""
+"""Large tensors that a module allocates each time it runs: in forward, and in the methods forward calls on
+self.
+"""
 
 import ast
 

@@ -32,7 +32,8 @@ def index_bytes(path: str, data: bytes, text: str | None = None) -> FileIndex:
 
 
 def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
-    """Index decoded text. Raises SyntaxError, ValueError, RecursionError or MemoryError where it cannot be parsed.
+    """Index decoded text. Raises SyntaxError, ValueError, RecursionError or MemoryError where it cannot
+    be parsed.
 
     `need` is WHOLE for every file whose pool use matters: what the flow analysis follows, and what the
     pre-filter says names a pool.
@@ -69,7 +70,9 @@ def _no_collection() -> Iterator[None]:
 
 
 def _parse(text: str, need: Need) -> tuple[ast.Module, bool]:
-    """The tree, and whether it is of an outline. An outline that does not parse is answered by the whole file."""
+    """The tree, and whether it is of an outline. An outline that does not parse is answered by the whole
+    file.
+    """
     if need is Need.MODULES:
         with suppress(Uncut, SyntaxError):
             return ast.parse(outline(text)), True

@@ -17,12 +17,18 @@ _SELF_CALL = re.compile(r"\bself\.(\w+)\(")
 
 # A method without any of these allocates nothing that the index could call large. Plain substrings: `in` runs
 # at memory speed where an alternation of the same words costs more than the parse it saves.
-_FACTORY = ("zeros(", "ones(", "empty(", "full(", "rand(", "randn(", "randint(", "eye(", "s_like(", "empty_like(")
-_FACTORY += ("full_like(", "rand_like(", "randn_like(", "matmul(", "bmm(", "einsum(", " @ ")
+_FACTORY = (
+    "zeros(", "ones(", "empty(", "full(", "rand(", "randn(", "randint(", "eye(", "s_like(", "empty_like(",
+    "full_like(", "rand_like(", "randn_like(", "matmul(", "bmm(", "einsum(", " @ ",
+)  # fmt: skip
 # These are large only where a shape is known, and a shape is known only where the method writes one down.
-_GROWS = ("tril(", "triu(", "one_hot(", "arange(", "cat(", "concat(", "stack(", "repeat(", "gather(", "softmax(")
-_GROWS += ("clone(", "contiguous(", "pad(")
+_GROWS = (
+    "tril(", "triu(", "one_hot(", "arange(", "cat(", "concat(", "stack(", "repeat(", "gather(", "softmax(",
+    "clone(", "contiguous(", "pad(",
+)  # fmt: skip
 _SHAPED = (".shape", ".size(", "view(", "reshape(", "arange(")
+_INIT = "    def __init__("
+_INIT_STUB = "    def __init__(self): pass"  # whether a class has one decides what it inherits
 ENTRY_POINTS = ("forward", "__call__")
 
 
@@ -41,7 +47,9 @@ def outline(text: str) -> str:
 
 
 def _cut(text: str, start: re.Pattern[str]) -> list[str]:
-    """The text before the first start, and from each to the next; one inside a triple-quoted string is none."""
+    """The text before the first start, and from each to the next; one inside a triple-quoted string is
+    none.
+    """
     starts = [0, *(match.start() for match in start.finditer(text))]
     blocks: list[str] = []
     open_string = False
@@ -79,7 +87,10 @@ def _keep_class(block: str) -> str:
     kept = ""
     if any(f"    def {name}(" in body for name in ENTRY_POINTS) and _may_allocate(body):
         kept = _keep_methods(body)
-    return header.group() + (kept or "    pass" + "\n" * body.count("\n"))
+    if not kept:
+        has_init = body.startswith(_INIT) or f"\n{_INIT}" in body
+        kept = (_INIT_STUB if has_init else "    pass") + "\n" * body.count("\n")
+    return header.group() + kept
 
 
 def _keep_methods(body: str) -> str:
@@ -89,9 +100,11 @@ def _keep_methods(body: str) -> str:
     if not wanted:
         return ""
     wanted |= {index for index, member in enumerate(members) if _decorates(member, index, wanted)}
-    return "".join(
-        member if index in wanted else "\n" * member.count("\n") for index, member in enumerate(members)
-    )
+    return "".join(member if index in wanted else _blank(member) for index, member in enumerate(members))
+
+
+def _blank(member: str) -> str:
+    return (_INIT_STUB if member.startswith(_INIT) else "") + "\n" * member.count("\n")
 
 
 def _decorates(member: str, index: int, wanted: set[int]) -> bool:
