@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CHUNKS_PER_WORKER = 8  # enough to even out slow chunks, few enough that messages cost nothing
+
+if sys.platform == "linux":
+    _context = multiprocessing.get_context("fork")  # a tenth of a second quicker a worker
+else:
+    _context = multiprocessing.get_context("spawn")
 
 
 class WorkFailed(Exception):
@@ -71,11 +77,9 @@ class _Worker(Generic[Item, Result]):
     """One process, the parent's end of its pipe, and the items it is busy with."""
 
     def __init__(self, work: Callable[[Item], Result], chunk: Sequence[Item]) -> None:
-        methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("fork" if "fork" in methods else None)
-        self.pipe, theirs = context.Pipe()
+        self.pipe, theirs = _context.Pipe()
         ends = (theirs, self.pipe)
-        self._process: BaseProcess = context.Process(target=_serve, args=(work, *ends), daemon=True)
+        self._process: BaseProcess = _context.Process(target=_serve, args=(work, *ends), daemon=True)
         self._process.start()
         theirs.close()  # so that its death is the end of the pipe
         self.give(chunk)

@@ -99,11 +99,16 @@ def _request(options: AuditOptions, settings: Effective, progress: ProgressBar) 
         paths=options.paths or (".",),
         settings=settings.settings,
         root=settings.root,
-        jobs=options.jobs or os.cpu_count() or 1,
+        jobs=options.jobs or _processors(),
         cache_dir=None if options.no_cache else options.cache_dir or settings.root / DIRECTORY,
         progress=progress.advance,
         keep=_Filter.of(options, settings).kept,
     )
+
+
+def _processors() -> int:
+    """How many this process may use, which in a container is fewer than there are."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
