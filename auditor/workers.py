@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 CHUNKS_PER_WORKER = 8  # enough to even out slow chunks, few enough that messages cost nothing
 
 if sys.platform == "linux":
-    _context = multiprocessing.get_context("fork")  # a tenth of a second quicker a worker
+    _context = multiprocessing.get_context("fork")  # starts without importing everything again
 else:
     _context = multiprocessing.get_context("spawn")
 

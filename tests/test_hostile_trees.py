@@ -31,6 +31,7 @@ def test_a_bad_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "bad_codec.py": b"# coding: nonsense\n",
         "bad_bytes.py": b"x = 1\ny = '\xff'\n",
         "null.py": b"x = 1\n\0\n",
+        "surrogate.py": b"# coding: utf-7\nx = '+2AA-'\n",
         "utf16.py": "x = 1\n".encode("utf-16"),
         "syntax.py": b"x = 1\n\ndef f(:\n",
         "indent.py": b"if x:\n  a\n b\n",
@@ -50,16 +51,16 @@ def test_a_bad_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = {failure.path: (failure.line, failure.message) for failure in run.failures}
     assert set(failed) == {
         "bad_codec.py", "bad_bytes.py", "null.py", "utf16.py", "syntax.py", "indent.py", "parentheses.py",
-        "blocks.py", "gone.py", "self.py",
+        "blocks.py", "gone.py", "self.py", "surrogate.py",
     }  # fmt: skip
     assert {path: line for path, (line, _) in failed.items() if path not in ("gone.py", "self.py")} == {
         "bad_codec.py": 1, "bad_bytes.py": 2, "null.py": 2, "utf16.py": 1, "syntax.py": 3, "indent.py": 3,
-        "parentheses.py": 1, "blocks.py": 101,
+        "parentheses.py": 1, "blocks.py": 101, "surrogate.py": 0,
     }  # fmt: skip
     assert failed["gone.py"] == (0, "cannot be read: No such file or directory")
     assert failed["self.py"] == (0, "cannot be read: Too many levels of symbolic links")
-    assert run.summary.files == 16
-    assert run.summary.files_failed == 10
+    assert run.summary.files == 17
+    assert run.summary.files_failed == 11
 
 
 def test_deep_and_long_but_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +119,22 @@ def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [(failure.path, failure.message) for failure in run.failures] == [
         ("secret.py", "cannot be read: Permission denied")
     ]
+
+
+def test_a_fault_of_ours_in_one_file_is_named_and_costs_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text(UNUSED)
+    (tmp_path / "b.py").write_text("x = 1\n")
+    index_file = scan.index_file
+
+    def broken(path: str, *arguments: object) -> object:
+        return index_file(path, *arguments) if path == "a.py" else {}["lost"]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scan, "index_file", broken)
+    run = audited(tmp_path, monkeypatch)
+    assert codes(run) == [("a.py", 1, "PA002")]
+    assert [(f.path, f.message) for f in run.failures] == [("b.py", "internal error: KeyError: 'lost'")]
 
 
 def test_a_pipe_given_by_name(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Worker processes: all results, whatever dies."""
 
+import multiprocessing
 import os
 import signal
 import time
 
 import pytest
 
+from auditor import workers
 from auditor.workers import Died, WorkFailed, run_all
 
 
@@ -28,6 +30,11 @@ def complain(number: int) -> int:
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_every_item_once(jobs: int) -> None:
     assert sorted(run_all(square, range(100), jobs)) == [(n, n * n) for n in range(100)]
+
+
+def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_context", multiprocessing.get_context("spawn"))
+    assert sorted(run_all(square, range(20), 2)) == [(n, n * n) for n in range(20)]
 
 
 def test_nothing_to_do() -> None:
@@ -56,5 +63,4 @@ def test_ending_early_leaves_no_process() -> None:
     started = time.monotonic()
     results.close()
     assert time.monotonic() - started < 3
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert multiprocessing.active_children() == []
