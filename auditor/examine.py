@@ -81,7 +81,7 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     if known := cache.get("flow", key, FlowResult):
         return known
     order.progress("Following leases", 0, len(scan.relevant))
-    flow = analyse({path: order.texts.text(path) for path in scan.relevant}, order.settings)
+    flow = analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
     cache.put("flow", key, flow)
     return flow
 

@@ -1,8 +1,8 @@
 """Which protocols, names and calls were met: the figures of the summary."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from auditor.model import ProtocolUse
 from auditor.project.leases import Outcome
@@ -12,7 +12,9 @@ from auditor.project.sites import last_name
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
 
 
-RELEASE_TEXT = re.compile("|".join(sorted(RELEASE_WORDS | LEASE_METHODS)) + "|alloc|give|return_")
+@cache
+def looks_releasing(name: str) -> bool:
+    return bool(RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS))
 
 
 class Usage:
@@ -31,18 +33,11 @@ class Usage:
 
     def _count_releases(self, project: Project, recogniser: Recogniser) -> None:
         for module in project.parsed():
-            if not RELEASE_TEXT.search(module.text):
-                continue
-            for function in module.by_node.values():
-                if function.node is not module.tree and not RELEASE_TEXT.search(function.text):
-                    continue
+            lines = [line for line, name in module.called if looks_releasing(name)]
+            for function in module.functions_at(lines):
                 for call in function.calls:
                     name = last_name(call)
-                    if not (
-                        RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS)
-                    ):
-                        continue
-                    found = recogniser.release_source(function, call)
+                    found = recogniser.release_source(function, call) if looks_releasing(name) else None
                     if found is not None:
                         self.releases[found] += 1
                         self._released_names.add(name)
