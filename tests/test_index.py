@@ -267,6 +267,7 @@ class A(nn.Module, B, mixin.Pool, torch.nn.Linear, Generic[T], Local): ...
         ("b, n, d = x.shape\ny = torch.cat([x, x], dim=1)", "cat", "b, 2*n, d", "b*(2*n)*d*4", 1),
         ("b, n, d = x.shape\ny = torch.stack((x, x))", "stack", "2, b, n, d", "2*b*n*d*4", 1),
         ("b, n, d = x.shape\ny = x.unsqueeze(2).repeat(1, 1, 8, 1)", "repeat", "b, n, 8, d", "b*n*8*d*4", 1),
+        ("s = torch.zeros_like(q)", "zeros_like", "q.numel()", "q.numel()*4", 1),
         ("b, n, d = x.shape\ny = F.one_hot(x, 100)", "one_hot", "b, n, d, 100", "b*n*d*100*8", 1),
     ],
 )
@@ -293,6 +294,8 @@ def test_a_large_allocation(body: str, operation: str, shape: str, size: str, we
         "return torch.einsum('bhij,bhjd->bhid', q, v)",
         "return torch.einsum('bnd,de->bne', q, self.w)",
         "return torch.zeros(shape)",
+        "return torch.zeros_like(mask)",
+        "return torch.zeros_like(self.weight)",
         "n = x.size(1)\nn = 4\nreturn torch.zeros(n, n)",
     ],
 )

@@ -30,7 +30,7 @@ _SHAPED = (".shape", ".size(", "view(", "reshape(", "arange(")
 # An own `__init__` ends what a class inherits, and a `forward(self` says that it is a module.
 _STUBS = (
     (re.compile(r"^    def __init__\(", re.MULTILINE), "    def __init__(self): pass"),
-    (re.compile(r"^    def forward\(\s*self\b", re.MULTILINE), "    def forward(self): pass"),
+    (re.compile(r"^    def forward\((?:\s|#.*\n)*self\b", re.MULTILINE), "    def forward(self): pass"),
 )
 ENTRY_POINTS = ("forward", "__call__")
 
@@ -94,7 +94,9 @@ def _keep_class(block: str) -> str:
 
 
 def _stubbed(body: str) -> str:
-    """What is known of a body that is cut away: whether it defines `__init__`, and a `forward` of a module."""
+    """What is known of a body that is cut away: whether it defines `__init__`, and a `forward` of a
+    module.
+    """
     stubs = [stub for start, stub in _STUBS if start.search(body)]
     lines = body.count("\n")
     if not stubs or lines < len(stubs):
