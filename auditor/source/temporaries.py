@@ -4,12 +4,13 @@ import ast
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Their result shares the argument's memory, so a name bound to it is one more name for the same tensor.
+# Their result shares the argument's memory, or may, so what it is bound to is one more name for it.
 _VIEWS = frozenset(
     (
         "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "unflatten",
         "narrow", "select", "expand", "expand_as", "view_as", "t", "chunk", "split", "unbind", "detach",
         "contiguous", "movedim", "swapaxes", "diagonal", "to", "type_as", "float", "half",
+        "dropout", "cpu", "numpy",
     )
 )  # fmt: skip
 # Autograd keeps nothing of the tensor itself for these: sums keep nothing, softmax keeps its result,
@@ -17,9 +18,9 @@ _VIEWS = frozenset(
 _KEEPS_NOTHING = frozenset(
     (
         "add", "sub", "sum", "mean", "softmax", "log_softmax", "exp", "sigmoid", "tanh", "relu", "cat",
-        "stack", "clone", "cumsum", "roll", "flip", "repeat", "masked_fill", "dropout", "argmax",
+        "stack", "clone", "cumsum", "roll", "flip", "repeat", "masked_fill", "argmax",
         "argmin", "any", "all", "isnan", "isinf", "eq", "ne", "lt", "gt", "le", "ge", "copy_",
-        "zeros_like", "empty_like", "ones_like", "full_like", "len", "numpy", "tolist", "item", "cpu",
+        "zeros_like", "empty_like", "ones_like", "full_like", "len", "tolist", "item",
         "size", "dim", "numel", "data_ptr", "stride", "is_contiguous", "gather", "index_select",
         "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "all_reduce",
         "broadcast", "isend", "irecv", "send", "recv",
