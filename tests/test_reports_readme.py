@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-BLOCK = re.compile(r"(?<=```text\n).*?(?=```)", re.DOTALL)
+BLOCK = re.compile(r"(?<=```text\n).+?(?=```)", re.DOTALL)
 SECONDS = re.compile(r"in\s+\d+\.\d\d s")
 
 
