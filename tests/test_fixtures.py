@@ -2,6 +2,7 @@
 
 import pytest
 
+from auditor.arbitrate import arbitrate
 from auditor.config import AnalysisSettings
 from auditor.facts import Facts
 from auditor.project.analysis import analyse
@@ -14,7 +15,7 @@ BALANCE = "PA1"
 
 def _reported(project: Project) -> set[Expected]:
     facts = Facts(leases=analyse(project.sources, project.settings).leases)
-    findings = [finding for rule in all_rules() for finding in rule.check(facts)]
+    findings = arbitrate([finding for rule in all_rules() for finding in rule.check(facts)])
     return {(f.span.path, f.span.line, f.code) for f in findings if f.code.startswith(BALANCE)}
 
 
