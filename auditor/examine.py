@@ -80,6 +80,7 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     key = fingerprint(order.tool, [(path, digests[path]) for path in scan.relevant])
     if known := cache.get("flow", key, FlowResult):
         return known
+    order.progress("Following leases", 0, len(scan.relevant))
     flow = analyse({path: order.texts.text(path) for path in scan.relevant}, order.settings)
     cache.put("flow", key, flow)
     return flow

@@ -1,5 +1,6 @@
 """Which protocols, names and calls were met: the figures of the summary."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -7,8 +8,11 @@ from auditor.model import ProtocolUse
 from auditor.project.leases import Outcome
 from auditor.project.modules import Project
 from auditor.project.recognise import Recogniser
-from auditor.project.sites import last_name, own_calls
+from auditor.project.sites import last_name
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
+
+
+RELEASE_TEXT = re.compile("|".join(sorted(RELEASE_WORDS | LEASE_METHODS)) + "|alloc|give|return_")
 
 
 class Usage:
@@ -27,8 +31,12 @@ class Usage:
 
     def _count_releases(self, project: Project, recogniser: Recogniser) -> None:
         for module in project.parsed():
+            if not RELEASE_TEXT.search(module.text):
+                continue
             for function in module.by_node.values():
-                for call in own_calls(function):
+                if function.node is not module.tree and not RELEASE_TEXT.search(function.text):
+                    continue
+                for call in function.calls:
                     name = last_name(call)
                     if not (
                         RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS)

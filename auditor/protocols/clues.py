@@ -8,8 +8,8 @@ from auditor.source.clue import Clue
 
 VERBS = (
     "alloc", "allocate", "malloc", "dealloc", "deallocate", "acquire", "obtain", "lease", "rent", "borrow",
-    "checkout", "reserve", "unreserve", "pin", "unpin", "unlock", "incref", "decref", "free", "release", "recycle",
-    "give_back", "put_back",
+    "checkout", "reserve", "unreserve", "pin", "unpin", "unlock", "incref", "decref", "free", "release",
+    "recycle", "give_back", "put_back",
 )  # fmt: skip
 """Verbs by which a class that defines both halves may be a pool; weaker ones need a pool's name too."""
 

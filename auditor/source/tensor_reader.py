@@ -1,4 +1,6 @@
-"""Reads one method from top to bottom: the shapes of its tensors, and every operation that makes a new one."""
+"""Reads one method from top to bottom: the shapes of its tensors, and every operation that makes a new
+one.
+"""
 
 import ast
 from dataclasses import dataclass, replace
@@ -182,7 +184,9 @@ class TensorReader:
         head, dot, rest = text.partition(".")
         return self._origins.get(head, head) + dot + rest
 
-    def _record(self, node: ast.expr, operation: str, shape: Shape | None, *, is_factory: bool = False) -> Shape | None:
+    def _record(
+        self, node: ast.expr, operation: str, shape: Shape | None, *, is_factory: bool = False
+    ) -> Shape | None:
         if shape is not None:
             self.made.append(Made(node, operation, shape, shape.item, is_factory=is_factory))
         return shape
@@ -203,7 +207,9 @@ class TensorReader:
         dims = self.sizes.many(sizes) if sizes else None
         if operation == "eye" and dims is not None and len(dims) == 1:
             dims = dims * 2
-        return self._record(call, operation, Shape(dims, self._item(arguments)) if dims else None, is_factory=True)
+        return self._record(
+            call, operation, Shape(dims, self._item(arguments)) if dims else None, is_factory=True
+        )
 
     def _arange(self, call: ast.Call, arguments: dict[str, ast.expr]) -> Shape | None:
         match call.args:
@@ -212,11 +218,15 @@ class TensorReader:
             case [ast.Constant(value=0), end]:
                 return Shape((self.sizes.dim(end),), self._item(arguments) or 8)
             case [start, end]:
-                return Shape((f"{self.sizes.dim(end)} - {self.sizes.dim(start)}",), self._item(arguments) or 8)
+                return Shape(
+                    (f"{self.sizes.dim(end)} - {self.sizes.dim(start)}",), self._item(arguments) or 8
+                )
         return None
 
     def _broadcast(self, node: ast.expr, left: ast.expr, right: ast.expr, item: int | None) -> Shape | None:
-        """Outer differences and comparisons of positions; elementwise work on what is large already is not listed."""
+        """Outer differences and comparisons of positions; elementwise work on what is large already is not
+        listed.
+        """
         one, two = self.shape_of(left), self.shape_of(right)
         if one is None or two is None:
             known = one or two
@@ -254,10 +264,11 @@ class TensorReader:
 def _shape_owner(value: ast.expr) -> tuple[str | None, bool]:
     """`q` of `q.shape` and `q.size()`, and whether all of it; `q.shape[:2]` is a part."""
     match value:
-        case ast.Attribute(value=owner, attr="shape") | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[]):
+        case (
+            ast.Attribute(value=owner, attr="shape")
+            | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[])
+        ):
             return ast.unparse(owner), True
         case ast.Subscript(value=inner, slice=ast.Slice()):
             return _shape_owner(inner)[0], False
     return None, False
-
-
