@@ -3,8 +3,8 @@
     python benchmarks/audit_speed.py --tree DIR [--pool-heavy DIR]
 
 Times are wall time of whole processes. The yardstick is `ast.parse` over the same tree in one process of the
-same run, so that a slow machine or a busy one moves both. `--tree` is best a large package with little pool code,
-`--pool-heavy` one of about 25 kLOC that lives on pools.
+same run, so that a slow machine or a busy one moves both. `--tree` is best a large package with little pool
+code, `--pool-heavy` one of about 25 kLOC that lives on pools.
 """
 
 import argparse

@@ -77,7 +77,7 @@ def _has_module_forward(methods: dict[str, Function], bases: tuple[str, ...]) ->
     if forward is None or not _may_be_module(bases):
         return False
     first = next(iter([*forward.args.posonlyargs, *forward.args.args]), None)
-    return first is not None and first.arg == "self" and not forward.decorator_list
+    return first is not None and first.arg == "self"
 
 
 def _may_be_module(bases: tuple[str, ...]) -> bool:

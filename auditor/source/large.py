@@ -5,6 +5,7 @@ constants.
 from dataclasses import dataclass
 
 from auditor.source.shapes import Shape, Sizes, constant_bytes, is_batch, is_constant, is_sequence, product
+from auditor.source.tensor_ops import LIKE
 from auditor.source.tensor_reader import Made
 
 LARGE_BYTES = 16 << 20  # the pool's threshold where nothing was measured
@@ -32,6 +33,8 @@ def verdict(made: Made, sizes: Sizes) -> Large | None:
     squared = _quadratic(shape, sizes)
     if squared is not None:
         return _large(shape, f"quadratic in {squared}", 3)
+    if made.operation in LIKE and len(shape.dims) == 1 and shape.dims[0].endswith(".numel()"):
+        return _large(shape, f"as large as the input {shape.dims[0].removesuffix('.numel()')}", 1)
     symbols = [dim for dim in shape.dims if not is_constant(dim)]
     lengths = [dim for dim in symbols if is_sequence(dim) or (dim in sizes.from_input and not is_batch(dim))]
     if len(symbols) >= 3 and lengths:

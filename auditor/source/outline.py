@@ -27,8 +27,11 @@ _GROWS = (
     "clone(", "contiguous(", "pad(",
 )  # fmt: skip
 _SHAPED = (".shape", ".size(", "view(", "reshape(", "arange(")
-_INIT = "    def __init__("
-_INIT_STUB = "    def __init__(self): pass"  # whether a class has one decides what it inherits
+# An own `__init__` ends what a class inherits, and a `forward(self` says that it is a module.
+_STUBS = (
+    (re.compile(r"^    def __init__\(", re.MULTILINE), "    def __init__(self): pass"),
+    (re.compile(r"^    def forward\((?:\s|#.*\n)*self\b", re.MULTILINE), "    def forward(self): pass"),
+)
 ENTRY_POINTS = ("forward", "__call__")
 
 
@@ -87,10 +90,18 @@ def _keep_class(block: str) -> str:
     kept = ""
     if any(f"    def {name}(" in body for name in ENTRY_POINTS) and _may_allocate(body):
         kept = _keep_methods(body)
-    if not kept:
-        has_init = body.startswith(_INIT) or f"\n{_INIT}" in body
-        kept = (_INIT_STUB if has_init else "    pass") + "\n" * body.count("\n")
-    return header.group() + kept
+    return header.group() + (kept or _stubbed(body))
+
+
+def _stubbed(body: str) -> str:
+    """What is known of a body that is cut away: whether it defines `__init__`, and a `forward` of a
+    module.
+    """
+    stubs = [stub for start, stub in _STUBS if start.search(body)]
+    lines = body.count("\n")
+    if not stubs or lines < len(stubs):
+        return "    pass" + "\n" * lines
+    return "\n".join(stubs) + "\n" * (lines - len(stubs) + 1)
 
 
 def _keep_methods(body: str) -> str:
@@ -104,7 +115,8 @@ def _keep_methods(body: str) -> str:
 
 
 def _blank(member: str) -> str:
-    return (_INIT_STUB if member.startswith(_INIT) else "") + "\n" * member.count("\n")
+    stub = next((stub for start, stub in _STUBS if start.match(member)), "")
+    return stub + "\n" * member.count("\n")
 
 
 def _decorates(member: str, index: int, wanted: set[int]) -> bool:
