@@ -8,8 +8,6 @@
 #
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
-SHELL := bash
-.SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := audit
 .PHONY: audit test check fuzz clean
 
