@@ -38,6 +38,7 @@ def test_pool_code(text: str) -> None:
         "current(x); parent(x); different(x)",
         "x.freeze(); y.spin(); z.opinion()",
         "self.pooler = Pooler(c)\nclass MaxPooling: ...",
+        "self.down = nn.AdaptiveAvgPool1d(1)",
         "# it may allocate, free or release memory\n",
         "f = open('x')",
         "queue.put(1); d.get(2)",

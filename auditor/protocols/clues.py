@@ -20,7 +20,7 @@ _WILD = re.compile(r"[*?.]+")
 def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
     """What files are recognised by while these protocols are in force."""
     found = [_called(verb) for verb in VERBS]
-    found.append(Clue(b"Pool", rb"Pool(?![a-z])\w*\s*[(:]"))  # defined or made here; no Pooling, no Pooler
+    found.append(Clue(b"Pool", rb"Pool(?![a-z0-9])\w*\s*[(:]"))  # defined or made; no Pooler, no MaxPool2d
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:
