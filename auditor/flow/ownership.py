@@ -258,7 +258,10 @@ class Ownership:
             return held
         inside = [place for place in held.places if begins_with(place, op.source)]
         if edge is Edge.EXHAUSTED:
-            counting = op.counted and any(piece.startswith("[") for place in held.places for piece in place)
+            counting = op.counted and (
+                self.acquisition.value is not Value.TENSOR
+                or any(piece.startswith("[") for place in held.places for piece in place)
+            )
             if (inside or counting) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
@@ -357,17 +360,18 @@ class Ownership:
         """The function is left: by whom is the lease held now?"""
         endings = self.endings
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
-        fields = [place for place in outside if not any(piece.startswith("[") for piece in place)]
-        fields.sort(key=lambda place: (place in self.acquisition.places, any("<" in piece for piece in place), len(place)))
+        elsewhere = [place for place in outside if place not in self.acquisition.places]
+        fields = [place for place in elsewhere or outside if not any(piece.startswith("[") for piece in place)]
+        fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
-        if op.way is Way.RETURN and kept is None and self._returned(node, held):
+        lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
+        if op.way is Way.RETURN and kept is None and not lent_out and self._returned(node, held):
             return
         if held.lent:
             endings.taken.add(node)
         elif outside:
             if op.way is not Way.RAISE:
-                elsewhere = next((place for place in outside if place not in self.acquisition.places), outside[0])
-                endings.stored.setdefault(node, elsewhere if kept is None else kept)
+                endings.stored.setdefault(node, kept or (elsewhere or outside)[0])
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)
@@ -486,8 +490,8 @@ class Ownership:
             self.endings.released.setdefault(node, held)
         elif fate is Fate.TAKE:
             self.endings.taken.add(node)
-        elif edge in RAISING:
-            return held
+        elif edge in RAISING or any(self._outlives(place) for place in held.places):
+            return held  # whoever was lent it, the object that holds it still answers for it
         else:
             self.endings.unknown.add(node)
         return None

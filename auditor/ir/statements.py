@@ -291,7 +291,7 @@ class StatementLowering(ExpressionLowering):
 
     def do_For(self, node: ast.For | ast.AsyncFor) -> None:
         source = self._iterated(node.iter)
-        counted = _call_name(node.iter) == "range"
+        counted = _call_name(node.iter) in ("range", "enumerate")
         head, exits = self.loop_head(node.target, source, isinstance(node, ast.AsyncFor), counted)
         self._loop(node, LoopFrame(head), exits)
 

@@ -100,6 +100,8 @@ def _behaving(
             for other, its in partners
             if _gives_back(other, name) and not _is_store(function, name, other)
         ]
+        if not function.is_method:  # functions of a module share no object: only their names tie them together
+            partners = [(other, its) for other, its in partners if name.affix & its.affix]
         half = _acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
             got.append(half)

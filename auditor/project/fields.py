@@ -92,6 +92,7 @@ class Fields:
             cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
             drops=tuple(drops),
             overwrite=self._overwrite(outcome, path, at),
+            in_service=any(not CLEANUP.fullmatch(name.rpartition(".")[2]) for name in released_by),
             escapes=escapes,
         )
 
@@ -111,7 +112,7 @@ class Fields:
             escapes = escaped_by_name(method) or escapes
             if not method.parameters or not _mentions(method, attribute):
                 continue
-            if method.name in INITIAL and _given_away(method, attribute):
+            if len(path) > 2 and method.name in INITIAL and _given_away(method, attribute):
                 escapes = True
             place = (method.parameters[0], *path[1:])
             acquisition = outcome.acquisition
@@ -119,7 +120,7 @@ class Fields:
             if answer.fate is Fate.RELEASE:
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
-            elif answer.fate is not Fate.BORROW or answer.result is not None:
+            elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
             elif answer.dropped and method is not outcome.function and method.name not in INITIAL:
                 drops += self._drops(method, place, acquisition)
@@ -339,4 +340,8 @@ def _shortened(path: Path) -> Path:
 
 
 def _mentions(method: Function, attribute: str) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == attribute for node in ast.walk(method.node))
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == attribute)
+        or (isinstance(node, ast.Constant) and node.value == attribute)
+        for node in ast.walk(method.node)
+    )

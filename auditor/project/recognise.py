@@ -102,17 +102,12 @@ class Recogniser:
         return None
 
     def _by_name(self, call: ast.Call) -> Source | None:
-        """An unknown receiver: believed where the method's name is rare, or the receiver is called like the pool."""
+        """An unknown receiver is believed where it is called like the pool."""
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
-            if half.name.verb in WEAK or half.handle is not Handle.RESULT:
-                continue
-            if (
-                (half.name.affix
-                and half.name.verb not in ("acquire", "reserve"))
-                or _called_like(call.func.value, pair)
-            ):
+            distinct = half.name.verb not in WEAK or half.name.affix
+            if distinct and half.handle is Handle.RESULT and _called_like(call.func.value, pair):
                 return Source(pair.name, "discovered", half.handle, half.value, half.argument)
         return None
 
