@@ -1,15 +1,19 @@
 """The words every other part speaks: spans, findings, finished runs. Standard library only."""
 
+from auditor.model.edit import Edit
 from auditor.model.finding import Finding, FixOffer, Safety, Severity, Step
-from auditor.model.run import ClassRow, Failure, ProtocolUse, Run, Summary
+from auditor.model.run import ClassRow, Failure, Point, ProtocolUse, RuleInfo, Run, Summary
 from auditor.model.span import Span
 
 __all__ = [
     "ClassRow",
+    "Edit",
     "Failure",
     "Finding",
     "FixOffer",
+    "Point",
     "ProtocolUse",
+    "RuleInfo",
     "Run",
     "Safety",
     "Severity",

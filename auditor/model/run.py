@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from auditor.model.finding import Finding
+from auditor.model.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,35 @@ class ClassRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleInfo:
+    """What reports say of a rule. `page` is its documentation: headings and paragraphs of Markdown."""
+
+    code: str
+    name: str
+    severity: Severity
+    default: bool
+    page: str
+    bad: str
+    good: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One earlier run in the history; `time` is UTC, `2026-01-31T12:00:00Z`."""
+
+    time: str
+    files: int
+    lines: int
+    errors: int
+    warnings: int
+    infos: int
+    failures: int
+    full: int
+    partial: int
+    none: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     files: int = 0
     lines: int = 0
@@ -68,7 +97,8 @@ class Summary:
 class Run:
     """`excerpts[path][line]` is the source text of every line that a finding, its trace or its context names.
 
-    `unfollowed` says, for --verbose, which acquires were given up on and why.
+    `unfollowed` says, for --verbose, which acquires were given up on and why. `rules` are all that exist,
+    `known` counts the findings that a baseline or --diff-base kept out, `history` ends with this run.
     """
 
     version: str
@@ -78,3 +108,6 @@ class Run:
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
     excerpts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    rules: tuple[RuleInfo, ...] = ()
+    known: int = 0
+    history: tuple[Point, ...] = ()
