@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _BATCH = re.compile(r"(?:^|[._])(?:b|bs|bsz|nb|batch\w*)(?:$|_)|batch|shape\[0\]", re.IGNORECASE)
 _LENGTH = re.compile(
-    r"(?:^|[._(])(?:n|l|t|s|m|lq|lk|nq|nk|q_len|kv_len)(?:$|[_ )])|seq|len|token|frame|patch|position|shape\[-2\]",
+    r"(?:^|[._(])(?:n|l|t|s|m|lq|lk|nq|nk)(?:$|[_ )])|seq|len|token|frame|patch|position|shape\[-2\]",
     re.IGNORECASE,
 )
 _HEADS = re.compile(r"(?:^|[._])h$|heads", re.IGNORECASE)

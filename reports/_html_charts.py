@@ -4,6 +4,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from auditor.model import ClassRow, Point, Run
 
@@ -42,11 +43,17 @@ def packages(run: Run) -> dict[str, str]:
     """Which package each path is shown under: its folder below what all have in common, at most two deep."""
     paths = {row.path for row in run.classes} | {finding.span.path for finding in run.findings}
     folders = {path: os.path.dirname(path).split("/") for path in paths}  # noqa: PTH120 - text, no file
-    shared = len(os.path.commonprefix(list(folders.values())))
+    shared = _shared(list(folders.values()))
     named = {path: "/".join(folder[shared : shared + _DEPTH]) for path, folder in folders.items()}
     if len(set(named.values())) > 1:
         return {path: name or "(top level)" for path, name in named.items()}
     return {path: path.rpartition("/")[2] for path in paths}
+
+
+def _shared(folders: Sequence[Sequence[str]]) -> int:
+    """How many leading folders all have in common."""
+    levels = zip(*folders, strict=False)  # the shortest decides
+    return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def support(classes: Iterable[ClassRow]) -> Bar:
@@ -93,7 +100,12 @@ def curves(history: Sequence[Point], width: int, height: int) -> list[Curve]:
     found = []
     for kind, value in _LINES.items():
         dots = tuple(
-            (round(width * n / last, 1), round(height - height * value(point) / top, 1), value(point), point.time)
+            (
+                round(width * n / last, 1),
+                round(height - height * value(point) / top, 1),
+                value(point),
+                point.time,
+            )
             for n, point in enumerate(history)
         )
         found.append(Curve(kind, "M" + "L".join(f"{x} {y}" for x, y, *_ in dots), dots))

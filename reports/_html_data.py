@@ -92,9 +92,9 @@ def _sources(run: Run) -> dict[str, dict[int, Object]]:
     """path -> line -> `text`, and the `offset` of its first character where the line was cut."""
     first: dict[tuple[str, int], int] = defaultdict(lambda: 10**9)
     for finding in run.findings:
-        for place in (finding.span, *finding.trace):
-            key = place.path, place.line
-            first[key] = min(first[key], place.column - 1)
+        places = [(step.path, step.line, step.column) for step in finding.trace]
+        for path, line, column in [(finding.span.path, finding.span.line, finding.span.column), *places]:
+            first[path, line] = min(first[path, line], column - 1)
     return {
         visible(path): {number: _cut(line, first.get((path, number), 0)) for number, line in lines.items()}
         for path, lines in run.excerpts.items()

@@ -56,7 +56,7 @@ function classRow(row) {
     { type: "button", class: "head", "aria-expanded": "false" },
     element("span", { class: `badge support ${row.support}` }, row.support),
     element("span", { class: "message" }, element("b", {}, row.name), row.priority ? element("span", { class: "dim" }, ` ${row.priority} priority`) : null, row.reason ? element("span", { class: "dim" }, `, ${row.reason}`) : null),
-    element("span", { class: "place" }, `${row.path}:${row.line}`, row.bytes ? element("span", { class: "symbol" }, row.bytes) : null),
+    element("span", { class: "place" }, ...breakable(`${row.path}:${row.line}`), row.bytes ? element("span", { class: "symbol" }, row.bytes) : null),
   );
   const made = element("article", { class: "row class", role: "listitem" }, head);
   made.shownClass = row;

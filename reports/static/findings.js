@@ -47,7 +47,7 @@ function findingRow(item) {
     { type: "button", class: "head", "aria-expanded": "false" },
     element("span", { class: `badge ${item.severity}` }, item.code),
     element("span", { class: "message" }, ...prose(item.message)),
-    element("span", { class: "place" }, `${item.path}:${item.line}`, item.symbol ? element("span", { class: "symbol" }, item.symbol) : null),
+    element("span", { class: "place" }, ...breakable(`${item.path}:${item.line}`), item.symbol ? element("span", { class: "symbol" }, item.symbol) : null),
   );
   const row = element("article", { class: "row finding", role: "listitem" }, head);
   row.finding = item;

@@ -42,8 +42,8 @@ document.addEventListener("keydown", (event) => {
 
 // A link to a rule's page opens it.
 function openTarget() {
-  const target = location.hash && byId(decodeURIComponent(location.hash.slice(1)));
-  if (target?.matches("details")) target.open = true;
+  const target = byId(location.hash.slice(1));
+  if (target instanceof HTMLDetailsElement) target.open = true;
 }
 
 addEventListener("hashchange", openTarget);

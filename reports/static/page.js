@@ -26,6 +26,11 @@ function prose(text) {
   return pieces.map((piece, number) => (number % 2 ? element("code", {}, piece) : piece));
 }
 
+// A path may be broken after its slashes, before anything else.
+function breakable(path) {
+  return path.split(/(?<=\/)/).flatMap((part) => [part, element("wbr")]);
+}
+
 function counted(number, noun) {
   return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
 }

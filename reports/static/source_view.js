@@ -56,7 +56,11 @@ function lineNumbers(stretch, lines) {
       if (number in lines) numbers.add(number);
     }
   }
-  return [...numbers].sort((one, other) => one - other);
+  const sorted = [...numbers].sort((one, other) => one - other);
+  const said = (number) => stretch.some((step) => step.line === number) || lines[number]?.text.trim();
+  while (!said(sorted.at(-1))) sorted.pop();  // blank lines at the ends say nothing
+  while (!said(sorted[0])) sorted.shift();
+  return sorted;
 }
 
 function lineView(number, source, steps, finding) {
