@@ -95,10 +95,12 @@ def highest(history: Sequence[Point]) -> int:
 
 
 def curves(history: Sequence[Point], width: int, height: int) -> list[Curve]:
-    """Errors, warnings, infos and fully supported classes over the runs, in a box of `width` by `height`."""
+    """Errors, warnings, infos and fully supported classes over the runs; what was never met has no curve."""
     top, last = highest(history), max(len(history) - 1, 1)
     found = []
     for kind, value in _LINES.items():
+        if not any(map(value, history)):
+            continue
         dots = tuple(
             (
                 round(width * n / last, 1),

@@ -3,6 +3,7 @@
 const SUPPORT_ORDER = ["none", "partial", "full"];
 const PRIORITY_ORDER = ["high", "medium", "low", null];
 const MOST_BARS = 20;
+const MOST_BYTES = 1024 ** 7;  // more than any machine has, and still a number
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
 function assumptions() {
@@ -12,7 +13,8 @@ function assumptions() {
 
 function bytesOf(row, sizes) {
   if (!row.powers) return 0;
-  return Object.entries(sizes).reduce((bytes, [name, size]) => bytes * size ** row.powers[name], row.powers.factor);
+  const bytes = Object.entries(sizes).reduce((sum, [name, size]) => sum * size ** row.powers[name], row.powers.factor);
+  return Math.min(bytes, MOST_BYTES);
 }
 
 function shownBytes(bytes) {
