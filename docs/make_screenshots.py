@@ -1,7 +1,7 @@
 """Make docs/screenshots anew: `python docs/make_screenshots.py [TREE]`, by default of the example.
 
-Needs Chromium. The HTML report light, dark and narrow, and the terminal's output, each as a PNG. The runs before
-the last one in the report's curve are made up.
+Needs Chromium. The HTML report light, dark and narrow, and the terminal's output, each as a PNG. In the
+report's curve the runs before the last one are made up.
 """
 
 import html

@@ -11,7 +11,7 @@ from auditor.model import Edit, Failure, Finding, FixOffer, RuleInfo, Run, Sever
 from reports import _rule_page
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-ROOT = "SRCROOT"  # the working directory; only the reader knows where that is
+ROOT = "%SRCROOT%"  # the working directory; only the reader knows where that is
 FINGERPRINT = "poolauditFingerprint/v1"
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _PROBLEM = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "recommendation"}
