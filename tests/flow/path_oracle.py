@@ -3,11 +3,13 @@
 The program runs against a mock pool under every assignment of its flags and every choice of what raises and
 what gives None. A lease nobody released or handed over at the end is lost; so is one that dies earlier,
 because its last name was taken away. While an exception is under way a dying temporary stays undecided:
-whether that exception is swallowed shows at the end.
+whether that exception is swallowed shows at the end. Calls raise whatever `--exceptions` says: a handler that
+swallows makes an ordinary way out of it. The option decides which exceptions count that leave the program.
 """
 
+import sys
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from types import SimpleNamespace
 
 from tests.flow.programs import Program
@@ -49,6 +51,9 @@ class _Choices:
         return True
 
 
+_BY_A_CALL = "raised by a call"
+
+
 class _Lease:
     __slots__ = ("run", "site")
 
@@ -88,6 +93,7 @@ class _Run:
     """One execution; it is the pool as well."""
 
     def __init__(self, choices: _Choices, raises: tuple[type[Exception], ...]) -> None:
+        self.taken: set[int] = set()
         self.choices = choices
         self.raises = raises
         self.owed: set[int] = set()
@@ -98,9 +104,10 @@ class _Run:
         kind = self.choices.choose(1 + len(self.raises))
         if kind:
             self.unwinding = True
-            raise self.raises[kind - 1]
+            raise self.raises[kind - 1](_BY_A_CALL)
 
     def acquire(self, site: int) -> _Lease | None:
+        self.taken.add(site)
         self.may_raise()
         if self.choices.choose(2):
             return None
@@ -125,6 +132,12 @@ class _Run:
     def reached(self) -> None:
         self.unwinding = False
 
+    def raising(self) -> None:
+        """A bare `raise` follows: from here on the exception is the program's own."""
+        error = sys.exception()
+        assert error is not None
+        error.args = ()
+
 
 def _leases(value: object) -> set[int]:
     """The sites whose leases a value holds: what was handed over."""
@@ -137,38 +150,59 @@ def _leases(value: object) -> set[int]:
     return set()
 
 
-def _once(code, run: _Run) -> tuple[set[int], bool]:
-    """The sites still owed at the end of one run, and whether that end was an exception."""
-    scope: dict = {"reached": run.reached}
+class _End(Enum):
+    """How one run left the program."""
+
+    NORMAL = auto()
+    BY_A_CALL = auto()
+    BY_A_STATEMENT = auto()
+
+
+def _once(code, run: _Run) -> tuple[set[int], _End]:
+    """The sites still owed at the end of one run, and which end it was."""
+    scope: dict = {"reached": run.reached, "raising": run.raising}
     exec(code, scope)
     flags = [_Flag(run.choices) for _ in range(3)]
     holder, sink = SimpleNamespace(), []
     try:
         result = scope["target"](run, holder, sink, run.work, run.probe, *flags)
-    except (ValueError, KeyError, RuntimeError, AssertionError):
+    except (ValueError, KeyError, RuntimeError, AssertionError) as error:
         run.unwinding = True
-        return run.owed - _leases([holder, sink]), True
+        end = _End.BY_A_CALL if error.args == (_BY_A_CALL,) else _End.BY_A_STATEMENT
+        return run.owed - _leases([holder, sink]), end
     run.unwinding = True  # what dies from here on dies with the run
-    return run.owed - _leases([result, holder, sink]), False
+    return run.owed - _leases([result, holder, sink]), _End.NORMAL
 
 
-def verdicts(program: Program, calls_raise: bool = True, limit: int = 4000) -> dict[int, Verdict]:
-    """What becomes of each acquire site, by its number."""
+COUNTED = {
+    "none": frozenset(),
+    "explicit": frozenset({_End.BY_A_STATEMENT}),
+    "calls": frozenset({_End.BY_A_STATEMENT, _End.BY_A_CALL}),
+}
+
+
+def verdicts(program: Program, exceptions: str = "calls", limit: int = 4000) -> dict[int, Verdict]:
+    """What becomes of each acquire site that some run reaches, by its number."""
     code = compile("\n".join(program.traced), "<program>", "exec")
     normal: set[int] = set()
     exceptional: set[int] = set()
-    raises = _raised(program) if calls_raise else ()
+    taken: set[int] = set()
+    raises = _raised(program)
     choices = _Choices()
     for _ in range(limit):
         run = _Run(choices, raises)
-        owed, raised = _once(code, run)
-        (exceptional if raised else normal).update(owed)
+        owed, end = _once(code, run)
+        taken |= run.taken
         normal |= run.lost
+        if end is _End.NORMAL:
+            normal |= owed
+        elif end in COUNTED[exceptions]:
+            exceptional |= owed
         if not choices.advance():
             break
     else:
         raise TooManyPaths(f"more than {limit} runs")
-    return {site: _verdict(site, normal, exceptional) for site in program.sites}
+    return {site: _verdict(site, normal, exceptional) for site in sorted(taken)}
 
 
 def _raised(program: Program) -> tuple[type[Exception], ...]:

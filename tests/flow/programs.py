@@ -1,5 +1,6 @@
 """Draws small loop-free programs about leases, as source text that can be both analysed and executed."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ NAMES = ("a", "b", "c")
 PAIRS = ("p", "q")
 FLAGS = ("c0", "c1", "c2")
 HEADER = "def target(pool, holder, sink, work, probe, c0, c1, c2):"
+_ACQUIRE = re.compile(r"pool\.acquire\((\d+)\)")
 _HANDLERS = (
     "except ValueError:",
     "except KeyError:",
@@ -22,11 +24,11 @@ Defined = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`lines` are what is analysed; in `traced` each handler and finally first says that it was reached."""
+    """`lines` are what is analysed; `traced` says when it reaches a handler, a finally, a bare raise."""
 
     lines: tuple[str, ...]
     traced: tuple[str, ...]
-    sites: dict[int, int]  # acquire site -> line
+    sites: dict[int, tuple[int, int]]  # acquire site -> line and column
 
     @property
     def source(self) -> str:
@@ -34,18 +36,19 @@ class Program:
 
 
 def program(body: str) -> Program:
-    """A program written by hand: its body, unindented; a line `#reached` is for the traced text only."""
+    """A program written by hand: its body; `#reached` and `#raising` are for the traced text only."""
     traced = [HEADER, *("    " + line for line in body.strip("\n").splitlines())]
     return _finished(traced)
 
 
 def _finished(marked: list[str]) -> Program:
-    lines = tuple(line for line in marked if line.strip() != "#reached")
-    traced = tuple(line.replace("#reached", "reached()") for line in marked)
-    sites: dict[int, int] = {}
-    for number, line in enumerate(lines, 1):
-        for part in line.split("pool.acquire(")[1:]:
-            sites[int(part.partition(")")[0])] = number
+    lines = tuple(line for line in marked if "#" not in line)
+    traced = tuple(line.replace("#reached", "reached()").replace("#raising", "raising()") for line in marked)
+    sites = {
+        int(call[1]): (number, call.start() + 1)
+        for number, line in enumerate(lines, 1)
+        for call in _ACQUIRE.finditer(line)
+    }
     return Program(lines, traced, sites)
 
 
@@ -199,6 +202,8 @@ class _Writer:
             "maybe": lambda: f"return {self.pick(held)} if {self.condition(defined)} else None",
             "pair": lambda: f"return {self.pick(pairs)}",
         }.get(form, lambda: form)()
+        if form == "raise":
+            self.emit(depth, "#raising")
         self.emit(depth, text)
         return None
 
