@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
-from auditor.source.index import ClassIndex, FileIndex, LargeAllocation, PoolImport
+from auditor.model import Step
+from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
 from auditor.source.suppress import Suppression
 
 __all__ = [
     "EXCEPTIONAL",
+    "LEAVING",
     "Callers",
     "ClassIndex",
     "Facts",
@@ -20,6 +22,8 @@ __all__ = [
     "PoolImport",
     "StoredField",
     "Suppression",
+    "kept",
+    "named",
 ]
 
 
@@ -29,5 +33,30 @@ class Facts:
 
     leases: tuple[Lease, ...] = ()
     files: tuple[FileIndex, ...] = ()
-    modules_without_pool: tuple[ClassIndex, ...] = ()  # allocate large tensors on the forward path, pool at hand
+    modules_without_pool: tuple[
+        ClassIndex, ...
+    ] = ()  # allocate large tensors on the forward path, pool at hand
     suppressions: tuple[Suppression, ...] = ()  # with what each of them silenced
+
+
+LEAVING = frozenset({Loss.RETURN, Loss.FALL_THROUGH, Loss.NEXT_TURN})
+"""Losses on an ordinary way out of the function or of one turn of a loop."""
+
+
+def named(lease: Lease) -> str:
+    """The lease as a message calls it."""
+    return f"`{lease.holder}`" if lease.holder and not lease.holder.startswith("%") else "the lease"
+
+
+def kept(lease: Lease, stored: StoredField) -> tuple[Step, ...]:
+    """From the acquire to the field, and to where the field's entries are dropped."""
+    steps = [Step(lease.span.path, lease.span.line, lease.span.column, "acquired here")]
+    if stored.at.line != lease.span.line:
+        steps.append(
+            Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `self.{stored.field.path}`")
+        )
+    steps += [
+        Step(drop.at.path, drop.at.line, drop.at.column, "dropped here, not released")
+        for drop in stored.drops[:3]
+    ]
+    return tuple(steps)

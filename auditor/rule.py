@@ -53,6 +53,8 @@ def all_rules() -> tuple[Rule, ...]:
     """Every rule in the `rules` package, by code."""
     import rules
 
-    names = sorted(info.name for info in pkgutil.iter_modules(rules.__path__) if not info.name.startswith("_"))
+    names = sorted(
+        info.name for info in pkgutil.iter_modules(rules.__path__) if not info.name.startswith("_")
+    )
     found = [_read(importlib.import_module(f"rules.{name}")) for name in names]
     return tuple(sorted(found, key=lambda rule: rule.meta.code))

@@ -1,7 +1,21 @@
 """What is known of simple conditions on a path, so that correlated branches stay correlated."""
 
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Assume, Constant, Define, Delete, Fresh, Havoc, InPlace, Move, Next, Op, Path, Store, Unpack
+from auditor.ir.ops import (
+    Assume,
+    Constant,
+    Define,
+    Delete,
+    Fresh,
+    Havoc,
+    InPlace,
+    Move,
+    Next,
+    Op,
+    Path,
+    Store,
+    Unpack,
+)
 
 Knowledge = frozenset[tuple[str, bool]]
 """(condition key, its truth). A key `=flag:key` records that a flag holds the truth of another condition."""
@@ -70,7 +84,7 @@ def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
     prefix = f"={op.key}:"
     for key, same in known:
         if key.startswith(prefix):
-            learned.add((key[len(prefix):], same == op.value))
+            learned.add((key[len(prefix) :], same == op.value))
     if any((key, not truth) in known for key, truth in learned):
         return None
     return known | learned
@@ -80,7 +94,11 @@ def _excluded(key: str, known: Knowledge) -> bool:
     """`x == 1` cannot hold where `x == 2` does."""
     left, _, right = key.partition(" == ")
     return any(
-        truth and other != key and other.startswith(left + " == ") and _literal(right) and _literal(other[len(left) + 4:])
+        truth
+        and other != key
+        and other.startswith(left + " == ")
+        and _literal(right)
+        and _literal(other[len(left) + 4 :])
         for other, truth in known
     )
 
@@ -105,7 +123,7 @@ def _copy(known: Knowledge, target: Path, source: Path) -> Knowledge:
         return known
     old, new = source[0].lstrip("@"), target[0].lstrip("@")
     copied = {
-        (new + key[len(old):], truth)
+        (new + key[len(old) :], truth)
         for key, truth in known
         if key == old or key == f"{old} is None" or key.startswith(f"{old} == ")
     }

@@ -74,7 +74,9 @@ class Endings:
 class Ownership:
     """The step function of one lease in one function."""
 
-    def __init__(self, graph: Graph, effects: Effects, acquisition: Acquisition, site: int, lends: bool) -> None:
+    def __init__(
+        self, graph: Graph, effects: Effects, acquisition: Acquisition, site: int, lends: bool
+    ) -> None:
         self.graph = graph
         self.effects = effects
         self.acquisition = acquisition
@@ -155,7 +157,12 @@ class Ownership:
         return frozenset(sure), frozenset(maybe)
 
     def _rebind(
-        self, node: int, held: Held, target: Path, gained: list[tuple[Places, Places]], loss: Loss = Loss.REBOUND
+        self,
+        node: int,
+        held: Held,
+        target: Path,
+        gained: list[tuple[Places, Places]],
+        loss: Loss = Loss.REBOUND,
     ) -> Held | None:
         """`target` now names something else, or what `gained` says."""
         if self.acquisition.keyed and target == (self._key_root(),):
@@ -216,7 +223,9 @@ class Ownership:
 
     def _fresh(self, node: int, held: Held, target: Path, uses: tuple[Path, ...]) -> Held | None:
         maybe: Places = NOWHERE
-        if self.acquisition.value is not Value.TENSOR and any(self._inside(held, use) is not None for use in uses):
+        if self.acquisition.value is not Value.TENSOR and any(
+            self._inside(held, use) is not None for use in uses
+        ):
             maybe = frozenset({target})
         return self._rebind(node, held, target, [(NOWHERE, maybe)])
 
@@ -263,7 +272,9 @@ class Ownership:
             return None
         self.endings.stored.setdefault(node, min(sure))
         if target[0] in self.parameters and all("[*]" not in place for place in sure):
-            return replace(held, places=held.places | sure)  # followed on: the same function may still give it back
+            return replace(
+                held, places=held.places | sure
+            )  # followed on: the same function may still give it back
         return None
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
@@ -340,7 +351,9 @@ class Ownership:
     def _call(self, node: int, call: Call, held: Held, edge: Edge) -> Held | None:
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
-        fresh = self._rebind(node, held, call.target, [], Loss.NEXT_TURN)  # left from an earlier turn of a loop
+        fresh = self._rebind(
+            node, held, call.target, [], Loss.NEXT_TURN
+        )  # left from an earlier turn of a loop
         if fresh is None:
             return None
         held = fresh
@@ -403,7 +416,11 @@ class Ownership:
                 continue
             value, protocol = self.acquisition.value, self.acquisition.protocol
             treatment = self.effects.treatment(call, position, rest, value, protocol)
-            if treatment.fate is not Fate.BORROW or treatment.moved_to is not None or treatment.result is not None:
+            if (
+                treatment.fate is not Fate.BORROW
+                or treatment.moved_to is not None
+                or treatment.result is not None
+            ):
                 return True
         return False
 

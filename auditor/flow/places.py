@@ -11,7 +11,11 @@ def matches(component: str, other: str) -> bool:
     """`[*]` stands for any item."""
     if component == other:
         return True
-    return component.startswith("[") and other.startswith("[") and ("[*]" in (component, other) or "[:]" in (component, other))
+    return (
+        component.startswith("[")
+        and other.startswith("[")
+        and ("[*]" in (component, other) or "[:]" in (component, other))
+    )
 
 
 def begins_with(path: Path, prefix: Path) -> bool:
@@ -23,7 +27,7 @@ def begins_with(path: Path, prefix: Path) -> bool:
 def below(place: Path, operand: Path) -> Path | None:
     """Where inside `operand` the lease at `place` is found: `()` for the operand itself, None if it is not."""
     operand = _unsliced(operand)
-    return place[len(operand):] if begins_with(place, operand) else None
+    return place[len(operand) :] if begins_with(place, operand) else None
 
 
 def part(place: Path, operand: Path, value: Value) -> str | None:
@@ -31,7 +35,7 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
     operand = _unsliced(operand)
     if len(operand) <= len(place) or not begins_with(operand, place):
         return None
-    rest = operand[len(place):]
+    rest = operand[len(place) :]
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
     return "same" if all(piece.startswith("[") for piece in rest) else "maybe"

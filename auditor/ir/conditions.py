@@ -5,8 +5,21 @@ from dataclasses import dataclass
 
 from auditor.ir.ops import Path
 
-PURE_CALLS = frozenset({"isinstance", "issubclass", "hasattr", "callable", "len", "is_tensor", "is_available",
-                        "is_initialized", "is_grad_enabled", "is_scripting", "is_compiling"})
+PURE_CALLS = frozenset(
+    {
+        "isinstance",
+        "issubclass",
+        "hasattr",
+        "callable",
+        "len",
+        "is_tensor",
+        "is_available",
+        "is_initialized",
+        "is_grad_enabled",
+        "is_scripting",
+        "is_compiling",
+    }
+)
 """Calls whose answer does not change between two tests of the same names."""
 
 _NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
@@ -56,14 +69,24 @@ def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr
     if not (_is_len(left) and isinstance(right, ast.Constant) and isinstance(right.value, int)):
         return None
     assert isinstance(left, ast.Call)
-    answers = {(ast.Gt, 0): True, (ast.NotEq, 0): True, (ast.GtE, 1): True, (ast.Eq, 0): False, (ast.Lt, 1): False}
+    answers = {
+        (ast.Gt, 0): True,
+        (ast.NotEq, 0): True,
+        (ast.GtE, 1): True,
+        (ast.Eq, 0): False,
+        (ast.Lt, 1): False,
+    }
     answer = answers.get((type(op), right.value))
     return None if answer is None else (left.args[0], answer)
 
 
 def _is_len(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
-            and len(node.args) == 1)
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "len"
+        and len(node.args) == 1
+    )
 
 
 def _is_none(node: ast.expr) -> bool:
@@ -82,8 +105,21 @@ def _names(test: ast.expr) -> frozenset[str] | None:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name not in PURE_CALLS:
                 return None
-        elif isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Lambda, ast.ListComp,
-                               ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.JoinedStr)):
+        elif isinstance(
+            node,
+            (
+                ast.Await,
+                ast.Yield,
+                ast.YieldFrom,
+                ast.NamedExpr,
+                ast.Lambda,
+                ast.ListComp,
+                ast.SetComp,
+                ast.DictComp,
+                ast.GeneratorExp,
+                ast.JoinedStr,
+            ),
+        ):
             return None
     return frozenset(found)
 
@@ -109,6 +145,10 @@ def item_component(key: ast.expr) -> str:
     """`[0]` and `['name']` for constant keys, `[*]` for computed ones."""
     if isinstance(key, ast.Constant) and isinstance(key.value, (int, str)):
         return f"[{key.value!r}]"
-    if isinstance(key, ast.UnaryOp) and isinstance(key.op, ast.USub) and isinstance(key.operand, ast.Constant):
+    if (
+        isinstance(key, ast.UnaryOp)
+        and isinstance(key.op, ast.USub)
+        and isinstance(key.operand, ast.Constant)
+    ):
         return "[*]"
     return "[*]"

@@ -323,7 +323,9 @@ class ExpressionLowering:
         none = isinstance(right, ast.Constant) and right.value is None
         if none and isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq)):
             name = left[0] if len(left) == 1 else "".join(left)
-            asked = Condition(f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind="none")
+            asked = Condition(
+                f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind="none"
+            )
             return self._assume(test, asked, left)
         result = self.builder.temporary()
         self.builder.emit(Fresh(test, result, (left,)))

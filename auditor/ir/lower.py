@@ -8,7 +8,9 @@ from auditor.ir.ops import Call, Constant, Edge, Fresh, InPlace, Leave, Make, Mo
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
-CONSTRUCTORS = frozenset({"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "ExitStack", "AsyncExitStack"})
+CONSTRUCTORS = frozenset(
+    {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "ExitStack", "AsyncExitStack"}
+)
 
 
 def lower(function: FunctionNode) -> Graph:
@@ -45,7 +47,12 @@ def _fresh_roots(graph: Graph) -> frozenset[str]:
                 made.setdefault(name, True)
             case Move(target=(name,), source=source):
                 made[name] = made.get(name, True) and len(source) == 1 and made.get(source[0], False)
-            case Fresh(target=(name,)) | Constant(target=(name,)) | Next(target=(name,)) | InPlace(target=(name,)):
+            case (
+                Fresh(target=(name,))
+                | Constant(target=(name,))
+                | Next(target=(name,))
+                | InPlace(target=(name,))
+            ):
                 made[name] = False if not isinstance(op, InPlace) else made.get(name, False)
             case Unpack(targets=targets):
                 made.update({path[0]: False for _, path in targets})

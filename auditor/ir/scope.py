@@ -66,7 +66,11 @@ class _Bindings(ast.NodeVisitor):
 
     def _definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.bound.add(node.name)
-        for expression in (*node.decorator_list, *node.args.defaults, *(d for d in node.args.kw_defaults if d)):
+        for expression in (
+            *node.decorator_list,
+            *node.args.defaults,
+            *(d for d in node.args.kw_defaults if d),
+        ):
             self.visit(expression)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:

@@ -155,7 +155,9 @@ class Analysis:
             followed=len(outcomes) - len(unknown),
             acquire_names=usage.acquire_names(),
             release_names=usage.release_names(),
-            failures=tuple(Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items())),
+            failures=tuple(
+                Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items())
+            ),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
         )
 
@@ -166,7 +168,12 @@ class Analysis:
             return None
         received = self.received.get(function, [])
         losing = [
-            Step(o.lease.span.path, o.lease.span.line, o.lease.span.column, f"`{o.function.qualname}` gets it and loses it")
+            Step(
+                o.lease.span.path,
+                o.lease.span.line,
+                o.lease.span.column,
+                f"`{o.function.qualname}` gets it and loses it",
+            )
             for o in received
             if o.lease.leaks and not (o.lease.released or o.lease.handed_over) and _loses_normally(o.lease)
         ]

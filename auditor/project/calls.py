@@ -33,7 +33,9 @@ class Calls:
             if function.is_method:
                 self._by_name.setdefault(function.name, []).append(function)
 
-    def targets(self, function: Function, call: ast.Call) -> tuple[tuple[Function, ...], Class | None, str | None]:
+    def targets(
+        self, function: Function, call: ast.Call
+    ) -> tuple[tuple[Function, ...], Class | None, str | None]:
         """(functions it may run, class it constructs, dotted name outside the project)."""
         if id(call) not in self._targets:
             self._keep.append(call)
@@ -63,7 +65,11 @@ class Calls:
         return tuple(f for f in overriding if not f.is_abstract)[:8] or (found,)
 
     def _by_method_name(self, call: ast.Call) -> tuple[Function, ...]:
-        if self._by_name is None or not isinstance(call.func, ast.Attribute) or call.func.attr in COMMON_NAMES:
+        if (
+            self._by_name is None
+            or not isinstance(call.func, ast.Attribute)
+            or call.func.attr in COMMON_NAMES
+        ):
             return ()
         named = [f for f in self._by_name.get(call.func.attr, ()) if not f.is_abstract]
         named = [f for f in named if _accepts(f, call)]
@@ -112,7 +118,9 @@ def constants_passed(function: Function, call: ast.Call, bound: bool) -> frozens
         values[arg.arg] = default
     for arg, kw_default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
         values[arg.arg] = kw_default
-    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(keyword.arg is None for keyword in call.keywords):
+    if any(isinstance(arg, ast.Starred) for arg in call.args) or any(
+        keyword.arg is None for keyword in call.keywords
+    ):
         return frozenset()
     for index, expression in enumerate(call.args):
         name = parameter_for(function, index, bound)

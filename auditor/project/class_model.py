@@ -8,10 +8,30 @@ from auditor.project.modules import Class, Function, Module, Project, dotted_nam
 Type = Class | str
 """A class of the project, or the dotted name of something outside it; `list[T]` is written as `("[]", T)`."""
 
-CONTAINERS = frozenset({"list", "List", "Sequence", "Iterable", "tuple", "Tuple", "set", "Set", "deque", "Iterator",
-                        "dict", "Dict", "Mapping", "defaultdict", "OrderedDict", "ModuleList"})
+CONTAINERS = frozenset(
+    {
+        "list",
+        "List",
+        "Sequence",
+        "Iterable",
+        "tuple",
+        "Tuple",
+        "set",
+        "Set",
+        "deque",
+        "Iterator",
+        "dict",
+        "Dict",
+        "Mapping",
+        "defaultdict",
+        "OrderedDict",
+        "ModuleList",
+    }
+)
 OPTIONAL = frozenset({"Optional", "Final", "ClassVar", "Annotated"})
-RESULT_WRAPPERS = frozenset({"Awaitable", "Coroutine", "AbstractContextManager", "AbstractAsyncContextManager"})
+RESULT_WRAPPERS = frozenset(
+    {"Awaitable", "Coroutine", "AbstractContextManager", "AbstractAsyncContextManager"}
+)
 
 
 class ClassModel:
@@ -153,7 +173,9 @@ class ClassModel:
             scope = scope.parent
         value = function.module.assigned.get(name)
         if value is not None:
-            return self._guarded(("global", function.module.path, name), function.module.functions["<module>"], value)
+            return self._guarded(
+                ("global", function.module.path, name), function.module.functions["<module>"], value
+            )
         return None
 
     def _guarded(self, key: object, function: Function, node: ast.expr) -> Type | None:
@@ -200,7 +222,11 @@ class ClassModel:
             return self._called_name(function, node)
         if not isinstance(node, ast.Attribute):
             return None
-        if isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super" and function.cls:
+        if (
+            isinstance(node.value, ast.Call)
+            and getattr(node.value.func, "id", "") == "super"
+            and function.cls
+        ):
             return self.super_method(function.cls, node.attr)
         owner = self.type_of(function, node.value)
         if isinstance(owner, Class):

@@ -23,7 +23,9 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
-REMOVERS = frozenset({"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"})
+REMOVERS = frozenset(
+    {"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"}
+)
 MUTATORS = REMOVERS - {"get"} | frozenset(
     {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
      "difference_update", "fill_", "append_n", "extendleft", "copy_"}
@@ -60,7 +62,11 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         pair = _pair_of(cls.name, cls, methods)
         if pair is not None:
             yield pair
-    plain = [f for name, f in sorted(module.functions.items()) if f.cls is None and f.parent is None and name != "<module>"]
+    plain = [
+        f
+        for name, f in sorted(module.functions.items())
+        if f.cls is None and f.parent is None and name != "<module>"
+    ]
     pair = _pair_of(module.path.rpartition("/")[2].removesuffix(".py"), None, plain)
     if pair is not None:
         yield pair
@@ -86,8 +92,14 @@ def _behaving(
 ) -> tuple[tuple[Half, ...], tuple[Half, ...]] | None:
     got, given = [], []
     for function, name in acquires:
-        partners = [(other, its) for other, its in releases if pairs_with(name, its) and other is not function]
-        partners = [(other, its) for other, its in partners if _gives_back(other, name) and not _is_store(function, name, other)]
+        partners = [
+            (other, its) for other, its in releases if pairs_with(name, its) and other is not function
+        ]
+        partners = [
+            (other, its)
+            for other, its in partners
+            if _gives_back(other, name) and not _is_store(function, name, other)
+        ]
         half = _acquiring_half(function, name) if partners else None
         if half is not None:
             got.append(half)
@@ -104,7 +116,9 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
         return not _only_passes(function)
     if len(_own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
         return False  # it is given nothing back: a `free()` of the pool itself
-    return changes_state(function) or any(RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in _called(function))
+    return changes_state(function) or any(
+        RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in _called(function)
+    )
 
 
 def _is_store(acquire: Function, name: Name, release: Function) -> bool:
@@ -156,7 +170,9 @@ def _marking_half(function: Function, name: Name) -> Half | None:
 def _hands_out(function: Function, name: Name) -> bool:
     if name.verb in WEAK:
         return _removes_from_state(function)
-    return changes_state(function) or any(take_apart(called, ACQUIRE_WORDS - WEAK) for called in _called(function))
+    return changes_state(function) or any(
+        take_apart(called, ACQUIRE_WORDS - WEAK) for called in _called(function)
+    )
 
 
 # Bodies ---------------------------------------------------------------------------------------------------------
@@ -199,14 +215,18 @@ def changes_state(function: Function) -> bool:
     shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
     aliases = _state_aliases(function, owner)
     for node in statements_of(function.node):
-        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
+        targets = (
+            node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
+        )
         for target in targets:
             if isinstance(target, (ast.Attribute, ast.Subscript)) and _rooted(target, owner, aliases):
                 return True
             if isinstance(target, ast.Name) and target.id in shared:
                 return True
     return any(
-        isinstance(call.func, ast.Attribute) and call.func.attr in MUTATORS and _rooted(call.func.value, owner, aliases)
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in MUTATORS
+        and _rooted(call.func.value, owner, aliases)
         for call in _calls(function)
     )
 
@@ -238,7 +258,11 @@ def _removes_from_state(function: Function) -> bool:
     for call in _calls(function):
         if isinstance(call.func, ast.Attribute) and _rooted(call.func.value, owner, aliases):
             empty_get = call.func.attr == "get" and (not call.args or _is_queue(call.func.value))
-            if call.func.attr in REMOVERS - {"get"} or empty_get or take_apart(call.func.attr, ACQUIRE_WORDS - {"get", "pop", "take", "fetch"}):
+            if (
+                call.func.attr in REMOVERS - {"get"}
+                or empty_get
+                or take_apart(call.func.attr, ACQUIRE_WORDS - {"get", "pop", "take", "fetch"})
+            ):
                 return True
     for node in statements_of(function.node):
         match node:
@@ -263,7 +287,9 @@ def _kept_under_parameter(function: Function) -> Position | None:
     derived = {name: index for index, name in enumerate(parameters)}
     for node in statements_of(function.node):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=source))) if source in derived:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=source))) if (
+                source in derived
+            ):
                 derived[name] = derived[source]
             case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if _own_state(table, owner):
                 root = key
@@ -299,5 +325,6 @@ def _calls(function: Function) -> list[ast.Call]:
 
 def _called(function: Function) -> set[str]:
     return {
-        call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "") for call in _calls(function)
+        call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        for call in _calls(function)
     }

@@ -49,7 +49,9 @@ class FunctionEffects:
 
     def _lambda(self, node: object) -> Function:
         assert isinstance(node, ast.Lambda)
-        made = Function(self.function.module, self.function.qualname + ".<lambda>", node, self.function.cls, self.function)
+        made = Function(
+            self.function.module, self.function.qualname + ".<lambda>", node, self.function.cls, self.function
+        )
         self.function.module.by_node[id(node)] = made
         return made
 
@@ -98,7 +100,13 @@ class FunctionEffects:
     # Project functions --------------------------------------------------------------------------------------
 
     def _summarised(
-        self, call: Call, targets: tuple[Function, ...], position: Position, rest: Path, value: Value, protocol: str
+        self,
+        call: Call,
+        targets: tuple[Function, ...],
+        position: Position,
+        rest: Path,
+        value: Value,
+        protocol: str,
     ) -> Treatment:
         answers = [self._ask(call, target, position, rest, value, protocol) for target in targets]
         for fate in (Fate.RELEASE, Fate.TAKE, Fate.UNKNOWN):
@@ -135,7 +143,9 @@ class FunctionEffects:
                 return (*path, *stored[1:])
         return None
 
-    def _into_rest(self, call: Call, target: Function, position: Position, rest: Path, value: Value) -> Treatment:
+    def _into_rest(
+        self, call: Call, target: Function, position: Position, rest: Path, value: Value
+    ) -> Treatment:
         """The operand lands in *args or **kwargs, or is the callee object itself."""
         if position == -1:
             return BORROWED
@@ -181,11 +191,17 @@ class FunctionEffects:
 
     # The rest of the world ----------------------------------------------------------------------------------
 
-    def _outside(self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value) -> Treatment:
+    def _outside(
+        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
+    ) -> Treatment:
         for found in (
             library.container_method(call, position, rest),
             library.stored_by_method(call, position, rest),
-            library.function(call, position, rest) if call.receiver is None or dotted is not None or call.method in library.GIVING_BACK | library.CHAINING else None,
+            library.function(call, position, rest)
+            if call.receiver is None
+            or dotted is not None
+            or call.method in library.GIVING_BACK | library.CHAINING
+            else None,
         ):
             if found is not None:
                 return found

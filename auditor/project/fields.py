@@ -33,11 +33,15 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
 
-INITIAL = frozenset({"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"})
+INITIAL = frozenset(
+    {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
+)
 
 
 class Fields:
-    def __init__(self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf) -> None:
+    def __init__(
+        self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf
+    ) -> None:
         self.project = project
         self.model = model
         self.summaries = summaries
@@ -49,7 +53,10 @@ class Fields:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
         wanted = list(outcomes)
         self._attributes = frozenset(
-            path[1][1:] for outcome in wanted for _, path in outcome.stored if _own_field(outcome.function, path)
+            path[1][1:]
+            for outcome in wanted
+            for _, path in outcome.stored
+            if _own_field(outcome.function, path)
         )
         found: dict[int, tuple[StoredField, ...]] = {}
         for outcome in wanted:
@@ -136,10 +143,18 @@ class Fields:
     def _asks_or_releases(self, function: Function, attribute: str) -> bool:
         owner = function.parameters[0]
         for node in ast.walk(function.node):
-            if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, (ast.Load, ast.Del)):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr == attribute
+                and isinstance(node.ctx, (ast.Load, ast.Del))
+            ):
                 return True
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if isinstance(node.func.value, ast.Name) and node.func.value.id == owner and CLEANUP.fullmatch(node.func.attr):
+                if (
+                    isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == owner
+                    and CLEANUP.fullmatch(node.func.attr)
+                ):
                     return True
         return False
 
@@ -179,7 +194,11 @@ def released_attributes(function: Function) -> set[str]:
 
 def _looks_releasing(call: ast.Call) -> bool:
     name = last_name(call)
-    return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS or name in ("finalize", "callback", "map")
+    return (
+        RELEASING.fullmatch(name) is not None
+        or name in LEASE_METHODS
+        or name in ("finalize", "callback", "map")
+    )
 
 
 def _carried(function: Function) -> dict[str, set[str]]:

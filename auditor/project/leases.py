@@ -17,7 +17,12 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.sites import site_nodes
 
-LOSS_OF_EDGE = {Edge.CALL_RAISES: Loss.CALL, Edge.CANCEL: Loss.CANCEL, Edge.CLOSE: Loss.CLOSE, Edge.RAISE: Loss.RAISE}
+LOSS_OF_EDGE = {
+    Edge.CALL_RAISES: Loss.CALL,
+    Edge.CANCEL: Loss.CANCEL,
+    Edge.CLOSE: Loss.CLOSE,
+    Edge.RAISE: Loss.RAISE,
+}
 
 
 @dataclass(slots=True)
@@ -88,7 +93,9 @@ class Follower:
         lease = _replace(
             lease,
             released=bool(endings.released),
-            handed_over=endings.handed_over or bool(endings.unknown) or (acquisition.keyed and not endings.released),
+            handed_over=endings.handed_over
+            or bool(endings.unknown)
+            or (acquisition.keyed and not endings.released),
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)

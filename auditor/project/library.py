@@ -14,7 +14,9 @@ PAIRING = frozenset({"zip", "enumerate", "zip_longest"})
 CHAINING = frozenset({"chain", "from_iterable", "gather", "wait", "map", "starmap"})
 GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",
                          "enter_async_context", "closing_later", "addCleanup", "addfinalizer"})  # fmt: skip
-APPENDING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault", "heappush"})
+APPENDING = frozenset(
+    {"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault", "heappush"}
+)
 EXTENDING = frozenset({"extend", "extendleft", "update", "union"})
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "get_nowait", "popright"})
 

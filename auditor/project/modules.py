@@ -75,7 +75,9 @@ def _says_nothing(statement: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Constant()):
             return True
-        case ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError")) | ast.Name(id="NotImplementedError")):
+        case ast.Raise(
+            exc=ast.Call(func=ast.Name(id="NotImplementedError")) | ast.Name(id="NotImplementedError")
+        ):
             return True
     return False
 
@@ -149,7 +151,11 @@ class _Collector:
                         self.statements(block, prefix, cls, parent)
 
     def _function(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef, prefix: str, cls: Class | None, parent: Function | None
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef,
+        prefix: str,
+        cls: Class | None,
+        parent: Function | None,
     ) -> None:
         qualname = prefix + node.name
         function = Function(self.module, qualname, node, cls, parent)
@@ -184,8 +190,10 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 def imported_names(node: ast.Import | ast.ImportFrom, package: list[str]) -> dict[str, str]:
     """Local name to dotted name; relative imports become absolute from the file's own folders."""
     if isinstance(node, ast.Import):
-        return {alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0]
-                for alias in node.names}
+        return {
+            alias.asname or alias.name.split(".")[0]: alias.name if alias.asname else alias.name.split(".")[0]
+            for alias in node.names
+        }
     base = node.module or ""
     if node.level:
         above = package[: len(package) - node.level + 1]

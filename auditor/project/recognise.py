@@ -54,7 +54,10 @@ class Recogniser:
         """Last names of calls that may acquire."""
         found = set(self._names) | {function.name for function in self.wrappers}
         for protocol in (*self.declared, *self.built_in):
-            found |= {pattern.text.partition("(")[0].rpartition(".")[2] for pattern in (*protocol.acquire, *protocol.lease)}
+            found |= {
+                pattern.text.partition("(")[0].rpartition(".")[2]
+                for pattern in (*protocol.acquire, *protocol.lease)
+            }
         return found
 
     # Acquiring ----------------------------------------------------------------------------------------------
@@ -69,7 +72,7 @@ class Recogniser:
             found = self._of_function(target)
             if found is not None:
                 return found
-        if targets and not all(target.is_abstract for target in targets) or constructed is not None:
+        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and dotted is None:
             found = self._by_name(call)
@@ -89,7 +92,13 @@ class Recogniser:
                 for pattern in patterns:
                     if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
                         return Source(
-                            protocol.name, protocol.origin, protocol.handle, protocol.value, protocol.argument, (), lease
+                            protocol.name,
+                            protocol.origin,
+                            protocol.handle,
+                            protocol.value,
+                            protocol.argument,
+                            (),
+                            lease,
                         )
         return None
 
@@ -100,7 +109,11 @@ class Recogniser:
         for pair, half in self._names.get(call.func.attr, ()):
             if half.name.verb in WEAK or half.handle is not Handle.RESULT:
                 continue
-            if half.name.affix and half.name.verb not in ("acquire", "reserve") or _called_like(call.func.value, pair):
+            if (
+                (half.name.affix
+                and half.name.verb not in ("acquire", "reserve"))
+                or _called_like(call.func.value, pair)
+            ):
                 return Source(pair.name, "discovered", half.handle, half.value, half.argument)
         return None
 
@@ -109,7 +122,11 @@ class Recogniser:
         if source is None:
             return None
         return Acquisition(
-            source.protocol, source.handle, source.value, self._places(source, call), callee_text(call.at),
+            source.protocol,
+            source.handle,
+            source.value,
+            self._places(source, call),
+            callee_text(call.at),
             managed=source.lease or call.entered,
         )
 
@@ -148,20 +165,27 @@ class Recogniser:
         return None
 
     def _release_pattern(
-        self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str, call: ast.Call, position: Position
+        self,
+        protocols: Sequence[Protocol],
+        names: tuple[str, ...],
+        text: str,
+        call: ast.Call,
+        position: Position,
     ) -> bool:
         for protocol in protocols:
             for pattern in protocol.release:
                 if pattern.on_lease:
-                    if position == -1 and isinstance(call.func, ast.Attribute) and pattern.name.fullmatch(call.func.attr):
+                    if (
+                        position == -1
+                        and isinstance(call.func, ast.Attribute)
+                        and pattern.name.fullmatch(call.func.attr)
+                    ):
                         return True
                 elif pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
                     if protocol.handle is Handle.RECEIVER and not pattern.explicit:
                         if position == -1:
                             return True
-                    elif protocol.handle is Handle.NONE and not pattern.operands:
-                        return True
-                    elif position in pattern.operands or (isinstance(position, str) and not pattern.explicit):
+                    elif (protocol.handle is Handle.NONE and not pattern.operands) or position in pattern.operands or (isinstance(position, str) and not pattern.explicit):
                         return True
         return False
 
@@ -171,7 +195,11 @@ class Recogniser:
         for target in targets:
             if target in self.releasing:
                 return self.releasing[target][0].name, "discovered"
-        positions: tuple[Position, ...] = (-1, *range(len(call.args)), *(k.arg for k in call.keywords if k.arg))
+        positions: tuple[Position, ...] = (
+            -1,
+            *range(len(call.args)),
+            *(k.arg for k in call.keywords if k.arg),
+        )
         names, text = names_of(targets, constructed, dotted), callee_text(call)
         for protocol in (*self.declared, *(() if targets else self.built_in)):
             if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
@@ -182,7 +210,8 @@ class Recogniser:
         targets, constructed, dotted = self.calls.targets(function, call)
         names, text = names_of(targets, constructed, dotted), callee_text(call)
         return any(
-            position in pattern.operands and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
+            position in pattern.operands
+            and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
             for protocol in self.declared
             for pattern in protocol.transfer
         )
@@ -191,7 +220,9 @@ class Recogniser:
         """Where nothing is known of the callee: `pool.free(x)`, `release_block(x)`, `lease.release()`."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if position == -1:
-            return value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
+            return (
+                value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
+            )
         return RELEASING.fullmatch(name) is not None
 
 
@@ -209,7 +240,11 @@ def names_of(targets: Sequence[Function], constructed: Class | None, dotted: str
     names = []
     for name in full:
         parts = name.split(".")
-        names += [".".join(parts[start:]) for start in range(len(parts))] if constructed is None and dotted is None else [name]
+        names += (
+            [".".join(parts[start:]) for start in range(len(parts))]
+            if constructed is None and dotted is None
+            else [name]
+        )
     return tuple(names)
 
 

@@ -11,7 +11,9 @@ from auditor.project.recognise import Recogniser, Source
 
 def functions_with(module: Module, names: re.Pattern[str]) -> Iterator[tuple[Function, list[ast.Call]]]:
     """Functions that make calls whose last name matches, with those calls in source order."""
-    for function in sorted(set(module.by_node.values()), key=lambda f: (getattr(f.node, "lineno", 0), f.qualname)):
+    for function in sorted(
+        set(module.by_node.values()), key=lambda f: (getattr(f.node, "lineno", 0), f.qualname)
+    ):
         calls = [call for call in own_calls(function) if names.fullmatch(last_name(call))]
         if calls:
             yield function, calls
@@ -42,7 +44,9 @@ def site_nodes(function: Function, call: ast.Call) -> list[int]:
     return [index for index, op in enumerate(function.graph.ops) if isinstance(op, Call) and op.at is call]
 
 
-def acquires(recogniser: Recogniser, function: Function, calls: list[ast.Call]) -> list[tuple[ast.Call, Source]]:
+def acquires(
+    recogniser: Recogniser, function: Function, calls: list[ast.Call]
+) -> list[tuple[ast.Call, Source]]:
     found = []
     for call in calls:
         source = recogniser.source(function, call)

@@ -46,7 +46,11 @@ class Answer:
 
     @property
     def treatment(self) -> Treatment:
-        return Treatment(self.fate, self.result, self.sometimes) if self.fate is Fate.BORROW else Treatment(self.fate)
+        return (
+            Treatment(self.fate, self.result, self.sometimes)
+            if self.fate is Fate.BORROW
+            else Treatment(self.fate)
+        )
 
 
 NOTHING = Answer()
@@ -140,7 +144,12 @@ class Summaries:
 
 
 def _order(question: Question) -> tuple[str, str, Path, str]:
-    return question.function.module.path, question.function.qualname, question.place, str(sorted(question.constants, key=str))
+    return (
+        question.function.module.path,
+        question.function.qualname,
+        question.place,
+        str(sorted(question.constants, key=str)),
+    )
 
 
 def _facts(name: str, value: object) -> set[tuple[str, bool]]:
@@ -155,7 +164,9 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         for _, node, _ in endings.lost
         if isinstance(op := graph.ops[node], Leave) and op.way is not Way.RAISE
     ]
-    elsewhere = tuple(sorted({path for path in endings.stored.values() if path[: len(question.place)] != question.place}))
+    elsewhere = tuple(
+        sorted({path for path in endings.stored.values() if path[: len(question.place)] != question.place})
+    )
     same = any(path[: len(question.place)] == question.place for path in endings.stored.values())
     if endings.released:
         return Answer(Fate.RELEASE, sometimes=bool(kept or same))

@@ -30,7 +30,9 @@ class Usage:
             for function in module.by_node.values():
                 for call in own_calls(function):
                     name = last_name(call)
-                    if not (RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS)):
+                    if not (
+                        RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS)
+                    ):
                         continue
                     found = recogniser.release_source(function, call)
                     if found is not None:
@@ -39,7 +41,10 @@ class Usage:
 
     def protocols(self) -> tuple[ProtocolUse, ...]:
         keys = sorted(set(self.acquires) | set(self.releases))
-        return tuple(ProtocolUse(name, origin, self.acquires[name, origin], self.releases[name, origin]) for name, origin in keys)
+        return tuple(
+            ProtocolUse(name, origin, self.acquires[name, origin], self.releases[name, origin])
+            for name, origin in keys
+        )
 
     def acquire_names(self) -> tuple[str, ...]:
         return tuple(sorted({last_name(outcome.call) for outcome in self.outcomes}))

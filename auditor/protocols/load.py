@@ -49,6 +49,7 @@ def in_force(settings: AnalysisSettings, discovered: Sequence[Protocol] = ()) ->
     shipped = tuple(
         protocol
         for protocol, default in built_in()
-        if (default or protocol.name in settings.enable_protocols) and protocol.name not in settings.disable_protocols
+        if (default or protocol.name in settings.enable_protocols)
+        and protocol.name not in settings.disable_protocols
     )
     return (*declared, *discovered, *shipped)

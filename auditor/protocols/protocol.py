@@ -35,7 +35,11 @@ def parse_pattern(text: str, default: tuple[Position, ...]) -> Pattern:
     if match is None:
         raise BadPattern(f"pattern {text!r}: write a dotted name, with (0) or (name) for what is given back")
     on_lease, name, arguments = match.groups()
-    operands = default if arguments is None else tuple(_operand(part, text) for part in arguments.split(",") if part.strip())
+    operands = (
+        default
+        if arguments is None
+        else tuple(_operand(part, text) for part in arguments.split(",") if part.strip())
+    )
     if on_lease:
         operands = (-1,)
     return Pattern(text, re.compile(translate(name)), operands, bool(on_lease), arguments is not None)

@@ -11,9 +11,9 @@ from auditor.flow.effects import BORROWED, PERHAPS_SAME, SAME, Treatment
 def _table() -> dict[str, Treatment]:
     text = resources.files("auditor.protocols").joinpath("tensor-operations.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    table = {name: BORROWED for name in data["new"]}
-    table.update({name: PERHAPS_SAME for name in data["perhaps"]})
-    table.update({name: SAME for name in data["views"]})
+    table = dict.fromkeys(data["new"], BORROWED)
+    table.update(dict.fromkeys(data["perhaps"], PERHAPS_SAME))
+    table.update(dict.fromkeys(data["views"], SAME))
     return table
 
 

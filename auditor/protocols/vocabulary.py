@@ -25,7 +25,13 @@ PREFIXES = frozenset({"try", "batched", "batch", "maybe", "async", "force", "do"
                       "ref", "count", "pre"})  # fmt: skip
 
 ACQUIRE_WORDS = frozenset().union(*(acquire for acquire, _ in PAIRS))
-RELEASE_WORDS = frozenset().union(*(release for _, release in PAIRS)) | {"unref", "evict", "drop", "dispose", "close"}
+RELEASE_WORDS = frozenset().union(*(release for _, release in PAIRS)) | {
+    "unref",
+    "evict",
+    "drop",
+    "dispose",
+    "close",
+}
 
 LEASE_METHODS = frozenset(
     {"release", "free", "close", "ref_count_down", "dec_ref", "decref", "dispose", "recycle", "give_back",

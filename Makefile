@@ -1,0 +1,61 @@
+# `make audit` shows what poolaudit finds; `make test` proves that it works. Both set up what they need, once.
+#
+#   make audit                    audit examples/longdoc (needs Python 3.11 or newer, no torch)
+#   make audit TARGET=../project  audit another tree
+#   make test                     every test (installs torch)
+#   make check                    what a change must pass: lint, format, types, import walls, fast tests, self-audit
+#   make fuzz                     the property tests, with many more examples
+#
+# PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := audit
+.PHONY: audit test check fuzz clean
+
+PYTHON ?= $(or $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v))),python3)
+TARGET ?= examples/longdoc
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
+DEV := pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter types-networkx numpy torch
+
+audit: $(VENV)/.installed
+	@$(BIN)/poolaudit audit --exit-zero $(TARGET)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/poolaudit audit auditor rules reports reference_modules
+
+fuzz: $(VENV)/.installed-dev
+	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest -m "slow or not slow" -k "property or fuzz" $(PYTEST_ARGS)
+
+clean:
+	rm -rf $(VENV)
+
+# Stamps: an environment is built again only if what it is built from changed. setuptools comes first and the
+# build is not isolated, so that a second installation needs no network.
+$(VENV)/.created:
+	@echo "Setting up $(VENV) with $(firstword $(PYTHON)) ..."
+	@$(firstword $(PYTHON)) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else f"poolaudit needs Python 3.11 or newer, this is {sys.version}; say PYTHON=/path/to/python3.11")'
+	@$(firstword $(PYTHON)) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints-dev.txt
+	@$(PIP) setuptools wheel
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test tools and torch ..."
+	@$(PIP) $(DEV)
+	@touch $@

@@ -1,0 +1,5 @@
+"""`python -m auditor.cli`."""
+
+from auditor.cli import main
+
+main()

@@ -1,0 +1,84 @@
+"""`poolaudit audit`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.baseline import BaselineError
+from auditor.cache import DIRECTORY
+from auditor.changed_lines import DiffError
+from auditor.cli.auditing import AuditOptions, run_audit
+from auditor.cli.output import formats
+from auditor.cli.settings_options import settings_options
+from auditor.settings_file import SettingsError
+from auditor.source.discover import NoSuchPath
+
+
+@click.command("audit")
+@click.argument("paths", nargs=-1, metavar="[PATH ...]")
+@click.option(
+    "--format",
+    multiple=True,
+    type=click.Choice(formats()),
+    help="How to report findings (default: full). Repeatable.",
+)
+@click.option(
+    "--output",
+    multiple=True,
+    metavar="FILE",
+    help="Write the report to FILE; with several formats, --output FORMAT=FILE for each.",
+)
+@click.option("--select", multiple=True, metavar="CODES", help="Rules to run: codes, prefixes (PA1) or ALL.")
+@click.option("--ignore", multiple=True, metavar="CODES", help="Rules not to run: codes or prefixes.")
+@click.option(
+    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
+)
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE."
+)
+@click.option(
+    "--write-baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all findings to FILE as known, report none.",
+)
+@click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0 where findings would make it 1.")
+@click.option("--statistics", is_flag=True, help="Print counts by rule and the table of classes.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes (default: one a CPU)."
+)
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help=f"Where the cache lives (default: {DIRECTORY} beside the settings file).",
+)
+@settings_options
+@click.option(
+    "--verbose", is_flag=True, help="Say what was not followed, and show tracebacks of our own errors."
+)
+@click.option("--quiet", is_flag=True, help="Print findings and failures only.")
+@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output."
+)
+def command(**options: Any) -> int:
+    """Report leaked, misused and missing pool leases in the Python files under each PATH.
+
+    PATH is a file or a folder (default: the working directory); `-` is standard input. Nothing of the audited
+    code is imported or run. A file named explicitly is always audited; folders leave out .git, .venv, build,
+    dist, __pycache__, what .gitignore names and the `exclude` setting.
+
+    \b
+    Exit status:
+      0  nothing to report
+      1  findings of severity error or warning (0 with --exit-zero)
+      2  wrong use, bad configuration, a file that could not be analysed, or an internal error
+    """
+    try:
+        return run_audit(AuditOptions(**options))
+    except (SettingsError, NoSuchPath, BaselineError, DiffError) as error:
+        raise click.UsageError(str(error)) from error

@@ -1,0 +1,71 @@
+"""From arguments to a finished run: what was found before, if no file has changed, else a new examination."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from auditor.cache import Cache, fingerprint, tool_digest
+from auditor.config import Settings
+from auditor.model import Finding, Run
+from auditor.progress import Progress, no_progress
+from auditor.selection import Selection
+from auditor.source.discover import Discovered, discover
+from auditor.texts import Texts
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to audit and how; nothing here decides what a report looks like."""
+
+    paths: tuple[str, ...]
+    settings: Settings
+    root: Path
+    jobs: int = 1
+    cache_dir: Path | None = None
+    progress: Progress = no_progress
+    keep: Callable[[Sequence[Finding]], Sequence[Finding]] = list  # what a baseline or --diff-base lets pass
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A finished run, the selected findings before `keep`, and what was wrong with the cache."""
+
+    run: Run
+    selected: tuple[Finding, ...]
+    warning: str | None
+
+
+def audit(request: Request) -> Audited:
+    """Audit `request.paths`. Every rule runs and selecting comes last: the cache serves any selection."""
+    started = time.perf_counter()
+    selection = Selection(request.settings, request.root)
+    found = discover(request.paths, root=os.fspath(request.root), exclude=request.settings.exclude)
+    cache = Cache(request.cache_dir, [os.fspath(Path.cwd()), sorted(request.paths)])
+    run = _remembered_or_new(request, found, cache)
+    selected = tuple(finding for finding in run.findings if selection.keeps(finding))
+    kept = tuple(request.keep(selected))
+    counts = dict(sorted(Counter(finding.code for finding in kept).items()))
+    summary = replace(run.summary, findings=counts, seconds=round(time.perf_counter() - started, 3))
+    return Audited(replace(run, findings=kept, summary=summary), selected, cache.warning)
+
+
+def _remembered_or_new(request: Request, found: Discovered, cache: Cache) -> Run:
+    """Everything that any rule finds."""
+    tool = tool_digest(request.settings.analysis)
+    texts = Texts(found.files)
+    digests = texts.digests() if cache.has("run") else {}
+    if digests and (run := cache.get("run", _key(tool, found, digests), Run)):
+        return run
+    from auditor.examine import Order, examine  # imports the analysis, which a remembered run does not need
+
+    order = Order(found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress)
+    examined = examine(order, cache)
+    cache.put("run", _key(tool, found, examined.digests), examined.run)
+    return examined.run
+
+
+def _key(tool: str, found: Discovered, digests: dict[str, str]) -> str:
+    return fingerprint(tool, found.failures, sorted(digests.items()))

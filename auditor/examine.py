@@ -1,0 +1,110 @@
+"""The pipeline: scan, follow leases, gather facts, judge. Read it as a table of contents."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from auditor import __version__
+from auditor.cache import Cache, fingerprint
+from auditor.config import AnalysisSettings
+from auditor.facts import Facts
+from auditor.judge import judge
+from auditor.model import Failure, Run, Summary
+from auditor.progress import Progress
+from auditor.project.adoption import Adoption, adoption
+from auditor.project.analysis import FlowResult, analyse
+from auditor.protocols.clues import clues
+from auditor.protocols.load import in_force
+from auditor.scanning import Scan, scan_all
+from auditor.source.discover import Discovered
+from auditor.source.scan import Scanned
+from auditor.texts import Texts
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be examined. `digests` are the files', as far as the cache made it worth looking."""
+
+    found: Discovered
+    texts: Texts
+    digests: Mapping[str, str]
+    settings: AnalysisSettings
+    tool: str
+    jobs: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """Everything that any rule finds, and the digests of the files as they were read for it."""
+
+    run: Run
+    digests: dict[str, str]
+
+
+def examine(order: Order, cache: Cache) -> Examined:
+    """Examine the files anew, but for what `cache` still knows of single files and of the flow analysis."""
+    scan = _scan(order, cache)
+    flow = _flow(order, scan, cache)
+    adopted = adoption(scan.indexes)
+    failures = _in_order([*order.found.failures, *scan.failures, *flow.failures])
+    failed = {failure.path for failure in failures}
+    comments = [comment for comment in scan.suppressions if comment.span.path not in failed]
+    facts = Facts(flow.leases, scan.indexes, adopted.modules_without_pool)
+    findings, excerpts = judge(facts, comments, order.texts)
+    run = Run(
+        version=__version__,
+        summary=_summary(order.found, scan, flow, adopted, failures),
+        classes=adopted.rows,
+        findings=tuple(findings),
+        failures=failures,
+        unfollowed=_in_order(flow.unfollowed),
+        excerpts=excerpts,
+    )
+    return Examined(run, scan.digests)
+
+
+def _scan(order: Order, cache: Cache) -> Scan:
+    """Every file's scan, those of unchanged files from the cache."""
+    remembered = (cache.get("scan", order.tool, dict[str, Scanned]) if order.digests else None) or {}
+    earlier = {path: old for path, old in remembered.items() if order.digests.get(path) == old.digest}
+    looked_for = clues(in_force(order.settings))
+    scan = scan_all(order.texts, earlier, looked_for, order.jobs, order.progress)
+    if scan.new or len(scan.files) != len(remembered):
+        cache.put("scan", order.tool, {file.path: file for file in scan.files})
+    return scan
+
+
+def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
+    """The flow analysis of the relevant files, from the cache if none of them has changed."""
+    digests = scan.digests
+    key = fingerprint(order.tool, [(path, digests[path]) for path in scan.relevant])
+    if known := cache.get("flow", key, FlowResult):
+        return known
+    flow = analyse({path: order.texts.text(path) for path in scan.relevant}, order.settings)
+    cache.put("flow", key, flow)
+    return flow
+
+
+def _summary(
+    found: Discovered, scan: Scan, flow: FlowResult, adopted: Adoption, failures: Sequence[Failure]
+) -> Summary:
+    return Summary(
+        files=len(found.files),
+        lines=sum(index.lines for index in scan.indexes),
+        files_failed=len({failure.path for failure in failures}),
+        acquires=flow.acquires,
+        followed=flow.followed,
+        not_followed=flow.acquires - flow.followed,
+        protocols=flow.protocols,
+        files_importing_pool=adopted.files_importing_pool,
+        files_using_pool=adopted.files_using_pool,
+        classes_with_pool_switch=adopted.classes_with_pool_switch,
+        switch_default_on=adopted.switch_default_on,
+        switch_default_off=adopted.switch_default_off,
+        acquire_names=flow.acquire_names,
+        release_names=flow.release_names,
+    )
+
+
+def _in_order(failures: Iterable[Failure]) -> tuple[Failure, ...]:
+    return tuple(sorted(set(failures), key=lambda failure: (failure.path, failure.line, failure.message)))

@@ -1,0 +1,35 @@
+"""The source text that findings need: lines to show, and what a fingerprint is made of."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from auditor.model import Finding, Span
+
+CONTEXT = 2
+LinesOf = Callable[[str], Sequence[str]]
+"""The lines of the file that reports call by this path; empty where it cannot be read any more."""
+
+
+def excerpts(findings: Iterable[Finding], lines_of: LinesOf) -> dict[str, dict[int, str]]:
+    """Every line that a finding or its trace names, with CONTEXT lines around it: path -> line -> text."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for finding in findings:
+        span = finding.span
+        places = [(span.path, span.line), (span.path, span.end_line)]
+        for path, line in places + [(step.path, step.line) for step in finding.trace]:
+            wanted[path].update(range(line - CONTEXT, line + CONTEXT + 1))
+    return {path: _numbered(lines_of(path), wanted[path]) for path in sorted(wanted)}
+
+
+def _numbered(lines: Sequence[str], numbers: Iterable[int]) -> dict[int, str]:
+    return {number: lines[number - 1] for number in sorted(numbers) if 1 <= number <= len(lines)}
+
+
+def text_at(span: Span, lines: Sequence[str]) -> str:
+    """The source text of `span`, white space evened out so that reformatting changes little."""
+    covered = list(lines[span.line - 1 : span.end_line])
+    if not covered:
+        return ""
+    covered[-1] = covered[-1][: max(span.end_column - 1, 0)]
+    covered[0] = covered[0][span.column - 1 :]
+    return " ".join(" ".join(covered).split())

@@ -1,0 +1,101 @@
+"""Every class of the project by name, and what each inherits; re-exports are followed, cycles are not a trap."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from auditor.source.entries import ClassIndex, FileIndex, module_name
+
+
+class ClassTable:
+    def __init__(self, files: list[FileIndex]) -> None:
+        self._by_dotted: dict[str, ClassIndex] = {}
+        self._by_name: dict[str, list[str]] = {}
+        self._renames: dict[str, str] = {}
+        self._modules: set[str] = set()
+        for file in files:
+            module = module_name(file.path)
+            self._modules.add(module)
+            for each in file.classes:
+                dotted = f"{module}.{each.qualname}"
+                self._by_dotted[dotted] = each
+                self._by_name.setdefault(each.name, []).append(dotted)
+            for bound, dotted in file.renames:
+                self._renames[f"{module}.{bound}"] = dotted
+
+    def has_module(self, dotted: str) -> bool:
+        """Whether an imported module is one of the project's files, whatever folder the run started in."""
+        tail = dotted.lstrip(".")
+        return dotted.startswith(".") or any(
+            module == tail or module.endswith("." + tail) or tail.endswith("." + module) for module in self._modules
+        )
+
+    def effective(self, entry: ClassIndex) -> ClassIndex:
+        """The class with what it inherits: being a module, the switch of an inherited `__init__`, pool use, cleanup."""
+        for base in self.ancestors(entry):
+            entry = _inherit(entry, base)
+        return entry
+
+    def ancestors(self, entry: ClassIndex) -> Iterator[ClassIndex]:
+        """The classes of the project it derives from, nearest first, each once."""
+        seen = {(entry.span.path, entry.qualname)}
+        waiting = [entry]
+        while waiting:
+            current = waiting.pop(0)
+            for name in current.bases:
+                base = self.resolve(name, current)
+                if base is not None and (key := (base.span.path, base.qualname)) not in seen:
+                    seen.add(key)
+                    waiting.append(base)
+                    yield base
+
+    def resolve(self, dotted: str, user: ClassIndex) -> ClassIndex | None:
+        """The class that `dotted` names in the file of `user`: its own, an imported or a re-exported one."""
+        own = f"{module_name(user.span.path)}.{dotted}"
+        for _ in range(8):  # a chain of renames longer than that is a cycle
+            found = self._by_dotted.get(own) or self._by_dotted.get(dotted) or self._suffixed(dotted)
+            if found is not None or dotted not in self._renames:
+                return found
+            dotted = self._renames[dotted]
+        return None
+
+    def _suffixed(self, dotted: str) -> ClassIndex | None:
+        """Re-exported names and other roots: the one class of that name below, or ending like, the dotted package."""
+        package, dot, name = dotted.rpartition(".")
+        if not dot:
+            return None
+        top = package.split(".")
+        fits = [
+            each
+            for each in self._by_name.get(name, ())
+            if each.endswith("." + dotted) or _below(each, package) or each.startswith(top[0] + ".")
+        ]
+        exact = [each for each in fits if each.endswith("." + dotted) or _below(each, package)]
+        chosen = exact or fits
+        return self._by_dotted[chosen[0]] if len(chosen) == 1 else None
+
+    def child_pools(self, entry: ClassIndex) -> bool:
+        """Whether something it builds pools for it."""
+        for name in entry.builds:
+            child = self.resolve(name, entry)
+            if child is not None and (child.acquires or child.mentions_pool):
+                return True
+        return False
+
+
+def _below(dotted: str, package: str) -> bool:
+    return f".{dotted}".find(f".{package}.") >= 0
+
+
+def _inherit(entry: ClassIndex, base: ClassIndex) -> ClassIndex:
+    takes_switch = entry.switch is None and not entry.has_init
+    return replace(
+        entry,
+        is_module=entry.is_module or base.is_module,
+        has_init=entry.has_init or base.has_init,
+        switch=base.switch if takes_switch else entry.switch,
+        switch_default=base.switch_default if takes_switch else entry.switch_default,
+        acquires=entry.acquires or base.acquires,
+        releases=entry.releases or base.releases,
+        cleans_up=entry.cleans_up or base.cleans_up,
+        mentions_pool=entry.mentions_pool or base.mentions_pool,
+    )

@@ -1,0 +1,72 @@
+"""PA110 container-never-drained: a container of leases that nothing drains, or whose entries are thrown away.
+
+## What
+Leases are put into a list or dict, of the object or local. Nothing takes them out to release them, or `clear()`, `del` or an
+assignment throws them away. Clearing a dict of leases is not releasing them.
+
+## Why
+The container is emptied, so its length looks healthy, while the pool's count only grows.
+
+## Example
+See below: `reset` forgets the leases.
+
+## Fix safety
+Unsafe: release the entries before they are dropped.
+"""
+
+from collections.abc import Iterator
+
+from auditor.facts import Facts, Loss, kept
+from auditor.model import Finding, Severity
+from auditor.rule import Meta
+
+META = Meta(code="PA110", name="container-never-drained", severity=Severity.ERROR)
+BAD = """\
+class Staging:
+    def __init__(self, pool):
+        self.pool = pool
+        self.buffers = {}
+
+    def stage(self, key, shape):
+        self.buffers[key] = self.pool.allocate(shape)
+
+    def reset(self):
+        self.buffers.clear()
+"""
+GOOD = """\
+class Staging:
+    def __init__(self, pool):
+        self.pool = pool
+        self.buffers = {}
+
+    def stage(self, key, shape):
+        self.buffers[key] = self.pool.allocate(shape)
+
+    def reset(self):
+        for buffer in self.buffers.values():
+            self.pool.deallocate(buffer)
+        self.buffers.clear()
+"""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    for lease in facts.leases:
+        leak = next((leak for leak in lease.leaks if leak.loss is Loss.DROPPED), None)
+        if leak is not None:
+            message = f"the container of `{lease.text}` drops its entries at line {leak.at.line}"
+            yield META.finding(lease.span, lease.symbol, message, leak.trace)
+            continue
+        for stored in lease.fields:
+            if "[" not in stored.field.path or stored.escapes:
+                continue
+            name = stored.field.path.partition("[")[0]
+            if stored.drops and not stored.released_by:
+                message = (
+                    f"`self.{name}` is emptied at line {stored.drops[0].at.line} without releasing its leases"
+                )
+            elif not stored.released_by:
+                message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
+            else:
+                continue
+            yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
+            break

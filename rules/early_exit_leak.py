@@ -1,0 +1,55 @@
+"""PA102 early-exit-leak: released or handed over on some ways out, lost on others.
+
+## What
+Some path releases the lease or hands it on; another one (return, break, continue, falling off the end, a handler that swallows an exception)
+leaves while it is still held.
+
+## Why
+The common case works, so tests pass; the rare one leaks: a request that is rejected, a batch that is empty, a lookup that misses.
+
+## Example
+See below: the early return skips the release.
+
+## Fix safety
+Safe where the lease is local: a release before the early exit, or try/finally.
+"""
+
+from collections.abc import Iterator
+
+from auditor.facts import LEAVING, Facts, named
+from auditor.model import Finding, Severity
+from auditor.rule import Meta
+
+META = Meta(code="PA102", name="early-exit-leak", severity=Severity.ERROR)
+BAD = """\
+def load(pool, request):
+    block = pool.acquire(request.size)
+    if request.cancelled:
+        return None
+    request.fill(0)
+    pool.release(block)
+    return request
+"""
+GOOD = """\
+def load(pool, request):
+    block = pool.acquire(request.size)
+    if request.cancelled:
+        pool.release(block)
+        return None
+    request.fill(0)
+    pool.release(block)
+    return request
+"""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    for lease in facts.leases:
+        if not (lease.released or lease.handed_over):
+            continue
+        for leak in lease.leaks:
+            if leak.loss in LEAVING:
+                message = (
+                    f"{named(lease)} from `{lease.text}` is still held on the way out at line {leak.at.line}"
+                )
+                yield META.finding(lease.span, lease.symbol, message, leak.trace)
+                break

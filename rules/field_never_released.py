@@ -1,0 +1,48 @@
+"""PA106 field-never-released: stored on self, and no method of the class releases it.
+
+## What
+The lease lives as long as the object, and neither the class, its bases and subclasses, nor anybody who reaches the field by its
+name gives it back.
+
+## Why
+Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made for each test.
+
+## Example
+See below: there is no `close`.
+
+## Fix safety
+Unsafe: a cleanup method and context manager are added, and somebody must call them.
+"""
+
+from collections.abc import Iterator
+
+from auditor.facts import Facts, kept
+from auditor.model import Finding, Severity
+from auditor.rule import Meta
+
+META = Meta(code="PA106", name="field-never-released", severity=Severity.ERROR)
+BAD = """\
+class Cache:
+    def __init__(self, pool, shape):
+        self.pool = pool
+        self.keys = pool.allocate(shape)
+"""
+GOOD = """\
+class Cache:
+    def __init__(self, pool, shape):
+        self.pool = pool
+        self.keys = pool.allocate(shape)
+
+    def close(self):
+        self.pool.deallocate(self.keys)
+"""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    for lease in facts.leases:
+        for stored in lease.fields:
+            plain = "[" not in stored.field.path
+            if plain and not (stored.released_by or stored.escapes):
+                message = f"`self.{stored.field.path}` holds `{lease.text}`, and nothing releases it"
+                yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
+                break

@@ -1,0 +1,58 @@
+"""PA107 field-overwritten: a field's held lease is overwritten.
+
+## What
+A field that holds a lease gets another one, or None, while the first was not released: in the same function, or in a method that runs
+once a step (`forward`, `step`, ...) and neither asks whether the field is empty nor gives back what is in it.
+
+## Why
+One lease a step is lost; the cleanup at the end releases the last one only.
+
+## Example
+See below: every call of `forward` loses the buffer of the call before.
+
+## Fix safety
+Unsafe: a release before the store.
+"""
+
+from collections.abc import Iterator
+
+from auditor.facts import Facts, Loss, kept
+from auditor.model import Finding, Severity
+from auditor.rule import Meta
+
+META = Meta(code="PA107", name="field-overwritten", severity=Severity.ERROR)
+BAD = """\
+class Attention:
+    def forward(self, x):
+        self.scores = self.pool.allocate(x.shape)
+        self.scores.copy_(x)
+
+    def close(self):
+        self.pool.deallocate(self.scores)
+"""
+GOOD = """\
+class Attention:
+    def forward(self, x):
+        if self.scores is not None:
+            self.pool.deallocate(self.scores)
+        self.scores = self.pool.allocate(x.shape)
+        self.scores.copy_(x)
+
+    def close(self):
+        self.pool.deallocate(self.scores)
+"""
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    for lease in facts.leases:
+        leak = next((leak for leak in lease.leaks if leak.loss is Loss.OVERWRITTEN), None)
+        if leak is not None:
+            message = f"`{leak.holder}` is overwritten at line {leak.at.line} while it holds `{lease.text}`"
+            yield META.finding(lease.span, lease.symbol, message, leak.trace)
+            continue
+        again = next((stored for stored in lease.fields if stored.overwrite is not None), None)
+        if again is not None:
+            message = (
+                f"each call stores another lease in `self.{again.field.path}`; the one before is not released"
+            )
+            yield META.finding(lease.span, lease.symbol, message, kept(lease, again))

@@ -1,0 +1,215 @@
+"""Pool adoption: the marked projects, the summary's figures and the class table."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from auditor.facts import Facts
+from auditor.model import ClassRow
+from auditor.project.adoption import Adoption, PoolCalls, adoption
+from auditor.rule import Rule, all_rules
+from auditor.source.index import FileIndex, index_bytes
+
+PROJECTS = sorted(path for path in (Path(__file__).parent / "fixtures" / "adoption").iterdir() if path.is_dir())
+_MARK = re.compile(r"#\s*expect:\s*(PA30[12])")
+
+
+def _index(project: Path) -> tuple[FileIndex, ...]:
+    files = sorted(project.rglob("*.py"))
+    return tuple(index_bytes(path.relative_to(project).as_posix(), path.read_bytes()) for path in files)
+
+
+def _facts(files: tuple[FileIndex, ...]) -> Facts:
+    return Facts(files=files, modules_without_pool=adoption(files).modules_without_pool)
+
+
+def _rules() -> list[Rule]:
+    return [rule for rule in all_rules() if rule.meta.code in ("PA301", "PA302")]
+
+
+def _expected(project: Path) -> list[tuple[str, int, str]]:
+    return sorted(
+        (path.relative_to(project).as_posix(), number, found[1])
+        for path in project.rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := _MARK.search(line))
+    )
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
+def test_marks_are_what_is_reported(project: Path) -> None:
+    facts = _facts(_index(project))
+    found = [finding for rule in _rules() for finding in rule.check(facts)]
+    assert sorted((each.span.path, each.span.line, each.code) for each in found) == _expected(project)
+
+
+def test_there_are_marked_projects() -> None:
+    assert sum(len(_expected(project)) for project in PROJECTS) >= 12
+
+
+@pytest.mark.parametrize("rule", _rules(), ids=lambda rule: rule.meta.code)
+def test_bad_fires_and_good_is_silent(rule: Rule) -> None:
+    codes = {}
+    for kind, text in (("bad", rule.bad), ("good", rule.good)):
+        facts = _facts((index_bytes("package/example.py", text.encode()),))
+        codes[kind] = {finding.code for each in _rules() for finding in each.check(facts)}
+    assert codes == {"bad": {rule.meta.code}, "good": set()}
+
+
+def _adopt(**sources: str) -> Adoption:
+    """One file for each keyword, in the folder `pkg`."""
+    return adoption([index_bytes(f"pkg/{name}.py", text.encode()) for name, text in sources.items()])
+
+
+def _rows(found: Adoption) -> dict[str, ClassRow]:
+    return {row.name: row for row in found.rows}
+
+
+MIXIN = """
+class MemoryPoolMixin:
+    def _init_memory_pool(self, enable_memory_pool=False): ...
+    def _allocate_tensor(self, shape, dtype, device): ...
+    def _deallocate_tensor(self, tensor): ...
+    def cleanup_memory_pool(self): ...
+"""
+USER = """
+from torch import nn
+from .{module} import {name}
+
+class User({name}, nn.Module):
+    def __init__(self, dim, enable_memory_pool: bool = {default}):
+        super().__init__()
+        self._init_memory_pool(enable_memory_pool)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        work = self._allocate_tensor((b, n, n), x.dtype, x.device)
+        total = work.sum()
+        self._deallocate_tensor(work)
+        return total
+"""
+
+
+def test_figures_of_the_summary() -> None:
+    found = _adopt(
+        mixin=MIXIN,
+        on=USER.format(module="mixin", name="MemoryPoolMixin", default=True),
+        off=USER.format(module="mixin", name="MemoryPoolMixin", default=False).replace("User", "Off"),
+        reads="import torch\n\ndef f(x):\n    return x.memory_pool_size\n",
+        silent="import torch\n",
+    )
+    assert found.files_importing_pool == 2
+    assert found.files_using_pool == 3
+    assert (found.classes_with_pool_switch, found.switch_default_on, found.switch_default_off) == (2, 1, 1)
+
+
+def test_a_user_of_the_mixin_is_fully_supported() -> None:
+    row = _rows(_adopt(mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=False)))["User"]
+    assert (row.switch, row.switch_default) == ("enable_memory_pool", False)
+    assert (row.acquires, row.releases, row.cleans_up, row.support) == (True, True, True, "full")
+    assert (row.path, row.line, row.bases) == ("pkg/user.py", 5, ("pkg.mixin.MemoryPoolMixin", "torch.nn.Module"))
+    assert row.priority is None
+
+
+def test_a_switch_is_inherited_with_its_init_and_not_beyond() -> None:
+    base = USER.format(module="mixin", name="MemoryPoolMixin", default=True)
+    found = _adopt(
+        mixin=MIXIN,
+        user=base,
+        children=(
+            "from .user import User\n\nclass Same(User):\n    def memory_pool_note(self): ...\n\n"
+            "class Own(User):\n    def __init__(self):\n        super().__init__(4, enable_memory_pool=False)\n"
+        ),
+    )
+    rows = _rows(found)
+    assert (rows["Same"].switch, rows["Same"].switch_default) == ("enable_memory_pool", True)
+    assert rows["Own"].switch is None
+    assert found.classes_with_pool_switch == 2
+
+
+@pytest.mark.parametrize(
+    ("parameter", "switch", "default"),
+    [
+        ("enable_memory_pool: bool = True", "enable_memory_pool", True),
+        ("use_memory_pool=False", "use_memory_pool", False),
+        ("use_memory_pool: bool", "use_memory_pool", None),
+        ("use_memory_pool: bool | None = None", "use_memory_pool", None),
+        ("memory_pool=None", None, None),
+        ("memory_pool_threshold_mb: float = 16.0", None, None),
+        ("memory_pool_size=4", None, None),
+        ("*, enable_memory_pool: bool = False", "enable_memory_pool", False),
+    ],
+)
+def test_what_is_a_switch(parameter: str, switch: str | None, default: bool | None) -> None:
+    text = f"class A:\n    def __init__(self, {parameter}):\n        self.x = 1\n"
+    entry = index_bytes("a.py", text.encode()).classes[0]
+    assert (entry.switch, entry.switch_default) == (switch, default)
+
+
+def test_a_dataclass_field_is_a_parameter_of_its_init() -> None:
+    text = "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Config:\n    enable_memory_pool: bool = True\n"
+    assert index_bytes("a.py", text.encode()).classes[0].switch_default is True
+
+
+def test_acquire_without_release_is_partial() -> None:
+    text = USER.format(module="mixin", name="MemoryPoolMixin", default=False)
+    row = _rows(_adopt(mixin=MIXIN, user=text.replace("        self._deallocate_tensor(work)\n", "")))["User"]
+    assert (row.acquires, row.releases, row.support) == (True, False, "partial")
+
+
+def test_what_is_kept_between_calls_needs_a_cleanup() -> None:
+    text = """
+class Cache:
+    def __init__(self, memory_pool):
+        self.pool = memory_pool
+    def fill(self, n):
+        self.block = self.pool.allocate(n)
+    def refill(self):
+        self.pool.deallocate(self.block)
+"""
+    assert _rows(_adopt(cache=text))["Cache"].support == "partial"
+    cleaned = text + "    def close(self):\n        self.pool.deallocate(self.block)\n"
+    assert _rows(_adopt(cache=cleaned))["Cache"].support == "full"
+
+
+def test_the_flow_analysis_has_the_last_word() -> None:
+    files = [index_bytes("pkg/mixin.py", MIXIN.encode())]
+    files.append(index_bytes("pkg/user.py", USER.format(module="mixin", name="MemoryPoolMixin", default=False).encode()))
+    found = adoption(files, {("pkg/user.py", "User"): PoolCalls(acquires=True, releases=False)})
+    assert (_rows(found)["User"].releases, _rows(found)["User"].support) == (False, "partial")
+
+
+def test_a_module_with_scores_is_a_row_even_without_a_pool() -> None:
+    text = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def forward(self, q, k):
+        b, h, n, d = q.shape
+        return torch.zeros(b, h, n, n)
+
+class Small(nn.Module):
+    def forward(self, x):
+        return x + 1
+"""
+    rows = _rows(_adopt(model=text))
+    assert list(rows) == ["Attention"]
+    row = rows["Attention"]
+    assert (row.support, row.priority, row.estimated_bytes) == ("none", "high", "b*h*n*n*4")
+    assert row.reason == "zeros of b, h, n, n: quadratic in n (4 bytes an element assumed)"
+
+
+def test_re_exported_and_renamed_bases_are_found() -> None:
+    files = [
+        index_bytes("pkg/core/mixin.py", MIXIN.encode()),
+        index_bytes("pkg/core/__init__.py", b"from .mixin import MemoryPoolMixin as PoolMixin\n"),
+        index_bytes("pkg/user.py", USER.format(module="core", name="PoolMixin", default=False).encode()),
+    ]
+    assert _rows(adoption(files))["User"].cleans_up is True
+
+
+def test_classes_that_inherit_from_each_other_end() -> None:
+    text = "class A(B):\n    memory_pool = 1\n\nclass B(A):\n    def f(self, pool):\n        return pool.allocate(1)\n"
+    assert set(_rows(_adopt(cycle=text))) == {"A", "B"}
