@@ -26,7 +26,12 @@ class Done:
 def poolaudit(*arguments: str, cwd: Path, stdin: bytes = b"", **environment: str) -> Done:
     env = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
     done = subprocess.run(
-        [sys.executable, "-m", "auditor.cli", *arguments], cwd=cwd, input=stdin, capture_output=True, env=env, timeout=120
+        [sys.executable, "-m", "auditor.cli", *arguments],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        env=env,
+        timeout=120,
     )
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 

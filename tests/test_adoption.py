@@ -11,7 +11,9 @@ from auditor.project.adoption import Adoption, PoolCalls, adoption
 from auditor.rule import Rule, all_rules
 from auditor.source.index import FileIndex, index_bytes
 
-PROJECTS = sorted(path for path in (Path(__file__).parent / "fixtures" / "adoption").iterdir() if path.is_dir())
+PROJECTS = sorted(
+    path for path in (Path(__file__).parent / "fixtures" / "adoption").iterdir() if path.is_dir()
+)
 _MARK = re.compile(r"#\s*expect:\s*(PA30[12])")
 
 
@@ -105,10 +107,16 @@ def test_figures_of_the_summary() -> None:
 
 
 def test_a_user_of_the_mixin_is_fully_supported() -> None:
-    row = _rows(_adopt(mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=False)))["User"]
+    row = _rows(_adopt(mixin=MIXIN, user=USER.format(module="mixin", name="MemoryPoolMixin", default=False)))[
+        "User"
+    ]
     assert (row.switch, row.switch_default) == ("enable_memory_pool", False)
     assert (row.acquires, row.releases, row.cleans_up, row.support) == (True, True, True, "full")
-    assert (row.path, row.line, row.bases) == ("pkg/user.py", 5, ("pkg.mixin.MemoryPoolMixin", "torch.nn.Module"))
+    assert (row.path, row.line, row.bases) == (
+        "pkg/user.py",
+        5,
+        ("pkg.mixin.MemoryPoolMixin", "torch.nn.Module"),
+    )
     assert row.priority is None
 
 
@@ -175,7 +183,11 @@ class Cache:
 
 def test_the_flow_analysis_has_the_last_word() -> None:
     files = [index_bytes("pkg/mixin.py", MIXIN.encode())]
-    files.append(index_bytes("pkg/user.py", USER.format(module="mixin", name="MemoryPoolMixin", default=False).encode()))
+    files.append(
+        index_bytes(
+            "pkg/user.py", USER.format(module="mixin", name="MemoryPoolMixin", default=False).encode()
+        )
+    )
     found = adoption(files, {("pkg/user.py", "User"): PoolCalls(acquires=True, releases=False)})
     assert (_rows(found)["User"].releases, _rows(found)["User"].support) == (False, "partial")
 

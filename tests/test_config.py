@@ -89,7 +89,10 @@ def test_poolaudit_toml_comes_before_pyproject(tmp_path: Path) -> None:
         ("selct = []", "unknown key `selct`; did you mean `select`?"),
         ("per_file_ignores = {}", "unknown key `per_file_ignores`; did you mean `per-file-ignores`?"),
         ("[standard]\nthresholdmb = 1", "unknown key `standard.thresholdmb`; did you mean `threshold-mb`?"),
-        ("[[protocols]]\nname = 'a'\naquire = []", "unknown key `protocols[0].aquire`; did you mean `acquire`?"),
+        (
+            "[[protocols]]\nname = 'a'\naquire = []",
+            "unknown key `protocols[0].aquire`; did you mean `acquire`?",
+        ),
         ("select = 'PA1'", "select: expected `array`, got `str`"),
         ("ignore = [1]", "ignore[0]: expected `str`, got `int`"),
         ("exceptions = 'all'", "exceptions: invalid enum value 'all'"),
@@ -100,7 +103,10 @@ def test_poolaudit_toml_comes_before_pyproject(tmp_path: Path) -> None:
             "[[protocols]]\nname = 'a'\nlease = ['x']\nhandle = 'first'",
             "protocols[0] `a`: handle `first` is none of",
         ),
-        ("[[protocols]]\nname = 'a'\nlease = ['x']\nvalue = 'int'", "protocols[0] `a`: value `int` is none of"),
+        (
+            "[[protocols]]\nname = 'a'\nlease = ['x']\nvalue = 'int'",
+            "protocols[0] `a`: value `int` is none of",
+        ),
         (
             "[[protocols]]\nname = 'a'\nlease = ['x']\n[[protocols]]\nname = 'a'\nlease = ['y']",
             "protocols[1] `a`: the name is already taken by protocols[0]",

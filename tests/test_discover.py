@@ -54,7 +54,16 @@ def test_own_excludes_are_relative_to_the_root(tree: Tree) -> None:
 
 
 def test_gitignore_nested_and_negated(tree: Tree) -> None:
-    tree("a.py", "b_pb2.py", "keep_pb2.py", "sub/c_pb2.py", "sub/d.py", "sub/deep/d.py", "logs/x.py", "logs/y.py")
+    tree(
+        "a.py",
+        "b_pb2.py",
+        "keep_pb2.py",
+        "sub/c_pb2.py",
+        "sub/d.py",
+        "sub/deep/d.py",
+        "logs/x.py",
+        "logs/y.py",
+    )
     ignore(".gitignore", "*_pb2.py", "!keep_pb2.py", "logs/", "!logs/x.py")
     ignore("sub/.gitignore", "!c_pb2.py", "/d.py")
     assert found() == ["a.py", "keep_pb2.py", "sub/c_pb2.py", "sub/deep/d.py"]
@@ -81,7 +90,10 @@ def test_agrees_with_git(tree: Tree, tmp_path: Path) -> None:
     ignore("c/.gitignore", "*", "!y.py")
     subprocess.run(["git", "init", "-q"], check=True, cwd=tmp_path)
     listed = subprocess.run(
-        ["git", "ls-files", "--others", "--exclude-standard", "*.py"], check=True, cwd=tmp_path, capture_output=True
+        ["git", "ls-files", "--others", "--exclude-standard", "*.py"],
+        check=True,
+        cwd=tmp_path,
+        capture_output=True,
     )
     assert found() == sorted(listed.stdout.decode().split())
 
@@ -114,7 +126,9 @@ def test_links(tree: Tree, tmp_path: Path) -> None:
     assert found("real", "real/loop") == ["real/a.py", "real/outside.py"]
 
 
-def test_links_to_nowhere_and_to_themselves_are_found_so_that_reading_fails(tree: Tree, tmp_path: Path) -> None:
+def test_links_to_nowhere_and_to_themselves_are_found_so_that_reading_fails(
+    tree: Tree, tmp_path: Path
+) -> None:
     tree("a.py")
     (tmp_path / "gone.py").symlink_to("nowhere.py")
     (tmp_path / "self.py").symlink_to("self.py")
@@ -154,7 +168,9 @@ def test_names_that_are_not_utf8(tree: Tree, tmp_path: Path) -> None:
     assert found() == ["caf?.py"]
 
 
-def test_paths_outside_the_working_directory(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_outside_the_working_directory(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree("a.py", "sub/b.py")
     monkeypatch.chdir(tmp_path / "sub")
     assert found("..") == ["../a.py", "b.py"]
