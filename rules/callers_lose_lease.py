@@ -44,9 +44,10 @@ class Attention:
 def evaluate(x):
     attention = Attention()
     y = attention.forward(x)
-    total = y.sum()
-    attention.pool.deallocate(y)
-    return total
+    try:
+        return y.sum()
+    finally:
+        attention.pool.deallocate(y)
 """
 
 

@@ -60,7 +60,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             if "[" not in stored.field.path or stored.escapes:
                 continue
             name = stored.field.path.partition("[")[0]
-            if stored.drops and not stored.released_by:
+            if stored.drops:
                 message = (
                     f"`self.{name}` is emptied at line {stored.drops[0].at.line} without releasing its leases"
                 )

@@ -36,7 +36,6 @@ def load(pool, request):
     if request.cancelled:
         pool.release(block)
         return None
-    request.fill(0)
     pool.release(block)
     return request
 """

@@ -16,7 +16,7 @@ Safe where the lease is local: `with pool.lease(...)`, or try/finally around its
 
 from collections.abc import Iterator
 
-from auditor.facts import LEAVING, Facts, named
+from auditor.facts import LEAVING, Facts, Loss, named
 from auditor.model import Finding, Severity
 from auditor.rule import Meta
 
@@ -40,7 +40,7 @@ def attend(pool, q):
 
 def check(facts: Facts) -> Iterator[Finding]:
     for lease in facts.leases:
-        lost = [leak for leak in lease.leaks if leak.loss in LEAVING]
+        lost = [leak for leak in lease.leaks if leak.loss in LEAVING | {Loss.DROPPED}]
         if lost and not lease.released and not lease.handed_over:
             message = f"`{lease.text}` is never released: {named(lease)} is lost on every way out"
             yield META.finding(lease.span, lease.symbol, message, lost[0].trace)

@@ -25,6 +25,7 @@ class Treatment:
 
     `maybe` marks a result that may be the same object. `moved_to` is the place that now holds it as well;
     `leaves` tells that the operand's own place no longer does (`list.pop`).
+    `split`: on some ways through the callee this happens, on others nothing does; the two are followed apart.
     """
 
     fate: Fate = Fate.BORROW
@@ -32,6 +33,7 @@ class Treatment:
     maybe: bool = False
     moved_to: Path | None = None
     leaves: bool = False
+    split: bool = False
 
 
 BORROWED = Treatment()
@@ -69,11 +71,13 @@ class Acquisition:
     places: tuple[Path, ...]
     text: str
     managed: bool = False  # entered by `with`, so it gives back by itself
+    declared: bool = True  # by settings or a built-in table, not found in the tree
+    own_key: bool = False  # the object that stands for it was made in this function
 
     @property
     def keyed(self) -> bool:
         """The obligation is on an object that others can reach too: its release may be anywhere."""
-        return self.handle is not Handle.RESULT
+        return self.handle is not Handle.RESULT and not self.own_key
 
 
 class Effects(Protocol):
@@ -84,6 +88,9 @@ class Effects(Protocol):
 
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         """What the call does to a lease found at `rest` inside the operand at `position`."""
+
+    def only_releases(self, call: Call) -> bool:
+        """Whether the call gives something back: such calls are not expected to raise."""
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
         """What a nested function does to a lease that it takes from its scope."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from auditor.flow.effects import Acquisition, Effects
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.ownership import Endings, Held, Ownership
+from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Edge
@@ -12,10 +13,11 @@ from auditor.ir.ops import RAISING, Edge
 ENTRY = 0
 EDGES = {
     "none": frozenset(Edge) - RAISING,
-    "explicit": frozenset(Edge) - {Edge.CALL_RAISES, Edge.CANCEL, Edge.CLOSE},
+    "explicit": frozenset(Edge),
     "calls": frozenset(Edge),
 }
-"""Which edges count, by the setting `exceptions`."""
+"""Which edges count, by the setting `exceptions`. A handler that somebody wrote expects its exception, so under `explicit`
+calls still reach handlers; what leaves the function by a call's exception is left out afterwards."""
 
 
 @dataclass(slots=True)
@@ -26,8 +28,13 @@ class Followed:
 
 def known_at_nodes(graph: Graph) -> dict[int, Knowledge]:
     """What is known of conditions at each node that can be reached, whatever leases exist."""
-    solution = solve(graph, [(ENTRY, 0, NOTHING)], lambda node, state, edge: state, EDGES["calls"])
+    solution = solve(graph, [(ENTRY, 0, NOTHING)], lambda node, state, edge: (state,), EDGES["calls"])
     return {node: states[0] for node, states in solution.states.items()}
+
+
+def starting(acquisition: Acquisition) -> Held:
+    places = frozenset(acquisition.places)
+    return Held(places, kept=named(places))
 
 
 def follow_acquire(
@@ -41,7 +48,7 @@ def follow_acquire(
 ) -> Followed:
     """From an acquire call on. Raises `solve.TooManyStates`."""
     domain = Ownership(graph, effects, acquisition, site, lends)
-    held = Held(frozenset(acquisition.places))
+    held = starting(acquisition)
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
     return Followed(domain.endings, solve(graph, start, domain.step, edges))
 
@@ -51,5 +58,5 @@ def follow_given(
 ) -> Followed:
     """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
     domain = Ownership(graph, effects, acquisition, -1, False)
-    start = [(ENTRY, Held(frozenset(acquisition.places)), known)]
+    start = [(ENTRY, starting(acquisition), known)]
     return Followed(domain.endings, solve(graph, start, domain.step, edges))

@@ -5,9 +5,10 @@ places that hold it. It ends released, handed over, unknown, or lost: no place i
 locals hold it.
 """
 
+import ast
 from dataclasses import dataclass, field, replace
 
-from auditor.flow.effects import Acquisition, Effects, Fate, Position, Treatment, Value
+from auditor.flow.effects import BORROWED, Acquisition, Effects, Fate, Handle, Position, Treatment, Value
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
@@ -29,6 +30,7 @@ from auditor.ir.ops import (
     Make,
     Move,
     Next,
+    Op,
     Path,
     Store,
     Unpack,
@@ -39,13 +41,15 @@ from auditor.ir.ops import (
 
 Places = frozenset[Path]
 NOWHERE: Places = frozenset()
+PROCESS_POSITION = "<process>"
+"""Stands for the operand of calls that end what the whole process holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """One lease as it is held. `maybe` are places that may hold it too; `seen` are loops that looked at it.
 
-    `lent` after a yield of it; `stale` once its own acquire has run again.
+    `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an intermediate value held it.
     """
 
     places: Places
@@ -53,6 +57,7 @@ class Held:
     seen: frozenset[int] = frozenset()
     lent: bool = False
     stale: bool = False
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -85,18 +90,22 @@ class Ownership:
         self.parameters = frozenset(graph.parameters)
         self.endings = Endings()
 
-    def step(self, node: int, held: Held, edge: Edge) -> Held | None:
-        """The state after `node` along `edge`; endings are noted on the way."""
+    def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
+        """The states after `node` along `edge`; endings are noted on the way."""
         op = self.graph.ops[node]
+        if isinstance(op, Call):
+            return self._call(node, op, held, edge)
+        after = self._after(node, op, held, edge)
+        return (after,) if after is not None else ()
+
+    def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:
             case Assume():
                 return held if self._possible(op, held) else None
             case Move() | Await():
                 return self._move(node, op, held, edge)
-            case Call():
-                return self._call(node, op, held, edge)
             case EndStatement():
-                return self._end_statement(node, held)
+                return self._end_statement(node, op, held)
             case Store():
                 return self._store(node, op, held)
             case Next():
@@ -169,6 +178,10 @@ class Ownership:
             self.endings.unknown.add(node)
             return None
         kept = frozenset(place for place in held.places if not _overwrites(target, place))
+        outside = [place for place in sorted(held.places - kept) if self._outlives(place)]
+        if outside and len(target) == 1:
+            self.endings.stored.setdefault(node, outside[0])  # the name moves on, the object keeps it
+            return None
         maybe = frozenset(place for place in held.maybe if not _overwrites(target, place))
         for sure, perhaps in gained:
             kept |= sure
@@ -177,17 +190,23 @@ class Ownership:
             return held
         return self._keep(node, held, replace(held, places=kept, maybe=maybe - kept), loss)
 
+    def _outlives(self, place: Path) -> bool:
+        return escaped(place, self.parameters, self.graph.fresh_roots)
+
     def _key_root(self) -> str:
         return self.acquisition.places[0][0]
 
     def _keep(self, node: int, before: Held, after: Held, loss: Loss) -> Held | None:
         """Unless nothing holds the lease any more."""
         if after.places:
-            return after
-        if after.maybe:
+            return after if after.kept or not named(after.places) else replace(after, kept=True)
+        if before.lent:
+            self.endings.taken.add(node)
+        elif after.maybe:
             self.endings.unknown.add(node)
         else:
-            self._lose(Loss.NEXT_TURN if before.stale and loss is Loss.REBOUND else loss, node, before)
+            again = before.stale or self.acquisition.handle is not Handle.RESULT
+            self._lose(Loss.NEXT_TURN if again and loss is Loss.REBOUND else loss, node, before)
         return None
 
     def _lose(self, loss: Loss, node: int, held: Held) -> None:
@@ -259,9 +278,10 @@ class Ownership:
             if len(target) > 1 and "[*]" not in target and begins_with(place, target) and place not in sure
         )
         if sure or maybe:
-            if escaped(target, self.parameters, self.graph.fresh_roots):
+            if self._outlives(target):
                 return self._escape(node, held, target, sure)
-            return replace(held, places=held.places | sure, maybe=held.maybe | (maybe - sure))
+            after = replace(held, places=held.places | sure, maybe=held.maybe | (maybe - sure))
+            return self._keep(node, held, after, Loss.OVERWRITTEN)
         if gone:
             return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
         return held
@@ -270,11 +290,9 @@ class Ownership:
         if not sure:
             self.endings.unknown.add(node)
             return None
+        if target[0] in self.parameters or target[0][0] == "@":
+            return replace(held, places=held.places | sure, kept=True)  # the same function may still give it back
         self.endings.stored.setdefault(node, min(sure))
-        if target[0] in self.parameters and all("[*]" not in place for place in sure):
-            return replace(
-                held, places=held.places | sure
-            )  # followed on: the same function may still give it back
         return None
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
@@ -283,7 +301,7 @@ class Ownership:
         sure, maybe = self._copied(held, (*op.target, "[*]"), (*op.operand, "[*]"))
         if not sure and not maybe:
             return held
-        if escaped((*op.target, "[*]"), self.parameters, self.graph.fresh_roots):
+        if self._outlives((*op.target, "[*]")):
             return self._escape(node, held, op.target, sure)
         return replace(held, places=held.places | sure, maybe=held.maybe | maybe)
 
@@ -317,81 +335,103 @@ class Ownership:
                 held = replace(held, lent=True)
         return None if edge in RAISING and held.lent else held
 
-    def _end_statement(self, node: int, held: Held) -> Held | None:
+    def _end_statement(self, node: int, op: EndStatement, held: Held) -> Held | None:
         if not any(is_temporary(place) for place in held.places | held.maybe):
             return held
         places = frozenset(place for place in held.places if not is_temporary(place))
         maybe = frozenset(place for place in held.maybe if not is_temporary(place))
-        return self._keep(node, held, replace(held, places=places, maybe=maybe), Loss.DISCARDED)
+        loss = Loss.DISCARDED if not held.kept else Loss.DROPPED if isinstance(op.at, ast.Expr) else Loss.REBOUND
+        return self._keep(node, held, replace(held, places=places, maybe=maybe), loss)
 
     def _leave(self, node: int, op: Leave, held: Held) -> None:
+        """The function is left: by whom is the lease held now?"""
         endings = self.endings
-        if op.way is Way.RETURN:
-            for place in sorted(held.places):
-                if place[0] == RESULT[0]:
-                    endings.returned.setdefault(node, place[1:])
-                    return
-            if any(place[0] == RESULT[0] for place in held.maybe):
-                endings.unknown.add(node)
-                return
+        outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
+        kept = next((place for place in outside if not any(piece.startswith("[") for piece in place)), None)
+        if op.way is Way.RETURN and kept is None and self._returned(node, held):
+            return
         if held.lent:
             endings.taken.add(node)
-            return
-        if not self.acquisition.keyed:
-            outside = [p for p in sorted(held.places) if escaped(p, self.parameters, self.graph.fresh_roots)]
-            if outside:
-                if op.way is not Way.RAISE or all(place[0][0] != "@" for place in outside):
-                    endings.stored.setdefault(node, outside[0])
-                return
-        losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
-        self._lose(losses[op.way], node, held)
+        elif outside:
+            if op.way is not Way.RAISE:
+                endings.stored.setdefault(node, kept or outside[0])
+        else:
+            losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
+            self._lose(losses[op.way], node, held)
+
+    def _returned(self, node: int, held: Held) -> bool:
+        """A lease that also lies in a table is the table's to count and the caller's to release."""
+        for place in sorted(held.places):
+            if place[0] == RESULT[0]:
+                self.endings.returned.setdefault(node, place[1:])
+                return True
+        if any(place[0] == RESULT[0] for place in held.maybe):
+            self.endings.unknown.add(node)
+            return True
+        return False
 
     # Calls --------------------------------------------------------------------------------------------------
 
-    def _call(self, node: int, call: Call, held: Held, edge: Edge) -> Held | None:
+    def _call(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
+        if edge in RAISING and self.effects.only_releases(call):
+            self._pass(node, call, held, edge)
+            return ()
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
-        fresh = self._rebind(
-            node, held, call.target, [], Loss.NEXT_TURN
-        )  # left from an earlier turn of a loop
-        if fresh is None:
-            return None
-        held = fresh
-        given = operands(call)
-        for position, operand in given:
+        fresh = self._rebind(node, held, call.target, [], Loss.NEXT_TURN)  # left from an earlier turn of a loop
+        return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
+        """The call is given the lease, or is not."""
+        after = held
+        split = False
+        for position, operand in self._operands(call):
             if self._perhaps_ended(call, position, operand, held):
                 self.endings.unknown.add(node)
-                return None
-        return self._pass(node, call, given, held, edge)
-
-    def _pass(
-        self, node: int, call: Call, given: list[tuple[Position, Path]], held: Held, edge: Edge
-    ) -> Held | None:
-        sure: set[Path] = set()
-        maybe: set[Path] = set()
-        leaving: set[Path] = set()
-        for position, operand in given:
+                return ()
             for place in sorted(held.places):
                 treatment = self._treatment(call, position, operand, place)
-                if treatment is None:
+                if treatment is None or treatment == BORROWED:
                     continue
-                if treatment.fate is not Fate.BORROW:
-                    return self._ended(node, held, edge, treatment.fate)
-                if edge in RAISING:
-                    continue
-                if treatment.result is not None:
-                    (maybe if treatment.maybe else sure).add(call.target + treatment.result)
-                if treatment.moved_to is not None:
-                    if escaped(treatment.moved_to, self.parameters, self.graph.fresh_roots):
-                        return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))
-                    sure.add(treatment.moved_to)
-                if treatment.leaves:
-                    leaving.add(place)
-        if not (sure or maybe or leaving):
+                split = split or treatment.split
+                passed = self._treated(node, call, after, edge, place, treatment)
+                if passed is None:
+                    return (held,) if treatment.split else ()
+                after = passed
+        if after == held:
+            return (held,)
+        kept = self._keep(node, held, after, Loss.DROPPED)
+        if kept is None:
+            return ()
+        return (kept, held) if split else (kept,)
+
+    def _operands(self, call: Call) -> list[tuple[Position, Path]]:
+        given = operands(call)
+        if self.acquisition.handle is Handle.NONE:
+            given.append((PROCESS_POSITION, self.acquisition.places[0]))
+        return given
+
+    def _treated(
+        self, node: int, call: Call, held: Held, edge: Edge, place: Path, treatment: Treatment
+    ) -> Held | None:
+        if treatment.fate is not Fate.BORROW:
+            return self._ended(node, held, edge, treatment.fate)
+        if edge in RAISING:
             return held
-        places = (held.places - leaving) | sure
-        after = replace(held, places=places, maybe=(held.maybe | maybe) - places)
-        return self._keep(node, held, after, Loss.DROPPED)
+        places, maybe = held.places, held.maybe
+        if treatment.result is not None:
+            result = call.target + treatment.result
+            if treatment.maybe and not treatment.split:
+                maybe |= {result}
+            else:
+                places |= {result}
+        if treatment.moved_to is not None:
+            if self._outlives(treatment.moved_to):
+                return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))
+            places |= {treatment.moved_to}
+        if treatment.leaves:
+            places -= {place}
+        return replace(held, places=places, maybe=maybe - places)
 
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition

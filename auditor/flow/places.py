@@ -7,6 +7,10 @@ VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
 
 
+METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size", ".is_cuda", ".itemsize", ".nbytes",
+                      ".requires_grad", ".numel"})  # fmt: skip
+
+
 def matches(component: str, other: str) -> bool:
     """`[*]` stands for any item."""
     if component == other:
@@ -36,6 +40,8 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
     if len(operand) <= len(place) or not begins_with(operand, place):
         return None
     rest = operand[len(place) :]
+    if rest[0] in METADATA:
+        return None
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
     return "same" if all(piece.startswith("[") for piece in rest) else "maybe"
@@ -53,8 +59,11 @@ def escaped(path: Path, parameters: frozenset[str], fresh: frozenset[str]) -> bo
         return True
     if len(path) == 1 or root[0] == "%" or "~" in root:
         return False
+    if path[1].startswith("<") and root not in parameters:
+        return False  # captured by a local closure
     return root in parameters or root not in fresh
 
 
 def named(places: frozenset[Path]) -> bool:
-    return any(not is_temporary(place) for place in places)
+    """Whether anything but an intermediate value holds it."""
+    return any(not is_temporary(place) and "~" not in place[0] for place in places)

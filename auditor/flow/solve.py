@@ -6,7 +6,7 @@ different ownership states, and branches that test the same condition still corr
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -32,8 +32,8 @@ class Solution(Generic[State]):
     came_from: dict[tuple[int, State], list[tuple[int, State, Edge]]] = field(default_factory=dict)
 
 
-Step = Callable[[int, State, Edge], State | None]
-"""The state after a node's operation along one of its edges; None when the path or the lease ends there."""
+Step = Callable[[int, State, Edge], Sequence[State]]
+"""The states after a node's operation along one of its edges; none when the path or the lease ends there."""
 
 
 def solve(
@@ -73,11 +73,9 @@ def solve(
         for target, edge in graph.successors[node]:
             if edge not in edges:
                 continue
-            after = step(node, state, edge)
-            if after is None:
-                continue
-            origins = solution.came_from.setdefault((target, after), [])
-            if (node, state, edge) not in origins:
-                origins.append((node, state, edge))
-            arrive(target, after, known)
+            for after in step(node, state, edge):
+                origins = solution.came_from.setdefault((target, after), [])
+                if (node, state, edge) not in origins:
+                    origins.append((node, state, edge))
+                arrive(target, after, known)
     return solution

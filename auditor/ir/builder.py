@@ -5,6 +5,7 @@ return with an exception. The copies are made when first needed and shared after
 """
 
 import ast
+import builtins
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,10 @@ from auditor.ir.graph import Graph
 from auditor.ir.ops import Edge, Exit, Leave, Nop, Op, Path, Way
 
 End = tuple[int, Edge]
+
+CALL = "call"  # whatever a call may raise
+EXIT = "exit"  # CancelledError, GeneratorExit: not an Exception
+UNKNOWN = "?"  # a raise of something computed
 
 
 @dataclass(slots=True)
@@ -27,6 +32,7 @@ class CleanupFrame:
     lower: Callable[[], None]
     copies: dict[str, int] = field(default_factory=dict)
     suppressed: list[End] | None = None  # `contextlib.suppress`: exceptions end here
+    suppresses: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -46,14 +52,24 @@ class Handler:
     names: tuple[str, ...] | None
 
     def catches(self, exception: str) -> bool | None:
-        """True: surely; None: perhaps; False: never. `exception` is `call`, `exit`, or a raised class's name."""
+        """True: surely; None: perhaps; False: never. `exception` is CALL, EXIT, UNKNOWN or a raised class's name."""
         if self.names is None or "BaseException" in self.names:
             return True
-        if exception == "exit":
+        if exception == EXIT:
             return True if {"CancelledError", "GeneratorExit"} & set(self.names) else False
         if "Exception" in self.names:
             return True
-        return True if exception in self.names else None
+        if exception in (CALL, UNKNOWN):
+            return None
+        raised = getattr(builtins, exception, None)
+        known = [getattr(builtins, name, None) for name in self.names]
+        if exception in self.names or any(_derives(raised, base) for base in known):
+            return True
+        return False if isinstance(raised, type) and all(isinstance(base, type) for base in known) else None
+
+
+def _derives(raised: object, base: object) -> bool:
+    return isinstance(raised, type) and isinstance(base, type) and issubclass(raised, base)
 
 
 Frame = LoopFrame | CleanupFrame | HandlerFrame
@@ -66,12 +82,12 @@ class Builder:
         self.graph = Graph()
         self.ends: list[End] = []
         self.frames: list[Frame] = []
-        self._temporaries = 0
-        self._raise_leave: int | None = None
+        self.temporaries = 0
+        self._raise_leaves: dict[str, int] = {}
 
     def temporary(self) -> Path:
-        self._temporaries += 1
-        return (f"%{self._temporaries}",)
+        self.temporaries += 1
+        return (f"%{self.temporaries}",)
 
     def emit(self, op: Op) -> int:
         """Append an operation after all open ends. Unreachable code gets a node nobody leads to."""
@@ -81,7 +97,7 @@ class Builder:
         self.ends = [(node, Edge.NORMAL)]
         return node
 
-    def emit_raising(self, op: Op, edge: Edge = Edge.CALL_RAISES, exception: str = "call") -> int:
+    def emit_raising(self, op: Op, edge: Edge = Edge.CALL_RAISES, exception: str = CALL) -> int:
         node = self.emit(op)
         self.graph.connect(node, self.raise_target(exception), edge)
         return node
@@ -89,7 +105,7 @@ class Builder:
     def emit_interruptible(self, op: Op, edge: Edge) -> int:
         """An await or a yield: it may raise, and the caller may cancel, close or throw in here."""
         node = self.emit_raising(op, Edge.CLOSE if edge is Edge.CLOSE else Edge.CALL_RAISES)
-        self.graph.connect(node, self.raise_target("exit"), edge)
+        self.graph.connect(node, self.raise_target(EXIT), edge)
         return node
 
     @property
@@ -109,9 +125,10 @@ class Builder:
                 return self._dispatcher(index, frame, exception)
             if isinstance(frame, CleanupFrame):
                 return self._cleanup_then_raise(index, frame, exception)
-        if self._raise_leave is None:
-            self._raise_leave = self.graph.add(Leave(ast.Pass(), Way.RAISE))
-        return self._raise_leave
+        kind = exception if exception in (CALL, EXIT) else UNKNOWN
+        if kind not in self._raise_leaves:
+            self._raise_leaves[kind] = self.graph.add(Leave(ast.Pass(), Way.RAISE))
+        return self._raise_leaves[kind]
 
     def _dispatcher(self, index: int, frame: HandlerFrame, exception: str) -> int:
         if exception not in frame.dispatchers:
@@ -128,8 +145,25 @@ class Builder:
         return frame.dispatchers[exception]
 
     def _cleanup_then_raise(self, index: int, frame: CleanupFrame, exception: str) -> int:
-        if frame.suppressed is not None and exception != "exit":
+        if frame.suppressed is not None and exception != EXIT:
+            return self._perhaps_suppressed(index, frame, exception)
+        return self._raise_through(index, frame, exception)
+
+    def _perhaps_suppressed(self, index: int, frame: CleanupFrame, exception: str) -> int:
+        """`contextlib.suppress(KeyError)` ends some exceptions; which ones a call raises is not known."""
+        caught = Handler(-1, frame.suppresses).catches(exception)
+        if caught is True:
             return self._suppressed(index, frame)
+        if caught is False:
+            return self._raise_through(index, frame, exception)
+        key = f"either {exception}"
+        if key not in frame.copies:
+            node = frame.copies[key] = self.graph.add(Nop(ast.Pass()))
+            self.graph.connect(node, self._suppressed(index, frame), Edge.NORMAL)
+            self.graph.connect(node, self._raise_through(index, frame, exception), Edge.NORMAL)
+        return frame.copies[key]
+
+    def _raise_through(self, index: int, frame: CleanupFrame, exception: str) -> int:
         key = f"raise {exception}"
         if key not in frame.copies:
             ends = self._copy(index, frame, key)

@@ -17,18 +17,27 @@ from auditor.ir.ops import (
     Next,
     Nop,
     Path,
+    Store,
     Yield,
 )
-from auditor.ir.scope import Scope, free_names
+from auditor.ir.scope import Scope, defaults_of, free_names
+
+LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
+
+
+def _is_quiet(method: str, receiver: Path | None) -> bool:
+    if method in LOGGING:
+        return receiver is not None and "log" in receiver[-1].lower()
+    return method in QUIET_CALLS or (receiver is None and method.endswith(("Error", "Exception", "Warning")))
+
 
 Branches = tuple[list[End], list[End]]
 
 QUIET_CALLS = frozenset(
     {
         "isinstance", "issubclass", "len", "id", "type", "hasattr", "callable", "print", "range", "repr", "str", "bool",
-        "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super", "debug", "info",
-        "warning", "warn", "error", "exception", "critical", "log", "perf_counter", "monotonic", "time", "time_ns",
-        "perf_counter_ns", "append", "appendleft", "add", "discard", "clear", "items", "values", "keys", "setdefault",
+        "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super", "perf_counter", "monotonic", "time", "time_ns",
+        "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback", "suppress", "append", "appendleft", "add", "discard", "clear", "items", "values", "keys", "setdefault",
         "size", "dim", "data_ptr", "numel", "is_contiguous", "element_size", "startswith", "endswith", "cast",
     }
 )  # fmt: skip
@@ -87,6 +96,22 @@ class ExpressionLowering:
             if isinstance(child, (ast.Call, ast.NamedExpr)):
                 self.value(child)
                 return
+
+    def value_Compare(self, node: ast.Compare) -> Path:
+        """A comparison's result is a truth, never one of its operands."""
+        for operand in (node.left, *node.comparators):
+            self.value(operand)
+        target = self.builder.temporary()
+        self.builder.emit(Fresh(node, target))
+        return target
+
+    def value_JoinedStr(self, node: ast.JoinedStr) -> Path:
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                self.value(part.value)
+        target = self.builder.temporary()
+        self.builder.emit(Fresh(node, target))
+        return target
 
     def value_Constant(self, node: ast.Constant) -> Path:
         target = self.builder.temporary()
@@ -160,7 +185,10 @@ class ExpressionLowering:
 
     def value_Lambda(self, node: ast.Lambda) -> Path:
         target = self.builder.temporary()
+        defaults = [(name, self.value(value)) for name, value in defaults_of(node)]
         self.builder.emit(Capture(node, target, node, free_names(node, self.scope.local)))
+        for name, path in defaults:
+            self.builder.emit(Store(node, (*target, f"<{name}>"), path))
         return target
 
     def value_Await(self, node: ast.Await) -> Path:
@@ -197,7 +225,7 @@ class ExpressionLowering:
         kwargs = tuple((keyword.arg, self.value(keyword.value)) for keyword in node.keywords)
         target = self.builder.temporary()
         call = Call(node, target, callee, receiver, method, args, kwargs, entered)
-        if method in QUIET_CALLS:
+        if _is_quiet(method, receiver):
             self.builder.emit(call)
         else:
             self.builder.emit_raising(call)
@@ -263,8 +291,6 @@ class ExpressionLowering:
         return exits
 
     def _append(self, node: ast.expr, target: Path, element: Path) -> None:
-        from auditor.ir.ops import Store
-
         self.builder.emit(Store(node, (*target, "[*]"), element))
 
     def loop_head(self, target: ast.expr, source: Path, is_async: int | bool) -> tuple[int, list[End]]:

@@ -39,6 +39,15 @@ def parameters_of(function: FunctionNode) -> tuple[str, ...]:
     return tuple(names)
 
 
+def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[tuple[str, ast.expr]]:
+    """Parameters with the values they have when nothing is passed."""
+    args = function.args
+    positional = [*args.posonlyargs, *args.args]
+    pairs = list(zip(positional[len(positional) - len(args.defaults) :], args.defaults, strict=True))
+    keyword = [(arg, value) for arg, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value]
+    return [(arg.arg, value) for arg, value in (*pairs, *keyword)]
+
+
 def free_names(function: FunctionNode, enclosing: frozenset[str]) -> tuple[str, ...]:
     """Names of the enclosing function that a nested one mentions, nested deeper included."""
     own = scope_of(function)

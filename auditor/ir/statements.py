@@ -2,7 +2,7 @@
 
 import ast
 
-from auditor.ir.builder import Builder, CleanupFrame, End, Handler, HandlerFrame, LoopFrame, exit_of
+from auditor.ir.builder import UNKNOWN, Builder, CleanupFrame, End, Handler, HandlerFrame, LoopFrame, exit_of
 from auditor.ir.conditions import condition, item_component
 from auditor.ir.expressions import ExpressionLowering
 from auditor.ir.ops import (
@@ -20,6 +20,7 @@ from auditor.ir.ops import (
     Havoc,
     InPlace,
     Leave,
+    Make,
     Move,
     Nop,
     Path,
@@ -27,7 +28,7 @@ from auditor.ir.ops import (
     Unpack,
     Way,
 )
-from auditor.ir.scope import Scope, free_names
+from auditor.ir.scope import Scope, defaults_of, free_names
 
 SUPPRESSING = frozenset({"suppress"})
 
@@ -62,9 +63,54 @@ class StatementLowering(ExpressionLowering):
     def do_Assign(self, node: ast.Assign) -> None:
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             self._define_flag(node.targets[0], node.value)
+        if self._assign_simply(node):
+            return
         source = self.value(node.value)
         for target in node.targets:
             self.assign(target, source)
+        self._end(node)
+
+    def _assign_simply(self, node: ast.Assign) -> bool:
+        """`x = None`, and `a, *b = x, y, z` where each element's fate can be told apart."""
+        target = node.targets[0]
+        if isinstance(node.value, ast.Constant) and all(isinstance(name, ast.Name) for name in node.targets):
+            for name in node.targets:
+                assert isinstance(name, ast.Name)
+                self.builder.emit(Constant(node, (self.root(name.id),), node.value.value))
+            return True
+        if len(node.targets) == 1 and isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            stars = [index for index, element in enumerate(target.elts) if isinstance(element, ast.Starred)]
+            if not stars and len(target.elts) == len(node.value.elts):
+                self._assign_pairwise(node, target, node.value)
+                return True
+            if len(stars) == 1 and not any(isinstance(element, ast.Starred) for element in node.value.elts):
+                self._assign_starred(node, target, node.value, stars[0])
+                return True
+        return False
+
+    def _assign_pairwise(self, node: ast.Assign, target: ast.Tuple, value: ast.Tuple) -> None:
+        """All values first, then all names: `a, b = b, a` swaps."""
+        sources = []
+        for element in value.elts:
+            source = self.value(element)
+            if source[0][0] != "%":
+                held = self.builder.temporary()
+                self.builder.emit(Move(element, held, source))
+                source = held
+            sources.append(source)
+        for name, source in zip(target.elts, sources, strict=True):
+            self.assign(name, source)
+        self._end(node)
+
+    def _assign_starred(self, node: ast.Assign, target: ast.Tuple, value: ast.Tuple, star: int) -> None:
+        sources = [self.value(element) for element in value.elts]
+        after = len(target.elts) - star - 1
+        middle = sources[star : len(sources) - after]
+        rest = self.builder.temporary()
+        self.builder.emit(Make(node, rest, tuple((ANY_ITEM, path) for path in middle)))
+        placed = [*sources[:star], rest, *sources[len(sources) - after :]]
+        for element, source in zip(target.elts, placed, strict=False):
+            self.assign(element, source)
         self._end(node)
 
     def do_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -166,7 +212,13 @@ class StatementLowering(ExpressionLowering):
 
     def do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         names = free_names(node, self.scope.local)
-        self.builder.emit(Capture(node, (self.root(node.name),), node, names))
+        target = (self.root(node.name),)
+        defaults = [(arg, self.value(value)) for arg, value in defaults_of(node)]
+        self.builder.emit(Capture(node, target, node, names))
+        if node.decorator_list:
+            self.builder.emit(Store(node, ("@decorated", ANY_ITEM), target))  # a decorator may keep it
+        for name, path in defaults:
+            self.builder.emit(Store(node, (*target, f"<{name}>"), path))
 
     do_AsyncFunctionDef = do_FunctionDef
 
@@ -182,8 +234,21 @@ class StatementLowering(ExpressionLowering):
 
     # Branches -----------------------------------------------------------------------------------------------
 
+    def decide(self, test: ast.expr) -> tuple[list[End], list[End]]:
+        """The two ways on from a statement's test; what the test computed on the way dies on both."""
+        before = self.builder.temporaries
+        yes, no = self.branch(test)
+        if self.builder.temporaries == before:
+            return yes, no
+        ways = []
+        for ends in (yes, no):
+            self.builder.ends = ends
+            self._end(test)
+            ways.append(self.builder.ends)
+        return ways[0], ways[1]
+
     def do_If(self, node: ast.If) -> None:
-        yes, no = self.branch(node.test)
+        yes, no = self.decide(node.test)
         self.builder.ends = yes
         self.body(node.body)
         after = self.builder.ends
@@ -232,8 +297,8 @@ class StatementLowering(ExpressionLowering):
     do_AsyncFor = do_For
 
     def _iterated(self, node: ast.expr) -> Path:
-        """Iterating an intermediate container: it lives as long as the loop."""
-        path = self.value(node)
+        """Iterating an intermediate container: it lives as long as the loop. `range(len(x))` goes over x."""
+        path = self.value(_counted(node) or node)
         if path[0][0] != "%":
             return path
         holder = (f"iterated~{len(self.graph.ops)}",)
@@ -242,7 +307,7 @@ class StatementLowering(ExpressionLowering):
 
     def do_While(self, node: ast.While) -> None:
         head = self.builder.emit(Havoc(node, _conditions_in(node.test)))
-        yes, no = self.branch(node.test)
+        yes, no = self.decide(node.test)
         self.builder.ends = yes
         self._loop(node, LoopFrame(head), no)
 
@@ -304,6 +369,7 @@ class StatementLowering(ExpressionLowering):
         frame = CleanupFrame(exit_of(self.builder, node, holder, asynchronous))
         if _call_name(expression) in SUPPRESSING:
             frame.suppressed = []
+            frame.suppresses = _listed(expression.args) if isinstance(expression, ast.Call) else ()
         if item.optional_vars is not None:
             self.assign(item.optional_vars, entered)
         self._end(item.context_expr)
@@ -343,15 +409,25 @@ class StatementLowering(ExpressionLowering):
 def _raised_class(node: ast.expr | None) -> str:
     """The raised class's name; a bare `raise` or a raised variable may be anything."""
     callee = node.func if isinstance(node, ast.Call) else node
-    name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "call")
-    return name if isinstance(name, str) and name[:1].isupper() else "call"
+    name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", UNKNOWN)
+    return name if isinstance(name, str) and name[:1].isupper() else UNKNOWN
 
 
 def _caught(handler: ast.ExceptHandler) -> tuple[str, ...] | None:
     if handler.type is None:
         return None
-    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return _listed(handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])
+
+
+def _listed(types: list[ast.expr]) -> tuple[str, ...]:
     return tuple(kind.attr if isinstance(kind, ast.Attribute) else getattr(kind, "id", "?") for kind in types)
+
+
+def _counted(node: ast.expr) -> ast.expr | None:
+    match node:
+        case ast.Call(func=ast.Name(id="range"), args=[ast.Call(func=ast.Name(id="len"), args=[counted])]):
+            return counted
+    return None
 
 
 def _call_name(node: ast.expr) -> str:

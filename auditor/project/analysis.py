@@ -12,7 +12,7 @@ from auditor.flow.solve import TooManyStates
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.calls import Calls
-from auditor.project.candidates import call_pattern, calling, may_define_pair
+from auditor.project.candidates import call_pattern, called_as, calling, may_define_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
@@ -89,7 +89,7 @@ class Analysis:
             for path in paths:
                 self._follow_in(path, words)
             fresh = set(self.recogniser.wrappers) - found_before
-            words = {function.name for function in fresh}
+            words = set().union(*(called_as(function, self.project.sources) for function in fresh))
             paths = sorted(calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:
@@ -124,7 +124,7 @@ class Analysis:
             self._note_wrapper(function, source, outcome)
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
-        if source.handle is not Handle.RESULT or function.name in ("<module>", "<lambda>"):
+        if source.handle is not Handle.RESULT or function.name.startswith(("<", "__")) and function.name != "__call__":
             return
         if function in self.recogniser.acquiring or function in self.recogniser.wrappers:
             return

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from auditor.project.modules import Function
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pairs_with, take_apart
 
 DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
@@ -30,6 +31,21 @@ def calling(sources: Mapping[str, str], words: Iterable[str]) -> Iterator[str]:
     for path, text in sources.items():
         if pattern.search(text):
             yield path
+
+
+def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
+    """Last names by which a function may be called: its own, aliases of imports, and names of the modules that hold it."""
+    names = {function.name}
+    imported = re.compile(rf"\b{function.name}[ \t]+as[ \t]+(\w+)")
+    made = None
+    if function.cls is not None and function.name in ("forward", "__call__"):
+        made = re.compile(rf"(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)*{function.cls.name}\(")
+    for text in sources.values():
+        if function.name in text:
+            names.update(imported.findall(text))
+        if made is not None and function.cls is not None and function.cls.name in text:
+            names.update(made.findall(text))
+    return names
 
 
 def call_pattern(words: Iterable[str]) -> re.Pattern[str] | None:

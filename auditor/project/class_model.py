@@ -361,7 +361,8 @@ class ClassModel:
 
 def statements_of(function: ast.AST) -> Iterator[ast.stmt]:
     """All statements of a function, those of nested functions and classes left out."""
-    stack = list(reversed(getattr(function, "body", [])))
+    body = getattr(function, "body", [])
+    stack = list(reversed(body)) if isinstance(body, list) else []
     while stack:
         node = stack.pop()
         if not isinstance(node, ast.stmt):

@@ -1,6 +1,7 @@
 """What the calls of one function do to a lease: protocols first, then summaries, then the library's tables, then names."""
 
 import ast
+from dataclasses import replace
 
 from auditor.flow.effects import (
     BORROWED,
@@ -15,15 +16,15 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.ownership import operands
-from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.flow.ownership import PROCESS_POSITION, operands
+from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project import library
 from auditor.project.calls import constants_passed, is_bound, parameter_for
 from auditor.project.modules import Class, Function
 from auditor.project.recognise import Recogniser
-from auditor.project.summaries import Question, Summaries
+from auditor.project.summaries import PROCESS, Question, Summaries
 from auditor.protocols.tensor_operations import treatment_of
-from auditor.protocols.vocabulary import STORING
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, STORING
 
 MODULE_CALL = frozenset({"forward", "__call__"})
 
@@ -39,6 +40,10 @@ class FunctionEffects:
 
     def acquisition(self, call: Call) -> Acquisition | None:
         return self.recogniser.acquisition(self.function, call)
+
+    def only_releases(self, call: Call) -> bool:
+        name = call.method
+        return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
         nested = self.function.module.by_node.get(id(function))
@@ -63,6 +68,8 @@ class FunctionEffects:
 
     def _treat(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         function, node = self.function, call.at
+        if position == PROCESS_POSITION:
+            return self._process_wide(call, value, protocol)
         if rest and rest[0].startswith("<"):
             return self._closure(call, position, rest)
         if self.recogniser.releases(function, node, position):
@@ -77,6 +84,15 @@ class FunctionEffects:
         if targets:
             return self._summarised(call, targets, position, rest, value, protocol)
         return self._outside(call, dotted, position, rest, value)
+
+    def _process_wide(self, call: Call, value: Value, protocol: str) -> Treatment:
+        """What the process holds is ended by a call that the protocol lists, here or in a callee."""
+        if self.recogniser.releases(self.function, call.at, PROCESS_POSITION):
+            return RELEASED
+        for target in self.recogniser.calls.targets(self.function, call.at)[0]:
+            if self.summaries.answer(Question(target, PROCESS, value, protocol)).fate is Fate.RELEASE:
+                return RELEASED
+        return BORROWED
 
     def _closure(self, call: Call, position: Position, rest: Path) -> Treatment:
         """A closure that gives the lease back is called, or handed to somebody who will call it."""
@@ -109,10 +125,12 @@ class FunctionEffects:
         protocol: str,
     ) -> Treatment:
         answers = [self._ask(call, target, position, rest, value, protocol) for target in targets]
+        if len(answers) == 1:
+            return answers[0]
         for fate in (Fate.RELEASE, Fate.TAKE, Fate.UNKNOWN):
             for answer in answers:
                 if answer.fate is fate:
-                    return answer
+                    return replace(answer, split=False)
         results = [answer for answer in answers if answer.result is not None]
         if not results:
             return BORROWED
@@ -134,7 +152,23 @@ class FunctionEffects:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:
                 return Treatment(moved_to=moved)
-        return answer.treatment
+        treatment = answer.treatment
+        if treatment.split and self._asked_again(call, target, answer.decided_by, bound):
+            return replace(treatment, split=False)
+        return treatment
+
+    def _asked_again(self, call: Call, target: Function, decided_by: frozenset[str], bound: bool) -> bool:
+        """The caller tests what it passes as the deciding argument, so it knows which way the callee went."""
+        given: list[tuple[Position, ast.expr]] = list(enumerate(call.at.args))
+        given += [(keyword.arg, keyword.value) for keyword in call.at.keywords if keyword.arg is not None]
+        names = {
+            name.id
+            for position, expression in given
+            if parameter_for(target, position, bound) in decided_by
+            for name in ast.walk(expression)
+            if isinstance(name, ast.Name)
+        }
+        return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)
 
     def _translate(self, call: Call, target: Function, stored: Path, bound: bool) -> Path | None:
         """Where the callee stored it, in the caller's words."""
@@ -220,25 +254,28 @@ class FunctionEffects:
         if call.receiver is None:
             return BORROWED
         if rest:
-            return PERHAPS_SAME if value is not Value.TENSOR else BORROWED
+            return PERHAPS_SAME
         table = treatment_of(call.method)
         if value is Value.INDEX:
-            return SAME if table is not None or call.method in ("tolist", "copy") else PERHAPS_SAME
+            return _carried(call.method, table)
         if value is Value.TENSOR:
             return table if table is not None else PERHAPS_SAME
-        return PERHAPS_SAME
+        return SAME if table == SAME or call.method in ("copy", "__enter__", "__iter__") else BORROWED
 
     def _unknown_function(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
         known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
         table = treatment_of(call.method)
+        if value is Value.INDEX and call.method == "copy_" and call.receiver is not None:
+            return Treatment(moved_to=call.receiver)
         if value is Value.INDEX and table is not None:
-            return SAME
+            return _carried(call.method, table)
         if position == "out":
             return SAME
         if table is not None and (value is Value.TENSOR or known_torch):
-            return table if position == 0 else BORROWED
+            as_function = call.receiver is None or known_torch or dotted is not None
+            return table if position == 0 and as_function else BORROWED
         if call.method[:1].isupper() and call.method != call.method.upper():
             return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
         if value is Value.TENSOR and not rest:
@@ -252,3 +289,14 @@ class FunctionEffects:
             return False
         held = self.recogniser.calls.model.type_of(self.function, owner)
         return isinstance(held, str) and ".nn." in held
+
+
+CARRIERS = frozenset({"cat", "concat", "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int", "cpu",
+                      "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll", "hstack"})  # fmt: skip
+
+
+def _carried(name: str, table: Treatment | None) -> Treatment:
+    """Slot numbers keep the obligation through copies and rearrangements, not through sums and sizes."""
+    if table == SAME or name in CARRIERS:
+        return SAME
+    return BORROWED if table is not None else PERHAPS_SAME

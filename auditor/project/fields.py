@@ -20,10 +20,10 @@ from auditor.ir.ops import Leave, Path
 from auditor.model import Span
 from auditor.project.class_model import ClassModel, statements_of
 from auditor.project.leases import Outcome
-from auditor.project.modules import Class, Function, Project
+from auditor.project.modules import Class, Function, Module, Project
 from auditor.project.sites import last_name, own_calls
 from auditor.project.summaries import EffectsOf, Question, Summaries
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, split
 
 CLEANUP = re.compile(
     r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
@@ -46,7 +46,8 @@ class Fields:
         self.model = model
         self.summaries = summaries
         self.effects_of = effects_of
-        self._by_attribute: dict[str, tuple[str, ...]] | None = None
+        self._by_attribute: dict[str, list[tuple[str, set[str]]]] | None = None
+        self._owners: dict[str, set[tuple[str, str]]] = {}
         self._attributes: frozenset[str] = frozenset()
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
@@ -81,7 +82,7 @@ class Fields:
         family = list(self._family(cls))
         released_by, escapes, drops = self._fate(outcome, family, path)
         attribute = path[1][1:]
-        released_by += [name for name in self._released_elsewhere(attribute) if name not in released_by]
+        released_by += [name for name in self._released_elsewhere(cls, attribute) if name not in released_by]
         op = function.graph.ops[node]
         at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at)
         return StoredField(
@@ -107,18 +108,38 @@ class Fields:
         escapes = False
         attribute = path[1][1:]
         for method in family:
+            escapes = escaped_by_name(method) or escapes
             if not method.parameters or not _mentions(method, attribute):
                 continue
+            if method.name in INITIAL and _given_away(method, attribute):
+                escapes = True
             place = (method.parameters[0], *path[1:])
             acquisition = outcome.acquisition
             answer = self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
             if answer.fate is Fate.RELEASE:
-                released_by.append(method.qualname)
+                if self._reachable(method, family):
+                    released_by.append(method.qualname)
             elif answer.fate is not Fate.BORROW or answer.result is not None:
                 escapes = escapes or method is not outcome.function
             elif answer.dropped and method is not outcome.function and method.name not in INITIAL:
                 drops += self._drops(method, place, acquisition)
         return released_by, escapes, drops
+
+    def _reachable(self, method: Function, family: list[Function]) -> bool:
+        """A private method counts only if the family calls it, or somebody calls it on an object that is not itself."""
+        if not method.name.startswith("_") or method.name.startswith("__"):
+            return True
+        own = {id(other) for other in family}
+        for module in self.project.parsed():
+            if method.name not in module.text:
+                continue
+            for function in module.by_node.values():
+                for node in ast.walk(function.node):
+                    if isinstance(node, ast.Attribute) and node.attr == method.name:
+                        on_itself = isinstance(node.value, ast.Name) and node.value.id == _own_name(function)
+                        if not on_itself or id(function) in own:
+                            return True
+        return False
 
     def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
         """Where a container's entries are thrown away: `clear()`, or another container put in its place."""
@@ -141,98 +162,160 @@ class Fields:
         return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
 
     def _asks_or_releases(self, function: Function, attribute: str) -> bool:
+        """The method tests the field, gives it back, calls a cleanup, or works with what is there by name."""
         owner = function.parameters[0]
         for node in ast.walk(function.node):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr == attribute
-                and isinstance(node.ctx, (ast.Load, ast.Del))
-            ):
+            test = getattr(node, "test", None)
+            if isinstance(test, ast.AST) and attribute in _attributes_in(test):
                 return True
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if (
-                    isinstance(node.func.value, ast.Name)
-                    and node.func.value.id == owner
-                    and CLEANUP.fullmatch(node.func.attr)
-                ):
+                if isinstance(node.func.value, ast.Name) and node.func.value.id == owner and CLEANUP.fullmatch(node.func.attr):
+                    return True
+                if _looks_releasing(node) and attribute in _attributes_in(node):
                     return True
         return False
 
     # By the attribute's name --------------------------------------------------------------------------------
 
-    def _released_elsewhere(self, attribute: str) -> tuple[str, ...]:
+    def _released_elsewhere(self, cls: Class, attribute: str) -> Iterator[str]:
+        """Functions that reach the field through an object of unknown type.
+
+        Where several classes have a field of that name, the object must be called like the class.
+        """
         if self._by_attribute is None:
             self._by_attribute = self._index()
-        return self._by_attribute.get(attribute, ())
+        owners = self._owners.get(attribute, set())
+        words = set(split(cls.name))
+        for function, bases in self._by_attribute.get(attribute, ()):
+            if len(owners) <= 1 or any(words & set(split(base)) for base in bases):
+                yield function
 
-    def _index(self) -> dict[str, tuple[str, ...]]:
-        found: dict[str, list[str]] = {}
+    def _index(self) -> dict[str, list[tuple[str, set[str]]]]:
+        found: dict[str, list[tuple[str, set[str]]]] = {}
         for module in self.project.parsed():
+            for attribute in self._attributes:
+                if "." + attribute in module.text:
+                    self._owners.setdefault(attribute, set()).update(_owning_classes(module, attribute))
             if not any("." + attribute in module.text for attribute in self._attributes):
                 continue
             for function in module.by_node.values():
-                for attribute in released_attributes(function) & self._attributes:
-                    found.setdefault(attribute, []).append(function.qualname)
-        return {attribute: tuple(sorted(names)) for attribute, names in found.items()}
+                released = released_attributes(function)
+                for attribute in sorted(self._attributes & set(released)):
+                    found.setdefault(attribute, []).append((function.qualname, released[attribute]))
+        return {attribute: sorted(rows, key=lambda row: row[0]) for attribute, rows in found.items()}
 
 
-def released_attributes(function: Function) -> set[str]:
-    """Attributes whose values reach a releasing call in this function, by name and flow-insensitively."""
+def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]:
+    for cls in module.classes.values():
+        for method in cls.methods.values():
+            own = _own_name(method)
+            for node in ast.walk(method.node):
+                match node:
+                    case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if attr == attribute and name == own:
+                        yield module.path, cls.qualname
+
+
+Carried = dict[str, set[tuple[str, str]]]
+"""Local names, and the (attribute, last word of the object it was read from) that their values came from."""
+
+
+def released_attributes(function: Function) -> dict[str, set[str]]:
+    """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what object."""
     releasing = [call for call in own_calls(function) if _looks_releasing(call)]
+    found: dict[str, set[str]] = {}
     if not releasing:
-        return set()
+        return found
     carried = _carried(function)
-    found: set[str] = set()
     for call in releasing:
         operands: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
         if isinstance(call.func, ast.Attribute):
             operands.append(call.func.value)
         for operand in operands:
-            found |= _attributes_in(operand, carried)
+            for attribute, base in _sources(operand, carried, _own_name(function)):
+                found.setdefault(attribute, set()).add(base)
     return found
+
+
+def _own_name(function: Function) -> str | None:
+    """`self`: what a method does to its own fields is asked of the class's family instead."""
+    return function.parameters[0] if function.is_method and function.parameters and not function.is_static else None
 
 
 def _looks_releasing(call: ast.Call) -> bool:
     name = last_name(call)
-    return (
-        RELEASING.fullmatch(name) is not None
-        or name in LEASE_METHODS
-        or name in ("finalize", "callback", "map")
-    )
+    return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS or name in ("finalize", "callback", "map")
 
 
-def _carried(function: Function) -> dict[str, set[str]]:
-    """Local names and the attributes their values came from."""
-    carried: dict[str, set[str]] = {}
+def _carried(function: Function) -> Carried:
+    carried: Carried = {}
+    own = _own_name(function)
     for _ in range(2):
-        for node in statements_of(function.node):
-            match node:
-                case ast.Assign(targets=targets, value=value):
-                    sources = _attributes_in(value, carried)
-                case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                    targets, sources = [target], _attributes_in(value, carried)
-                case _:
-                    continue
-            for target in targets:
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name):
-                        carried.setdefault(name.id, set()).update(sources)
-        for node in ast.walk(function.node):
-            if isinstance(node, ast.comprehension):
-                for name in ast.walk(node.target):
-                    if isinstance(name, ast.Name):
-                        carried.setdefault(name.id, set()).update(_attributes_in(node.iter, carried))
+        for target, value in _bindings(function):
+            sources = _sources(value, carried, own)
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name):
+                    carried.setdefault(name.id, set()).update(sources)
     return carried
 
 
-def _attributes_in(node: ast.AST, carried: dict[str, set[str]]) -> set[str]:
-    found: set[str] = set()
+def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    yield target, value
+            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                yield target, value
+    for node in ast.walk(function.node):
+        if isinstance(node, ast.comprehension):
+            yield node.target, node.iter
+
+
+def _sources(node: ast.AST, carried: Carried, own: str | None) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute):
-            found.add(inner.attr)
+            if not (isinstance(inner.value, ast.Name) and inner.value.id == own):
+                found.add((inner.attr, _last_word(inner.value)))
         elif isinstance(inner, ast.Name):
             found |= carried.get(inner.id, set())
     return found
+
+
+def _last_word(node: ast.expr) -> str:
+    while isinstance(node, (ast.Subscript, ast.Call)):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _attributes_in(node: ast.AST) -> set[str]:
+    return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+
+
+def escaped_by_name(method: Function) -> bool:
+    """`getattr(self, name)` reaches every field, in a method that releases something."""
+    own = _own_name(method)
+    calls = list(own_calls(method))
+    dynamic = any(
+        last_name(call) in ("getattr", "vars")
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id == own
+        and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
+        for call in calls
+    )
+    return dynamic and any(_looks_releasing(call) for call in calls)
+
+
+def _given_away(method: Function, attribute: str) -> bool:
+    """A constructor hands the field to somebody else."""
+    own = _own_name(method)
+    for call in own_calls(method):
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            match argument:
+                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:
+                    return True
+    return False
 
 
 def _own_field(function: Function, path: Path) -> bool:

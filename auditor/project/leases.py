@@ -1,6 +1,7 @@
 """Follow one acquire call and write down what became of it."""
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,12 @@ from auditor.model import Span, Step
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.sites import site_nodes
+
+BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
+"""Names of functions whose counterpart, elsewhere, ends what they begin."""
+
+UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
+"""Ways out by an exception that no `raise` or `assert` of the function spells."""
 
 LOSS_OF_EDGE = {
     Edge.CALL_RAISES: Loss.CALL,
@@ -46,6 +53,7 @@ class Follower:
         self.function = function
         self.graph: Graph = function.graph
         self.effects = effects
+        self.exceptions = exceptions
         self.edges = EDGES[exceptions]
         self._known: dict[int, Knowledge] | None = None
         self._acquired_names: dict[str, str] | None = None
@@ -87,7 +95,8 @@ class Follower:
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
         leaks = tuple(self._leaks(node, followed))
-        if acquisition.keyed and not endings.released:
+        elsewhere = acquisition.keyed and not endings.released and self._ended_elsewhere(op, acquisition)
+        if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
         lease = _replace(
@@ -95,7 +104,7 @@ class Follower:
             released=bool(endings.released),
             handed_over=endings.handed_over
             or bool(endings.unknown)
-            or (acquisition.keyed and not endings.released),
+            or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
@@ -105,6 +114,19 @@ class Follower:
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
+
+    def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
+        """A lock, a count or a process-wide state that this function never ends: may somebody else?
+
+        Yes where others can reach its key: an object that was passed in, a field. A global or the process can be reached by
+        all, but only a function named for the acquiring leaves it to others; an object made here is reached by nobody.
+        """
+        place = acquisition.places[0]
+        if not acquisition.declared or self.function.qualname == "<module>":
+            return True
+        if place[0].startswith(("@", "<")):
+            return BEGINNING.match(self.function.name) is not None or self.function.is_method
+        return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
 
     def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
         return Lease(
@@ -137,7 +159,7 @@ class Follower:
             path = shortest_path(followed.solution, node, held)
             kind = _exceptional(loss, path)
             at = self._where(node, path)
-            if (kind, at) in seen:
+            if (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
                 continue
             seen.add((kind, at))
             yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
@@ -189,7 +211,7 @@ class Follower:
             for op in self.graph.ops:
                 if isinstance(op, Call):
                     acquisition = self.effects.acquisition(op)
-                    if acquisition is not None and acquisition.handle is Handle.RESULT:
+                    if acquisition is not None:
                         names[op.target[0]] = acquisition.text
                 elif isinstance(op, Move) and op.source[0] in names and len(op.target) == 1:
                     names[op.target[0]] = names[op.source[0]]

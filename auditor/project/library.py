@@ -1,7 +1,7 @@
 """What builtins and the standard library do to a lease: containers, iteration helpers, context-manager tools."""
 
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
-from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 
 BORROWING = frozenset(
     {"len", "print", "isinstance", "id", "type", "repr", "str", "hash", "bool", "hasattr", "any", "all", "sum", "callable", "range",
@@ -49,6 +49,8 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
     """The lease is an argument that a container's method keeps."""
     if call.receiver is None or position == -1:
         return None
+    if is_temporary(call.receiver) and call.method in APPENDING | EXTENDING:
+        return TAKEN  # `table.setdefault(key, []).append(x)`: a container that lives elsewhere
     if call.method in APPENDING:
         return Treatment(moved_to=(*call.receiver, ANY_ITEM, *rest))
     if call.method in EXTENDING:

@@ -144,6 +144,8 @@ class _Collector:
                     self._class(node, prefix)
                 case ast.Import() | ast.ImportFrom():
                     self.module.imports.update(imported_names(node, self.module.package))
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() as value):
+                    self._lambda(name, value, prefix, cls, parent)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if parent is None and cls is None:
                     self.module.assigned.setdefault(name, value)
                 case _:
@@ -169,6 +171,17 @@ class _Collector:
             else:
                 cls.methods[node.name] = function
         self.statements(node.body, qualname + ".", cls, function)
+
+    def _lambda(
+        self, name: str, node: ast.Lambda, prefix: str, cls: Class | None, parent: Function | None
+    ) -> None:
+        """`take = lambda: ...` is a function called take."""
+        function = Function(self.module, prefix + name, node, cls if parent is not None else None, parent)
+        self.module.by_node[id(node)] = function
+        if parent is not None:
+            parent.nested.setdefault(name, function)
+        elif cls is None:
+            self.module.functions.setdefault(function.qualname, function)
 
     def _class(self, node: ast.ClassDef, prefix: str) -> None:
         cls = Class(self.module, prefix + node.name, node)

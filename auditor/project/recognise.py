@@ -5,14 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
-from auditor.ir.ops import Call, Path
+from auditor.ir.ops import Call, Make, Move, Path, is_temporary
 from auditor.project.calls import Calls, is_bound
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
+from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
-
-PROCESS: Path = ("<process>",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +120,19 @@ class Recogniser:
         source = self.source(function, call.at)
         if source is None:
             return None
+        places = self._places(function, source, call)
         return Acquisition(
             source.protocol,
             source.handle,
             source.value,
-            self._places(source, call),
+            places,
             callee_text(call.at),
             managed=source.lease or call.entered,
+            declared=source.origin != "discovered",
+            own_key=all(place[0] in function.graph.fresh_roots for place in places),
         )
 
-    def _places(self, source: Source, call: Call) -> tuple[Path, ...]:
+    def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:
             return (call.target + source.rest,)
         if source.handle is Handle.RECEIVER:
@@ -138,11 +140,20 @@ class Recogniser:
         if source.handle is Handle.NONE:
             return (PROCESS,)
         if isinstance(source.argument, int) and source.argument < len(call.args):
-            return (call.args[source.argument][0],)
+            return self._filled(function, call.args[source.argument][0])
         for name, path in call.kwargs:
             if name == source.argument or (call.args == () and source.argument == 0):
                 return (path,)
         return (PROCESS,)
+
+    def _filled(self, function: Function, path: Path) -> tuple[Path, ...]:
+        """`alloc([request])` fills the elements of the list it is given."""
+        if not is_temporary(path):
+            return _aliases(function, path)
+        for op in function.graph.ops:
+            if isinstance(op, Make) and op.target == path and op.items:
+                return tuple(element for _, element in op.items)
+        return (path,)
 
     # Releasing ----------------------------------------------------------------------------------------------
 
@@ -224,6 +235,18 @@ class Recogniser:
                 value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
             )
         return RELEASING.fullmatch(name) is not None
+
+
+def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
+    """Other names that the function gives to the same object."""
+    same = {path}
+    for op in function.graph.ops:
+        if isinstance(op, Move) and not is_temporary(op.target) and not is_temporary(op.source):
+            if op.source in same and len(op.target) == 1:
+                same.add(op.target)
+            elif op.target in same and len(op.source) == 1:
+                same.add(op.source)
+    return (path, *sorted(same - {path}))
 
 
 def callee_text(call: ast.Call) -> str:

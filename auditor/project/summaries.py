@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.ownership import operands
+from auditor.flow.lease import Loss
 from auditor.flow.solve import TooManyStates
+from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Leave, Make, Move, Path, Unpack, Way
+from auditor.ir.ops import Assume, Call, Leave, Make, Move, Path, Unpack, Way
 from auditor.project.calls import Calls, constants_passed, is_bound, parameter_for
 from auditor.project.modules import Function
 
@@ -21,6 +23,10 @@ EffectsOf = Callable[[Function], Effects]
 
 ROUNDS = 4
 """Recursive functions agree with themselves after one round or two; past this the answer is unknown."""
+
+
+PROCESS: Path = ("<process>",)
+"""The place of what the whole process holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +42,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`stored` are paths that hold it afterwards; `sometimes` that only some ways out end so."""
+    """`stored` are paths that hold it afterwards; `sometimes` that only some ways out end so, `decided_by` which
+    parameters decide then."""
 
     fate: Fate = Fate.BORROW
     result: Path | None = None
     sometimes: bool = False
+    decided_by: frozenset[str] = frozenset()
     stored: tuple[Path, ...] = ()
     dropped: bool = False
 
     @property
     def treatment(self) -> Treatment:
-        return (
-            Treatment(self.fate, self.result, self.sometimes)
-            if self.fate is Fate.BORROW
-            else Treatment(self.fate)
-        )
+        chosen = bool(self.decided_by)
+        if self.fate is Fate.BORROW:
+            return Treatment(result=self.result, maybe=self.sometimes, split=self.sometimes and chosen)
+        return Treatment(self.fate, split=chosen)
 
 
 NOTHING = Answer()
@@ -100,7 +107,8 @@ class Summaries:
         function = question.function
         try:
             graph = function.graph
-            acquisition = Acquisition(question.protocol, Handle.RESULT, question.value, (question.place,), "")
+            handle = Handle.NONE if question.place == PROCESS else Handle.RESULT
+            acquisition = Acquisition(question.protocol, handle, question.value, (question.place,), "")
             known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
             followed = follow_given(graph, self._effects_of(function), acquisition, known, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
@@ -114,7 +122,7 @@ class Summaries:
             graph = function.graph
         except (TooLarge, RecursionError):
             return
-        names = {question.place[0]}
+        names: set[str] = {question.place[0]}
         for op in graph.ops:
             match op:
                 case Move(target=target, source=source) | Unpack(targets=((_, target), *_), source=source):
@@ -156,6 +164,27 @@ def _facts(name: str, value: object) -> set[tuple[str, bool]]:
     return {(name, bool(value)), (f"{name} is None", value is None)}
 
 
+def _callers_choice(question: Question, followed: Followed) -> frozenset[str]:
+    """The parameters, if any, that decide whether the lease is given back (or is what is returned).
+
+    `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the caller to answer.
+    """
+    graph = question.function.graph
+    own = set(question.function.parameters[:1]) if question.function.is_method else set()
+    asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
+    for loss, node, held in followed.endings.lost:
+        if loss is Loss.RAISE or not isinstance(graph.ops[node], Leave):
+            continue
+        names: set[str] = set()
+        for station in shortest_path(followed.solution, node, held):
+            op = graph.ops[station.node]
+            if isinstance(op, Assume):
+                names |= op.names
+        if names & asked and not any(name.startswith(".") for name in names):
+            return frozenset(names & asked)
+    return frozenset()
+
+
 def _conclude(question: Question, followed: Followed) -> Answer:
     endings = followed.endings
     graph = question.function.graph
@@ -169,7 +198,8 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     )
     same = any(path[: len(question.place)] == question.place for path in endings.stored.values())
     if endings.released:
-        return Answer(Fate.RELEASE, sometimes=bool(kept or same))
+        decided = _callers_choice(question, followed) if kept else frozenset()
+        return Answer(Fate.RELEASE, sometimes=bool(kept or same), decided_by=decided)
     if elsewhere or endings.taken:
         return Answer(Fate.TAKE, stored=elsewhere)
     if endings.unknown:
@@ -177,5 +207,6 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     if endings.returned:
         paths = sorted(set(endings.returned.values()))
-        return Answer(result=paths[0], sometimes=bool(kept) or len(paths) > 1, dropped=dropped)
+        decided = _callers_choice(question, followed) if kept else frozenset()
+        return Answer(result=paths[0], sometimes=bool(kept) or len(paths) > 1, decided_by=decided, dropped=dropped)
     return Answer(dropped=dropped)

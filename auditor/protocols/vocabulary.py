@@ -47,7 +47,7 @@ RELEASING = re.compile(
 """Names of functions that give back what they are given, where nothing more is known of them."""
 
 STORING = frozenset(
-    {"append", "appendleft", "add", "insert", "extend", "push", "put", "put_nowait", "enqueue", "send", "send_multipart",
+    {"append", "appendleft", "add", "insert", "extend", "push", "put", "put_nowait", "enqueue",
      "submit", "schedule", "store", "save", "register", "set", "set_result", "update", "commit", "attach", "assign",
      "emplace", "offer", "publish", "write_back", "heappush", "setattr", "create_task", "ensure_future", "run_coroutine_threadsafe",
      "call_soon", "call_soon_threadsafe", "call_later", "run_in_executor", "apply_async", "start_soon", "spawn", "finalize", "callback",
