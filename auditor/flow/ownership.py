@@ -218,7 +218,7 @@ class Ownership:
 
     def _possible(self, op: Assume, held: Held) -> bool:
         """A held lease is neither None nor false, and a container of it is not empty."""
-        if op.subject is None or (op.kind == "none") != op.value or self.acquisition.keyed:
+        if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
             return True
         return not any(begins_with(place, op.subject) for place in held.places)
 
@@ -253,12 +253,13 @@ class Ownership:
             return held
         inside = [place for place in held.places if begins_with(place, op.source)]
         if edge is Edge.EXHAUSTED:
-            if inside and node not in held.seen:
-                return None  # the container is not empty while it holds the lease
+            counting = op.counted and any(piece.startswith("[") for place in held.places for piece in place)
+            if (inside or counting) and node not in held.seen:
+                return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
         element = (*op.source, "[*]")
         after = self._rebind(node, held, op.target, [self._copied(held, op.target, element)])
-        return replace(after, seen=after.seen | {node}) if after is not None and inside else after
+        return replace(after, seen=after.seen | {node}) if after is not None and (inside or op.counted) else after
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
         value = self.acquisition.value
@@ -277,6 +278,9 @@ class Ownership:
             for place in held.places
             if len(target) > 1 and "[*]" not in target and begins_with(place, target) and place not in sure
         )
+        if sure and self.acquisition.keyed:
+            self.endings.unknown.add(node)  # others can reach the object now
+            return None
         if sure or maybe:
             if self._outlives(target):
                 return self._escape(node, held, target, sure)
@@ -347,14 +351,16 @@ class Ownership:
         """The function is left: by whom is the lease held now?"""
         endings = self.endings
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
-        kept = next((place for place in outside if not any(piece.startswith("[") for piece in place)), None)
+        fields = [place for place in outside if not any(piece.startswith("[") for piece in place)]
+        kept = next((place for place in fields if place not in self.acquisition.places), next(iter(fields), None))
         if op.way is Way.RETURN and kept is None and self._returned(node, held):
             return
         if held.lent:
             endings.taken.add(node)
         elif outside:
             if op.way is not Way.RAISE:
-                endings.stored.setdefault(node, kept or outside[0])
+                elsewhere = next((place for place in outside if place not in self.acquisition.places), outside[0])
+                endings.stored.setdefault(node, elsewhere if kept is None else kept)
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)
@@ -425,6 +431,9 @@ class Ownership:
                 maybe |= {result}
             else:
                 places |= {result}
+        if treatment.moved_to is not None and self.acquisition.keyed:
+            self.endings.unknown.add(node)
+            return None
         if treatment.moved_to is not None:
             if self._outlives(treatment.moved_to):
                 return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))

@@ -30,6 +30,7 @@ class Solution(Generic[State]):
 
     states: dict[int, dict[State, Knowledge]] = field(default_factory=dict)
     came_from: dict[tuple[int, State], list[tuple[int, State, Edge]]] = field(default_factory=dict)
+    starts: set[tuple[int, State]] = field(default_factory=set)
 
 
 Step = Callable[[int, State, Edge], Sequence[State]]
@@ -61,6 +62,7 @@ def solve(
             work.append((node, state))
 
     for node, state, known in start:
+        solution.starts.add((node, state))
         arrive(node, state, known)
     while work:
         node, state = work.popleft()

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from auditor.flow.ownership import Held
+from auditor.flow.ownership import Held, operands
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Next, Way
@@ -14,37 +14,55 @@ from auditor.model import Span, Step
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One node on the path and the edge on which it was left."""
+    """One node on the path and the edge on which it was left; `holds` if the node is a call that was given the lease."""
 
     node: int
     edge: Edge
+    holds: bool = False
 
 
-def shortest_path(solution: Solution[Held], node: int, held: Held) -> list[Station]:
-    """Stations from the first node after the acquire to `node`, which is left out."""
-    start = (node, held)
-    onward: dict[tuple[int, Held], tuple[tuple[int, Held], Edge] | None] = {start: None}
-    queue = deque([start])
-    origin = start
+def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held) -> list[Station]:
+    """Stations from the first node after the acquire to `node`, which is left out; without exceptions if there is such a way."""
+    end = (node, held)
+    origin, onward = _search(solution, end, RAISING)
+    if origin is None:
+        origin, onward = _search(solution, end, frozenset())
+    stations = []
+    at = origin or end
+    step = onward[at]
+    while step is not None:
+        stations.append(Station(at[0], step[1], _given(graph, at[0], at[1])))
+        at, step = step[0], onward[step[0]]
+    return stations
+
+
+Point = tuple[int, Held]
+Onward = dict[Point, tuple[Point, Edge] | None]
+
+
+def _search(solution: Solution[Held], end: Point, avoided: frozenset[Edge]) -> tuple[Point | None, Onward]:
+    """Backwards from `end` to where the lease began; each point with the step that leads on from it."""
+    onward: Onward = {end: None}
+    queue = deque([end])
     while queue:
         here = queue.popleft()
-        before = solution.came_from.get(here, [])
-        if not before:
-            origin = here
-            break
+        before = solution.came_from.get(here, ())
+        if here in solution.starts:
+            return here, onward
         for earlier, state, edge in before:
             key = (earlier, state)
-            if key not in onward:
+            if edge not in avoided and key not in onward:
                 onward[key] = (here, edge)
                 queue.append(key)
-    stations = []
-    step = onward[origin]
-    at = origin
-    while step is not None:
-        stations.append(Station(at[0], step[1]))
-        at, edge_step = step[0], onward[step[0]]
-        step = edge_step
-    return stations
+    return None, onward
+
+
+def _given(graph: Graph, node: int, held: Held) -> bool:
+    op = graph.ops[node]
+    if not isinstance(op, Call):
+        return False
+    roots = {place[0] for place in held.places | held.maybe}
+    return any(path[0] in roots for _, path in operands(op))
 
 
 def span_of(path: str, node: ast.AST) -> Span:

@@ -29,6 +29,7 @@ class LoopFrame:
 class CleanupFrame:
     """Something that runs on the way out: a `finally` body, or the `__exit__` of a `with`."""
 
+    at: ast.AST
     lower: Callable[[], None]
     copies: dict[str, int] = field(default_factory=dict)
     suppressed: list[End] | None = None  # `contextlib.suppress`: exceptions end here
@@ -183,7 +184,7 @@ class Builder:
         """Lower one copy of a cleanup as seen from outside its frame; returns its open ends."""
         saved_ends, saved_frames = self.ends, self.frames
         self.frames = self.frames[:index]
-        frame.copies[key] = self.graph.add(Nop(ast.Pass()))
+        frame.copies[key] = self.graph.add(Nop(frame.at))
         self.ends = [(frame.copies[key], Edge.NORMAL)]
         frame.lower()
         ends = self.ends

@@ -60,6 +60,9 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     size = _emptiness(left, op, right)
     if size is not None:
         return Condition(ast.unparse(size[0]), size[1], names, size[0])
+    sentinel = _below_zero(op, right)
+    if sentinel is not None:
+        return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")
     key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
     return Condition(key, positive, names)
 
@@ -78,6 +81,17 @@ def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr
     }
     answer = answers.get((type(op), right.value))
     return None if answer is None else (left.args[0], answer)
+
+
+def _below_zero(op: ast.cmpop, right: ast.expr) -> bool | None:
+    """`fd < 0`, `fd == -1` ask whether there is a number at all; True where the test is true for none."""
+    try:
+        bound = ast.literal_eval(right)
+    except ValueError:
+        return None
+    answers = {(ast.Lt, 0): True, (ast.Eq, -1): True, (ast.LtE, -1): True,
+               (ast.GtE, 0): False, (ast.NotEq, -1): False, (ast.Gt, -1): False}  # fmt: skip
+    return answers.get((type(op), bound)) if isinstance(bound, int) and not isinstance(bound, bool) else None
 
 
 def _is_len(node: ast.expr) -> bool:

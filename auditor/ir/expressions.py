@@ -212,6 +212,8 @@ class ExpressionLowering:
     # Calls --------------------------------------------------------------------------------------------------
 
     def value_Call(self, node: ast.Call, *, entered: bool = False) -> Path:
+        if getattr(node.func, "id", "") == "super" and self.scope.parameters:
+            return (self.scope.parameters[0],)
         receiver = callee = None
         method = ""
         if isinstance(node.func, ast.Attribute):
@@ -293,10 +295,10 @@ class ExpressionLowering:
     def _append(self, node: ast.expr, target: Path, element: Path) -> None:
         self.builder.emit(Store(node, (*target, "[*]"), element))
 
-    def loop_head(self, target: ast.expr, source: Path, is_async: int | bool) -> tuple[int, list[End]]:
+    def loop_head(self, target: ast.expr, source: Path, is_async: int | bool, counted: bool = False) -> tuple[int, list[End]]:
         """Emits the `Next` of a loop; returns it and the ends on which the loop is exhausted."""
         element = self.builder.temporary() if not isinstance(target, ast.Name) else (self.root(target.id),)
-        op = Next(target, element, source)
+        op = Next(target, element, source, counted)
         if is_async:
             head = self.builder.emit_interruptible(op, Edge.CANCEL)
         else:

@@ -93,6 +93,7 @@ class Next(Op):
 
     target: Path
     source: Path
+    counted: bool = False  # over `range(...)`: programs that count their leases count at least one
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +172,7 @@ class Exit(Op):
 class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
-    `subject` is set for tests of one object: `kind` "truth" or "none" (`subject is None`).
+    `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`) or "absent" (`subject < 0`).
     `names` are the roots and `.attributes` that the condition reads.
     """
 

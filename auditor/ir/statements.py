@@ -291,7 +291,8 @@ class StatementLowering(ExpressionLowering):
 
     def do_For(self, node: ast.For | ast.AsyncFor) -> None:
         source = self._iterated(node.iter)
-        head, exits = self.loop_head(node.target, source, isinstance(node, ast.AsyncFor))
+        counted = _call_name(node.iter) == "range"
+        head, exits = self.loop_head(node.target, source, isinstance(node, ast.AsyncFor), counted)
         self._loop(node, LoopFrame(head), exits)
 
     do_AsyncFor = do_For
@@ -366,7 +367,7 @@ class StatementLowering(ExpressionLowering):
             self.builder.emit_interruptible(enter, Edge.CANCEL)
         else:
             self.builder.emit(enter)
-        frame = CleanupFrame(exit_of(self.builder, node, holder, asynchronous))
+        frame = CleanupFrame(node, exit_of(self.builder, node, holder, asynchronous))
         if _call_name(expression) in SUPPRESSING:
             frame.suppressed = []
             frame.suppresses = _listed(expression.args) if isinstance(expression, ast.Call) else ()
@@ -376,7 +377,7 @@ class StatementLowering(ExpressionLowering):
         return holder, frame
 
     def do_Try(self, node: ast.Try) -> None:
-        cleanup = CleanupFrame(lambda: self.body(node.finalbody)) if node.finalbody else None
+        cleanup = CleanupFrame(node, lambda: self.body(node.finalbody)) if node.finalbody else None
         if cleanup is not None:
             self.builder.frames.append(cleanup)
         self._try_except(node)

@@ -124,7 +124,7 @@ class Analysis:
             self._note_wrapper(function, source, outcome)
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
-        if source.handle is not Handle.RESULT or function.name.startswith(("<", "__")) and function.name != "__call__":
+        if source.handle is Handle.NONE or function.name.startswith(("<", "__")) and function.name != "__call__":
             return
         if function in self.recogniser.acquiring or function in self.recogniser.wrappers:
             return

@@ -36,6 +36,7 @@ class FunctionEffects:
         self.function = function
         self.recogniser = recogniser
         self.summaries = summaries
+        self._receivers: frozenset[Path] | None = None
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
     def acquisition(self, call: Call) -> Acquisition | None:
@@ -265,6 +266,8 @@ class FunctionEffects:
     def _unknown_function(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
+        if call.receiver is not None and call.receiver in self._pools():
+            return BORROWED  # the pool's own method, and none that its protocol lists
         known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
         table = treatment_of(call.method)
         if value is Value.INDEX and call.method == "copy_" and call.receiver is not None:
@@ -281,6 +284,17 @@ class FunctionEffects:
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         return UNKNOWN if dotted is None or not known_torch else BORROWED
+
+    def _pools(self) -> frozenset[Path]:
+        """Receivers of this function's acquires."""
+        if self._receivers is None:
+            self._receivers = frozenset()
+            self._receivers = frozenset(
+                op.receiver
+                for op in self.function.graph.ops
+                if isinstance(op, Call) and op.receiver is not None and self.acquisition(op) is not None
+            )
+        return self._receivers
 
     def _is_module_call(self, call: Call) -> bool:
         """`self.proj(x)`: an nn.Module from elsewhere makes a new tensor."""

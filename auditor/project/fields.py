@@ -134,6 +134,8 @@ class Fields:
             if method.name not in module.text:
                 continue
             for function in module.by_node.values():
+                if function.qualname == "<module>":
+                    continue
                 for node in ast.walk(function.node):
                     if isinstance(node, ast.Attribute) and node.attr == method.name:
                         on_itself = isinstance(node.value, ast.Name) and node.value.id == _own_name(function)
@@ -326,10 +328,11 @@ def _own_field(function: Function, path: Path) -> bool:
 
 
 def _shortened(path: Path) -> Path:
-    """`self.x`, or `self.x[*]` for anything deeper: what is inside a container ends with the container."""
-    if len(path) <= 2:
-        return path
-    return (*path[:2], "[*]") if path[2].startswith("[") else path
+    """What is inside a container ends with the container: `self.x[*]` for anything deeper."""
+    for index, piece in enumerate(path):
+        if piece.startswith("["):
+            return (*path[:index], "[*]")
+    return path
 
 
 def _mentions(method: Function, attribute: str) -> bool:

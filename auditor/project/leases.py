@@ -21,6 +21,8 @@ from auditor.project.sites import site_nodes
 BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
 
+GUARDS = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
+
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
 
@@ -156,13 +158,37 @@ class Follower:
     def _leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
         seen: set[tuple[Loss, Span]] = set()
         for loss, node, held in followed.endings.lost:
-            path = shortest_path(followed.solution, node, held)
-            kind = _exceptional(loss, path)
+            path = shortest_path(self.graph, followed.solution, node, held)
+            kind = self._kind(loss, path, site)
             at = self._where(node, path)
             if (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
                 continue
             seen.add((kind, at))
             yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
+
+    def _kind(self, loss: Loss, path: list[Station], site: int) -> Loss:
+        """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""
+        if loss is Loss.RAISE:
+            return _exceptional(loss, path)
+        for index, station in enumerate(path):
+            if station.edge in LOSS_OF_EDGE and not self._expected(station, path[index:], site):
+                return LOSS_OF_EDGE[station.edge]
+        return loss
+
+    def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
+        """Whoever wrote the handler meant this.
+
+        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after the acquire,
+        so that its handler runs with the lease held whatever raised.
+        """
+        op = self.graph.ops[station.node]
+        if station.edge is Edge.RAISE or not isinstance(op, Call):
+            return True
+        if station.holds or self.effects.acquisition(op) is not None:
+            return True
+        line = self._span(self.graph.ops[site].at).line
+        guards = (self.graph.ops[later.node].at for later in onward)
+        return any(isinstance(guard, GUARDS) and not _encloses(guard, line) for guard in guards)
 
     def _where(self, node: int, path: list[Station]) -> Span:
         op = self.graph.ops[node]
@@ -192,9 +218,11 @@ class Follower:
 
     def _failed(self, path: list[Station], site: int) -> str | None:
         """The other acquire whose failing branch the path takes."""
+        if any(isinstance(self.graph.ops[station.node].at, ast.Assert) and station.edge is Edge.RAISE for station in path):
+            return None  # an assertion states what cannot happen
         for station in path:
             op = self.graph.ops[station.node]
-            if isinstance(op, Assume) and op.subject is not None and (op.kind == "none") == op.value:
+            if isinstance(op, Assume) and op.subject is not None and (op.kind != "truth") == op.value:
                 text = self._acquired().get(op.subject[0])
                 if text is not None and len(op.subject) == 1:
                     return text
@@ -233,6 +261,10 @@ LAST_WORDS = {
     Loss.OVERWRITTEN: "its only place is overwritten here",
     Loss.DROPPED: "its container's entries are dropped here",
 }
+
+
+def _encloses(guard: ast.Try | ast.TryStar | ast.With | ast.AsyncWith, line: int) -> bool:
+    return guard.body[0].lineno <= line <= (guard.body[-1].end_lineno or 0)
 
 
 def _exceptional(loss: Loss, path: list[Station]) -> Loss:

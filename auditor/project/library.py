@@ -69,6 +69,8 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     if name in PAIRING and position != -1:
         inner = rest[1:] if rest and rest[0].startswith("[") else rest
         index = f"[{position}]" if name != "enumerate" else "[1]"
+        if isinstance(position, int) and position < len(call.args) and call.args[position][1]:
+            return Treatment(result=(ANY_ITEM, ANY_ITEM, *rest[1:]))  # zip(*rows)
         return Treatment(result=(ANY_ITEM, index, *inner))
     if name in CHAINING and position != -1:
         return Treatment(result=(ANY_ITEM, *(rest[1:] if rest and rest[0].startswith("[") else rest)))

@@ -176,7 +176,7 @@ def _callers_choice(question: Question, followed: Followed) -> frozenset[str]:
         if loss is Loss.RAISE or not isinstance(graph.ops[node], Leave):
             continue
         names: set[str] = set()
-        for station in shortest_path(followed.solution, node, held):
+        for station in shortest_path(graph, followed.solution, node, held):
             op = graph.ops[station.node]
             if isinstance(op, Assume):
                 names |= op.names
