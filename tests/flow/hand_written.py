@@ -86,7 +86,7 @@ finally:
     #reached
     return None
 
-# swallowed: normal
+# swallowed: swallowed
 a = pool.acquire(1)
 try:
     work(a)
@@ -198,7 +198,7 @@ if d0:
 a = pool.acquire(1)
 raise ValueError
 
-# temporary swallowed: normal kept
+# temporary swallowed: swallowed kept
 try:
     p = (pool.acquire(1), pool.acquire(2))
 except Exception:

@@ -263,9 +263,7 @@ class _Writer:
                 self.emit(depth, "else:")
                 body = self.block(depth + 1, body if body is not None else kept, handler)
         ends.append(body)
-        joined = None
-        for end in ends:
-            joined = _joined(joined, end)
+        joined = _joined(ends[0], ends[-1])
         if caught and self.draw(st.booleans()):
             return joined
         self.emit(depth, "finally:")
