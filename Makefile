@@ -8,8 +8,6 @@
 #
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
-SHELL := bash
-.SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := audit
 .PHONY: audit test check fuzz clean
 
@@ -37,7 +35,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/poolaudit audit auditor rules reports reference_modules
 
 fuzz: $(VENV)/.installed-dev
-	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest -m "slow or not slow" -k "property or fuzz" $(PYTEST_ARGS)
+	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs" $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV)

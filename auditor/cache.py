@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import TypeVar
 
@@ -94,9 +95,9 @@ def fingerprint(*parts: object) -> str:
 
 
 def tool_digest(settings: AnalysisSettings) -> str:
-    """What every answer depends on besides the files: this program, its rules, the analysis' settings."""
+    """What every answer depends on besides the files: this program, its rules, Python, the settings."""
     sources = {path: _sha(path) for folder in ("auditor", "rules") for path in _program_files(folder)}
-    return fingerprint(__version__, sources, settings)
+    return fingerprint(__version__, sys.version, sources, settings)
 
 
 def _program_files(package: str) -> list[str]:

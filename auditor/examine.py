@@ -80,7 +80,8 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     key = fingerprint(order.tool, [(path, digests[path]) for path in scan.relevant])
     if known := cache.get("flow", key, FlowResult):
         return known
-    flow = analyse({path: order.texts.text(path) for path in scan.relevant}, order.settings)
+    order.progress("Following leases", 0, len(scan.relevant))
+    flow = analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
     cache.put("flow", key, flow)
     return flow
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int], None]
-"""Called with the number of files done and the number of all."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is to do."""
 
 
-def no_progress(done: int, total: int) -> None:
+def no_progress(stage: str, done: int, total: int) -> None:
     """Tell nobody."""

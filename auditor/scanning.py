@@ -53,7 +53,7 @@ def scan_all(
     for job, result in run_all(scan, waiting, jobs):
         path = job.file.path
         done[path] = _died(path, result) if isinstance(result, Died) else _decoder.decode(result)
-        progress(len(done), total)
+        progress("Reading", len(done), total)
     return Scan(tuple(done[path] for path in sorted(done)), new=len(waiting))
 
 

@@ -1,12 +1,17 @@
 """Which rules run where: code prefixes, ALL, per-file ignores."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from auditor.config import Settings
 from auditor.model import Finding
 from auditor.rule import all_rules
 from auditor.settings_file import SettingsError, suggestion
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 ALL = "ALL"
 
@@ -51,7 +56,10 @@ def check_codes(codes: Iterable[str], known: tuple[str, ...]) -> None:
     for code in codes:
         if code == ALL or (len(code) > 1 and any(rule.startswith(code) for rule in known)):
             continue
-        raise SettingsError(f"unknown rule code `{code}`{suggestion(code.upper(), (*known, ALL))}")
+        family = tuple(
+            rule for rule in known if rule.startswith(code.upper()[:3])
+        )  # PA003 is a PA0, not a PA103
+        raise SettingsError(f"unknown rule code `{code}`{suggestion(code.upper(), family or (*known, ALL))}")
 
 
 class PerFileIgnores:
@@ -59,27 +67,27 @@ class PerFileIgnores:
 
     def __init__(self, table: Mapping[str, tuple[str, ...]], root: Path) -> None:
         self._root = root
-        self._table = table
+        self._globs = [(_compiled(glob), codes) for glob, codes in table.items()]
         self._verdicts: dict[str, tuple[str, ...]] = {}
 
     def ignore(self, finding: Finding) -> bool:
-        if not self._table:
-            return False
+        """Whether a glob that matches the finding's file silences its rule."""
         path = finding.span.path
         if path not in self._verdicts:
             self._verdicts[path] = self._codes(path)
         return any(matches(finding.code, prefix) for prefix in self._verdicts[path])
 
     def _codes(self, path: str) -> tuple[str, ...]:
-        from pathspec import GitIgnoreSpec
-
-        try:
-            inside = Path(path).absolute().relative_to(self._root).as_posix()
-        except ValueError:  # outside of the project: no glob of its settings speaks of it
+        inside = os.path.relpath(path, self._root).replace(os.sep, "/")
+        if not self._globs or inside.startswith("../"):  # outside of the project its settings do not speak
             return ()
-        return tuple(
-            code
-            for glob, codes in self._table.items()
-            if GitIgnoreSpec.from_lines([glob]).match_file(inside)
-            for code in codes
-        )
+        return tuple(code for spec, codes in self._globs if spec.match_file(inside) for code in codes)
+
+
+def _compiled(glob: str) -> "GitIgnoreSpec":
+    from pathspec import GitIgnoreSpec  # only where a project has such settings
+
+    try:
+        return GitIgnoreSpec.from_lines([glob])
+    except ValueError as error:
+        raise SettingsError(f"per-file-ignores: `{glob}` is no glob: {error}") from error

@@ -1,7 +1,6 @@
 """Where settings come from: the nearest file that has some, the command line over it, clear errors."""
 
 import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from auditor.config import ProtocolSettings, Settings, StandardNames
 
 DEFAULT = "default"
 COMMAND_LINE = "command line"
-_HANDLE = re.compile(r"result|receiver|none|argument +\w+")
-_VALUES = ("tensor", "object", "index")
 
 
 class SettingsError(Exception):
@@ -105,14 +102,17 @@ def _convert(table: dict[str, Any], file: Path) -> Settings:
         settings = msgspec.convert(table, Settings, strict=True)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{file}: {_in_words(error)}") from error
-    for problem in _bad_protocols(settings.protocols):
+    problems = [*_bad_protocols(settings.protocols)] if settings.protocols else []
+    if settings.enable_protocols or settings.disable_protocols:
+        problems += _bad_protocol_names(settings)
+    for problem in problems:
         raise SettingsError(f"{file}: {problem}")
     return settings
 
 
 def _in_words(error: msgspec.ValidationError) -> str:
     """msgspec's message with the key in front: `select: expected array, got str`."""
-    what, _, where = str(error).partition(" - at ")
+    what, _, where = str(error).replace(" | null", "").partition(" - at ")  # TOML has no null
     key = where.strip("`").removeprefix("$.") or "tool.poolaudit"
     return f"{key}: {what[0].lower()}{what[1:]}"
 
@@ -144,6 +144,8 @@ def suggestion(word: str, known: tuple[str, ...]) -> str:
 
 
 def _bad_protocols(protocols: tuple[ProtocolSettings, ...]) -> Iterator[str]:
+    from auditor.protocols.protocol import protocol_from_settings  # not needed by a remembered run
+
     names = [protocol.name for protocol in protocols]
     for number, protocol in enumerate(protocols):
         where = f"protocols[{number}] `{protocol.name}`"
@@ -153,7 +155,21 @@ def _bad_protocols(protocols: tuple[ProtocolSettings, ...]) -> Iterator[str]:
             yield f"{where}: needs `acquire` or `lease` patterns, or it can match nothing"
         if protocol.acquire and not protocol.release:
             yield f"{where}: has `acquire` without `release`, so every use would be a leak"
-        if not _HANDLE.fullmatch(protocol.handle):
-            yield f'{where}: handle `{protocol.handle}` is none of "result", "receiver", "argument N", "none"'
-        if protocol.value not in _VALUES:
-            yield f'{where}: value `{protocol.value}` is none of "tensor", "object", "index"'
+        try:
+            protocol_from_settings(protocol)
+        except ValueError as error:
+            yield f"{where}: {error}"
+
+
+def _bad_protocol_names(settings: Settings) -> Iterator[str]:
+    from auditor.protocols.load import built_in_names
+
+    known = built_in_names()
+    switches = {
+        "enable-protocols": settings.enable_protocols,
+        "disable-protocols": settings.disable_protocols,
+    }
+    for key, names in switches.items():
+        for name in names:
+            if name not in known:
+                yield f"{key}: no built-in protocol is called `{name}`{suggestion(name, known)}"

@@ -1,7 +1,7 @@
 """The texts of the files of one audit, read when they are asked for."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from auditor.source.discover import STDIN, SourceFile
 from auditor.source.load import Unreadable, decode, digest, lines_of, read
@@ -39,6 +39,9 @@ class Texts:
     def text(self, path: str) -> str:
         return decode(self.data(self._files[path]))
 
+    def readable(self, paths: Iterable[str]) -> "Readable":
+        return Readable(self, paths)
+
     def lines(self, path: str) -> Sequence[str]:
         """The lines of a file, none if it has become unreadable."""
         if path not in self._lines:
@@ -47,3 +50,28 @@ class Texts:
             except (Unreadable, KeyError):
                 self._lines[path] = []
         return self._lines[path]
+
+
+class Readable(Mapping[str, str]):
+    """The texts of some files as a mapping; a file that can no longer be read is empty (its failure is reported)."""
+
+    def __init__(self, texts: Texts, paths: Iterable[str]) -> None:
+        self._texts = texts
+        self._paths = dict.fromkeys(sorted(paths))
+        self._read: dict[str, str] = {}
+
+    def __getitem__(self, path: str) -> str:
+        if path not in self._paths:
+            raise KeyError(path)
+        if path not in self._read:
+            try:
+                self._read[path] = self._texts.text(path)
+            except Unreadable:
+                self._read[path] = ""
+        return self._read[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CHUNKS_PER_WORKER = 8  # enough to even out slow chunks, few enough that messages cost nothing
+
+if sys.platform == "linux":
+    _context = multiprocessing.get_context("fork")  # starts without importing everything again
+else:
+    _context = multiprocessing.get_context("spawn")
 
 
 class WorkFailed(Exception):
@@ -42,22 +48,20 @@ def run_all(
                 worker = _Worker(work, waiting.pop())
                 crew[worker.pipe] = worker
             for pipe in wait(list(crew)):
-                worker = crew.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
+                worker = crew[pipe]  # type: ignore[index]  # wait() returns what it was given
                 results = worker.answer()
-                if results is None:
-                    code = worker.stop()
-                    if len(worker.chunk) == 1:
-                        yield worker.chunk[0], Died(code)
-                    else:  # one of them did it: each gets its own turn
-                        waiting.extend([item] for item in worker.chunk)
-                    continue
                 done = worker.chunk
-                if waiting:
-                    worker.give(waiting.pop())
-                    crew[worker.pipe] = worker
+                if results is None or not waiting:
+                    del crew[worker.pipe]
+                    code = worker.stop()
                 else:
-                    worker.stop()
-                yield from zip(done, results, strict=True)
+                    worker.give(waiting.pop())
+                if results is not None:
+                    yield from zip(done, results, strict=True)
+                elif len(done) == 1:
+                    yield done[0], Died(code)
+                else:  # one of them did it: each gets its own turn
+                    waiting.extend([item] for item in done)
     finally:
         for worker in crew.values():
             worker.stop()
@@ -73,11 +77,9 @@ class _Worker(Generic[Item, Result]):
     """One process, the parent's end of its pipe, and the items it is busy with."""
 
     def __init__(self, work: Callable[[Item], Result], chunk: Sequence[Item]) -> None:
-        methods = multiprocessing.get_all_start_methods()
-        context = multiprocessing.get_context("fork" if "fork" in methods else None)
-        self.pipe, theirs = context.Pipe()
+        self.pipe, theirs = _context.Pipe()
         ends = (theirs, self.pipe)
-        self._process: BaseProcess = context.Process(target=_serve, args=(work, *ends), daemon=True)
+        self._process: BaseProcess = _context.Process(target=_serve, args=(work, *ends), daemon=True)
         self._process.start()
         theirs.close()  # so that its death is the end of the pipe
         self.give(chunk)

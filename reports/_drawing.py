@@ -116,5 +116,5 @@ def _beside(note: str, indent: int, room: int) -> tuple[list[str], int]:
 
 def _below(note: str, start: int, room: int) -> tuple[list[str], int]:
     """The note under its carets, moved left as far as it needs."""
-    indent = max(0, min(start, room - max(LEAST_NOTE, min(cells(safe(note)), room))))
+    indent = max(0, min(start, room - cells(safe(note))))
     return wrap(note, room - indent), indent

@@ -1,10 +1,11 @@
 """The way from the acquire to the leak as stations, grouped into stretches that can be drawn downwards."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from auditor.model import Finding
+from auditor.model import Finding, Step
 
 MOST_STATIONS = 24  # a longer path is drawn with its middle left out; json has every step
 _WORD = re.compile(r"[\w.]+|\S")
@@ -62,13 +63,20 @@ def _stations(finding: Finding, excerpts: Excerpts) -> list[Station]:
     span = finding.span
     whole = (span.column - 1, span.end_column - 1 if span.end_line == span.line else 10**9)
     stations: list[Station] = []
-    for number, step in enumerate(finding.trace, 1):
+    for number, step in enumerate(_merged(finding.trace), 1):
         own = (step.path, step.line, step.column) == (span.path, span.line, span.column)
         columns = whole if own else _word(step.column - 1, excerpts.get(step.path, {}).get(step.line, ""))
         stations.append(Station(step.path, step.line, columns, step.note, number, own))
     if not any(station.primary for station in stations):
         stations.insert(0, Station(span.path, span.line, whole, "", None, True))
     return [_trimmed(station, excerpts) for station in stations]
+
+
+def _merged(trace: Iterable[Step]) -> Iterator[Step]:
+    """Steps that follow each other at one place are one station: `may raise; leaves by this exception`."""
+    for _, group in groupby(trace, key=lambda step: (step.path, step.line, step.column)):
+        steps = list(group)
+        yield replace(steps[0], note="; ".join(step.note for step in steps))
 
 
 def _word(start: int, line: str) -> tuple[int, int]:

@@ -20,6 +20,7 @@ def view(line: str, start: int, end: int, width: int) -> View:
     Only the neighbourhood of `start` is looked at, so that a line of many megabytes costs nothing.
     """
     start = min(start, len(line))
+    line += " " * (start == len(line))  # a caret past the end needs a cell to stand under
     end = max(min(end, len(line)), start + 1)
     first = max(0, start - 2 * width)
     shown = [safe_char(char) for char in line[first : start + 4 * width]]

@@ -11,6 +11,7 @@ _TITLE = 12  # cells of the left column
 _MOST = 12  # names or protocols on show; json has them all
 _SUPPORT = ("none", "partial", "full")
 _PRIORITY = ("high", "medium", "low", None)
+_NOUN = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "info finding"}
 _SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
 
 
@@ -83,7 +84,7 @@ def _verdict(run: Run, width: int) -> Iterator[Row]:
     total = run.summary
     scope = f"{_count(total.files, 'file')}, {_count(total.lines, 'line')} in {total.seconds:.2f} s"
     severities = Counter(finding.severity for finding in run.findings)
-    counts = ", ".join(_count(severities[kind], kind.value) for kind in Severity if severities[kind])
+    counts = ", ".join(_count(severities[kind], _NOUN[kind]) for kind in Severity if severities[kind])
     parts = [f"Found {counts}" if counts else "Nothing found", scope]
     if run.failures:
         parts.insert(1, f"{_count(len(run.failures), 'failure')} to analyse")

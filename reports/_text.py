@@ -35,8 +35,8 @@ def safe_char(char: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Terminal columns that `text` takes: two for CJK and emoji, none for combining marks."""
-    return cell_len(text)
+    """Terminal columns that harmless `text` takes: two for CJK and emoji, none for combining marks."""
+    return len(text) if text.isascii() else cell_len(text)
 
 
 def wrap(text: str, width: int, *, first: int = 0, hanging: int = 0) -> list[str]:

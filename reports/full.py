@@ -67,10 +67,11 @@ def _header(finding: Finding, width: int) -> Iterator[Row]:
 
 def _margin(finding: Finding, drawn: list[Stretch], width: int) -> Margin:
     stations = [station for stretch in drawn for station in stretch.stations]
+    last = max(station.number or 0 for station in stations)
     return Margin(
         digits=max(3, *(len(str(station.line)) for station in stations)),
-        rail=len(str(len(finding.trace) or "")),
-        last=len(finding.trace),
+        rail=len(str(last or "")),
+        last=last,
         width=width,
         style=SEVERITY_STYLE[finding.severity],
     )

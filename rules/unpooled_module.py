@@ -1,16 +1,18 @@
-"""PA302 unpooled-module: a module allocates large tensors each time it runs, beside a pool that it does not use.
+"""PA302 unpooled-module: a module allocates large tensors on its forward path, beside a pool it does not use.
 
-What: the project has a tensor pool, and this `nn.Module` makes a large temporary on its forward path (in `forward`, or in a
-method that `forward` calls on self) with plain torch. Large means quadratic in a length of the input, three or more sizes of
-the input multiplied, or 16 MiB by constants alone; the message gives the shape and its bytes by symbol.
+What: the project has a tensor pool, and this `nn.Module` makes a large temporary on its forward path (in
+`forward`, or in a method that `forward` calls on self) with plain torch. Large means quadratic in a
+length of the input, three or more sizes of the input multiplied, or 16 MiB by constants alone; the
+message gives the shape and its bytes by symbol.
 
-Why: every call pays for fresh memory (page faults on CPU, fragmentation of the caching allocator on CUDA), and the peak is
-the sum of all modules' temporaries where a shared pool would make it the largest. A project pays for its pool with
-complexity; a module that goes around it keeps the cost and loses the gain.
+Why: every call pays for fresh memory (page faults on CPU, fragmentation of the caching allocator on
+CUDA), and the peak is the sum of all modules' temporaries where a shared pool would make it the largest.
+A project pays for its pool with complexity; a module that goes around it keeps the cost and loses the
+gain.
 
-Not reported: tensors that leave the module or that autograd keeps (they are no temporaries, so no pool may have them back),
-views, projects without a tensor pool, classes that inherit their pool use or leave it to a child that pools, abstract
-classes, tests.
+Not reported: tensors that leave the module or that autograd keeps (they are no temporaries, so no pool
+may have them back), views, projects without a tensor pool, classes that inherit their pool use or leave
+it to a child that pools, abstract classes, tests.
 
 Example:
     class Attention(nn.Module):              # the project's other modules take their scores from a pool
@@ -80,14 +82,19 @@ def _message(entry: ClassIndex) -> str:
     first, *others = [each for each in entry.allocations if each.temporary]
     more = f" and {len(others)} more like it" if others else ""
     return (
-        f"`{entry.name}` allocates {first.operation}({first.shape}), {first.bytes} bytes, on every forward{more}, "
-        f"and does not use the project's pool: {first.reason}"
+        f"`{entry.name}` allocates {first.operation}({first.shape}), {first.bytes} bytes, "
+        f"on every forward{more}, and does not use the project's pool: {first.reason}"
     )
 
 
 def _trace(entry: ClassIndex) -> tuple[Step, ...]:
     return tuple(
-        Step(each.span.path, each.span.line, each.span.column, f"{each.operation}: {each.bytes} bytes, {each.reason}")
+        Step(
+            each.span.path,
+            each.span.line,
+            each.span.column,
+            f"{each.operation}: {each.bytes} bytes, {each.reason}",
+        )
         for each in entry.allocations
         if each.temporary
     )

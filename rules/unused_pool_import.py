@@ -1,21 +1,22 @@
 """PA301 unused-pool-import: a memory pool is imported and never used.
 
-What: a module or name whose name contains `memory_pool` or `MemoryPool` is imported, and nothing in the file mentions it.
+What: a module or name whose name contains `memory_pool` or `MemoryPool` is imported, and nothing in the
+file mentions it.
 
-Why: an import without use is usually half of a change. Someone meant this file to take its buffers from the pool, the
-imports were written, the calls were not, and every review since has read the import and believed that the file pools.
-A pool that is really not wanted here costs its import time and its module-level state for nothing.
+Why: an import without use is usually half of a change. Someone meant this file to take its buffers from
+the pool, the imports were written, the calls were not, and every review since has read the import and
+believed that the file pools. A pool that is really not wanted here costs its import time and its module-
+level state for nothing.
 
-Not reported: re-exports (`__init__.py`, `__all__`, `import X as X`), imports that only ask whether something is
-installed (`try: ... except ImportError`), names used in annotations, in strings of annotations, or as a test's fixture,
-and imports that say so themselves (`# noqa: F401`).
+Not reported: re-exports (`__init__.py`, `__all__`, `import X as X`), imports that only ask whether
+something is installed (`try: ... except ImportError`), names used in annotations, in strings of
+annotations, or as a test's fixture, and imports that say so themselves (`# noqa: F401`).
 
 Example:
     from project.memory_pool import get_global_memory_pool
 
-    class Attention(nn.Module):
-        def forward(self, q, k, v):
-            return torch.empty(q.shape)      # the pool was imported for this
+class Attention(nn.Module): def forward(self, q, k, v): return torch.empty(q.shape) # the pool was
+imported for this
 
 Fix: use the pool where the file allocates, or delete the import.
 """
@@ -53,5 +54,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         for each in file.pool_imports:
             if not each.used:
                 yield META.finding(
-                    each.span, each.name, f"`{each.name}` is imported from `{each.module}` and never used in this file"
+                    each.span,
+                    each.name,
+                    f"`{each.name}` is imported from `{each.module}` and never used in this file",
                 )

@@ -127,13 +127,28 @@ def test_a_switch_is_inherited_with_its_init_and_not_beyond() -> None:
         user=base,
         children=(
             "from .user import User\n\nclass Same(User):\n    def memory_pool_note(self): ...\n\n"
-            "class Own(User):\n    def __init__(self):\n        super().__init__(4, enable_memory_pool=False)\n"
+            "class Own(User):\n"
+            "    def __init__(self):\n        super().__init__(4, enable_memory_pool=False)\n"
         ),
     )
     rows = _rows(found)
     assert (rows["Same"].switch, rows["Same"].switch_default) == ("enable_memory_pool", True)
     assert rows["Own"].switch is None
     assert found.classes_with_pool_switch == 2
+
+
+def test_an_own_init_ends_the_switch_in_a_file_that_names_no_pool() -> None:
+    child = "from .user import User\n\nclass Child(User):\n{}    def forward(self, x): ...\n"
+    for init, switch in (
+        ("", "enable_memory_pool"),
+        ("    def __init__(self):\n        super().__init__(4)\n", None),
+    ):
+        found = _adopt(
+            mixin=MIXIN,
+            user=USER.format(module="mixin", name="MemoryPoolMixin", default=True),
+            child=child.format(init),
+        )
+        assert _rows(found)["Child"].switch == switch
 
 
 @pytest.mark.parametrize(
@@ -156,7 +171,7 @@ def test_what_is_a_switch(parameter: str, switch: str | None, default: bool | No
 
 
 def test_a_dataclass_field_is_a_parameter_of_its_init() -> None:
-    text = "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Config:\n    enable_memory_pool: bool = True\n"
+    text = "from dataclasses import dataclass\n\n@dataclass\nclass C:\n    enable_memory_pool: bool = True\n"
     assert index_bytes("a.py", text.encode()).classes[0].switch_default is True
 
 
@@ -223,5 +238,6 @@ def test_re_exported_and_renamed_bases_are_found() -> None:
 
 
 def test_classes_that_inherit_from_each_other_end() -> None:
-    text = "class A(B):\n    memory_pool = 1\n\nclass B(A):\n    def f(self, pool):\n        return pool.allocate(1)\n"
+    text = "class A(B):\n    memory_pool = 1\n\n"
+    text += "class B(A):\n    def f(self, pool):\n        return pool.allocate(1)\n"
     assert set(_rows(_adopt(cycle=text))) == {"A", "B"}

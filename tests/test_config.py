@@ -101,16 +101,22 @@ def test_poolaudit_toml_comes_before_pyproject(tmp_path: Path) -> None:
         ("[[protocols]]\nname = 'a'", "protocols[0] `a`: needs `acquire` or `lease`"),
         (
             "[[protocols]]\nname = 'a'\nlease = ['x']\nhandle = 'first'",
-            "protocols[0] `a`: handle `first` is none of",
+            "protocols[0] `a`: handle 'first': use result, receiver, argument N or none",
         ),
         (
             "[[protocols]]\nname = 'a'\nlease = ['x']\nvalue = 'int'",
-            "protocols[0] `a`: value `int` is none of",
+            "protocols[0] `a`: value 'int': use tensor, object or index",
         ),
         (
             "[[protocols]]\nname = 'a'\nlease = ['x']\n[[protocols]]\nname = 'a'\nlease = ['y']",
             "protocols[1] `a`: the name is already taken by protocols[0]",
         ),
+        ("[[protocols]]\nname = 'a'\nlease = ['x(']", "protocols[0] `a`: pattern 'x('"),
+        (
+            "enable-protocols = ['file']",
+            "enable-protocols: no built-in protocol is called `file`; did you mean `files`?",
+        ),
+        ("disable-protocols = ['tensors']", "did you mean `tensor-pools`?"),
         ("select = [", "not valid TOML"),
     ],
 )

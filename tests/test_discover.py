@@ -28,7 +28,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def found(*arguments: str, exclude: tuple[str, ...] = ()) -> list[str]:
-    discovered = discover(arguments or (".",), root=os.getcwd(), exclude=exclude)
+    discovered = discover(arguments or (".",), root=str(Path.cwd()), exclude=exclude)
     assert discovered.failures == ()
     return [file.path for file in discovered.files]
 
@@ -145,7 +145,7 @@ def test_folder_and_pipe_called_x_py(tree: Tree, tmp_path: Path) -> None:
 
 def test_missing_path(tree: Tree) -> None:
     with pytest.raises(NoSuchPath, match=r"^nowhere: no such file or directory$"):
-        discover(["nowhere"], root=os.getcwd())
+        discover(["nowhere"], root=str(Path.cwd()))
 
 
 def test_a_folder_that_cannot_be_listed_is_a_failure(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_listed_is_a_failure(tree: Tree, monkeypatch: py
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    discovered = discover(["."], root=os.getcwd())
+    discovered = discover(["."], root=str(Path.cwd()))
     assert [file.path for file in discovered.files] == ["a.py"]
     assert discovered.failures == (Failure("secret", 0, "cannot be listed: Permission denied"),)
 

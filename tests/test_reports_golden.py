@@ -40,6 +40,7 @@ def _cases() -> dict[str, Callable[[], str]]:
     cases["full-typical-narrow"] = case(_render("full"), TYPICAL, width=50)
     cases["concise-typical-color"] = case(_render("concise"), TYPICAL, color=True)
     cases["summary-brief"] = case(partial(_summary.summary, statistics=False), TYPICAL)
+    cases["failures"] = case(_summary.failures, TYPICAL)
     cases["unfollowed"] = case(_summary.unfollowed, TYPICAL)
     return cases
 

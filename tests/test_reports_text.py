@@ -16,7 +16,7 @@ from reports._source import view
 from reports._text import cells, safe, wrap
 from tests.fixtures.reports.sample_runs import EMPTY, HOSTILE, TYPICAL
 
-EXAMPLES = 5000 if os.environ.get("POOLAUDIT_FUZZ") else 60
+EXAMPLES = 1000 if os.environ.get("POOLAUDIT_FUZZ") else 60
 PROPERTY = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ODD = st.sampled_from(
@@ -126,6 +126,11 @@ def test_a_megabyte_line_is_cut_without_being_read() -> None:
 @pytest.mark.parametrize("run", [TYPICAL, HOSTILE])
 def test_a_terminal_too_narrow_to_draw_on_gets_forty_columns(run: Run) -> None:
     assert full.render(run, color=False, width=1) == full.render(run, color=False, width=40)
+
+
+def test_a_caret_past_the_end_of_a_line_that_just_fits_is_still_in_sight() -> None:
+    seen = view("x" * 60, 999, 1000, 60)
+    assert seen.start + seen.length <= 60
 
 
 def test_carets_stand_under_wide_characters() -> None:

@@ -2,4 +2,5 @@
 
 from auditor.cli import main
 
-main()
+if __name__ == "__main__":  # worker processes may import this file too
+    main()

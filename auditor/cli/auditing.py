@@ -99,17 +99,23 @@ def _request(options: AuditOptions, settings: Effective, progress: ProgressBar) 
         paths=options.paths or (".",),
         settings=settings.settings,
         root=settings.root,
-        jobs=options.jobs or os.cpu_count() or 1,
+        jobs=options.jobs or _processors(),
         cache_dir=None if options.no_cache else options.cache_dir or settings.root / DIRECTORY,
         progress=progress.advance,
         keep=_Filter.of(options, settings).kept,
     )
 
 
+def _processors() -> int:
+    """How many this process may use, which in a container is fewer than there are."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Filter:
     """What keeps a selected finding out of the report: being known, or not being on a changed line."""
 
+    all_known: bool
     known: Mapping[str, int] | None
     changed: ChangedLines | None
 
@@ -118,11 +124,14 @@ class _Filter:
         configured = settings.settings.baseline
         file = options.baseline or (settings.root / configured if configured else None)
         return cls(
+            all_known=options.write_baseline is not None,
             known=read_baseline(file) if file and not options.write_baseline else None,
             changed=changed_since(options.diff_base, _folder(options.paths)) if options.diff_base else None,
         )
 
     def kept(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        if self.all_known:
+            return []
         if self.known is not None:
             findings = unknown(findings, self.known)
         if self.changed is not None:

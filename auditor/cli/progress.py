@@ -18,6 +18,7 @@ class ProgressBar:
     def __init__(self, *, shown: bool) -> None:
         self._shown = shown and sys.stderr.isatty()
         self._next = time.monotonic() + LONG
+        self._stage = ""
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
@@ -30,15 +31,17 @@ class ProgressBar:
         if self._bar:
             self._bar.stop()
 
-    def advance(self, done: int, total: int) -> None:
-        """Say that `done` of `total` files are read."""
-        if not self._shown or time.monotonic() < self._next:
+    def advance(self, stage: str, done: int, total: int) -> None:
+        """Say that `done` of `total` files are through `stage`."""
+        fresh = stage != self._stage
+        self._stage = stage
+        if not self._shown or (time.monotonic() < self._next and not (fresh and self._bar)):
             return
         self._next = time.monotonic() + EVERY
         if self._bar is None or self._task is None:
             self._bar = _start()
-            self._task = self._bar.add_task("Reading", total=total)
-        self._bar.update(self._task, completed=done, refresh=True)
+            self._task = self._bar.add_task(stage, total=total)
+        self._bar.update(self._task, description=stage, completed=done, total=total, refresh=True)
 
 
 def _start() -> "Progress":

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from auditor.model import ClassRow
 from auditor.project.class_table import ClassTable
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation
 
 _PRIORITY = {3: "high", 2: "medium", 1: "low"}
-_NOT_PRODUCT = re.compile(r"(?:^|/)(?:tests?|testing|benchmarks?|examples?|docs?)(?:/|$)|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
+_TEST_FILE = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
 _TENSOR_POOL = re.compile(r"^(?:Tensor)?MemoryPool(?:Mixin)?$|^get_\w*memory_pool$")
 
 
@@ -35,10 +36,12 @@ class Adoption:
 
 
 def adoption(files: Iterable[FileIndex], flow: Mapping[tuple[str, str], PoolCalls] | None = None) -> Adoption:
-    """`flow` maps (path, qualified class name) to what was decided; a class it does not name is judged by names."""
+    """`flow` maps (path, qualified class name) to what was decided; a class it does not name is judged by
+    names.
+    """
     known = sorted(files, key=lambda file: file.path)
     table = ClassTable(known)
-    classes = [table.effective(each) for file in known for each in file.classes]
+    classes = table.that_matter()
     classes = [_corrected(each, (flow or {}).get((each.span.path, each.qualname))) for each in classes]
     switched = [each for each in classes if each.switch is not None]
     rows = [row for each in classes if (row := _row(each, table)) is not None]
@@ -90,7 +93,9 @@ def _heaviest(allocations: tuple[LargeAllocation, ...]) -> LargeAllocation | Non
 
 
 def _support(entry: ClassIndex) -> str:
-    """full: what it acquires it releases, and what it keeps between calls it cleans up. partial: less. none: no pool."""
+    """full: what it acquires it releases, and what it keeps between calls it cleans up. partial: less.
+    none: no pool.
+    """
     if entry.acquires and entry.releases:
         return "full" if entry.cleans_up or not entry.keeps_leases else "partial"
     if entry.acquires or entry.releases or entry.switch is not None:
@@ -104,16 +109,23 @@ def _without_pool(
 ) -> tuple[ClassIndex, ...]:
     if not _pool_at_hand(classes, files, table):
         return ()
-    found = [each for each in classes if _should_pool(each, table)]
+    root = len(_common_folder([file.path for file in files]))
+    found = [
+        each for each in classes if _should_pool(each, table) and not _TEST_FILE.search(each.span.path[root:])
+    ]
     return tuple(sorted(found, key=lambda each: each.span))
 
 
 def _pool_at_hand(classes: list[ClassIndex], files: list[FileIndex], table: ClassTable) -> bool:
-    """A pool of tensors in the project, or one imported from elsewhere; a pool of blocks or ids does not serve."""
+    """A pool of tensors in the project, or one imported from elsewhere; a pool of blocks or ids does not
+    serve.
+    """
     if any(each.switch is not None or each.serves_tensors for each in classes):
         return True
     return any(
-        _TENSOR_POOL.search(each.name) and not each.module.startswith("cupy") and not table.has_module(each.module)
+        _TENSOR_POOL.search(each.name)
+        and not each.module.startswith("cupy")
+        and not table.has_module(each.module)
         for file in files
         for each in file.pool_imports
     )
@@ -125,6 +137,14 @@ def _should_pool(entry: ClassIndex, table: ClassTable) -> bool:
         and not entry.is_abstract
         and any(each.temporary for each in entry.allocations)
         and not (entry.mentions_pool or entry.acquires or entry.releases or entry.defines_pool)
-        and not _NOT_PRODUCT.search(entry.span.path)
         and not table.child_pools(entry)
     )
+
+
+def _common_folder(paths: list[str]) -> str:
+    """`a/b/` of a/b/c.py and a/b/d/e.py: a tree that lies below a folder named tests is no test by that."""
+    if not paths:
+        return ""
+    first, last = (path.split("/")[:-1] for path in (min(paths), max(paths)))  # the sorted ends differ most
+    shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))]
+    return "".join(f"{name}/" for name in shared)

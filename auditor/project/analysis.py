@@ -1,8 +1,8 @@
 """The flow analysis of a whole project: sources in, decided leases out."""
 
 import ast
-import re
-from collections.abc import Mapping
+import gc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
@@ -12,7 +12,7 @@ from auditor.flow.solve import TooManyStates
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.calls import Calls
-from auditor.project.candidates import call_pattern, called_as, calling, may_define_pair
+from auditor.project.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
@@ -38,15 +38,31 @@ class FlowResult:
     unfollowed: tuple[Failure, ...] = ()
 
 
-def analyse(sources: Mapping[str, str], settings: AnalysisSettings) -> FlowResult:
-    """Decide the life of every acquire in `sources` (path relative to the working directory -> text)."""
-    return Analysis(sources, settings).run()
+def analyse(
+    sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str] | None = None
+) -> FlowResult:
+    """Decide the life of every acquire in `sources` (path relative to the working directory -> text).
+
+    `relevant` are the files that may define or use a pool (all, if not given); the others are read only when a call or an
+    import leads there, or when they call a function that turns out to return a lease.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # syntax trees are large and free of cycles: collecting them again and again doubles the time
+    try:
+        return Analysis(sources, settings, relevant).run()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Analysis:
     """One run. Sites are found in waves: a function that returns a lease makes its callers acquire."""
 
-    def __init__(self, sources: Mapping[str, str], settings: AnalysisSettings) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str] | None = None
+    ) -> None:
+        self.relevant = sorted(sources if relevant is None else relevant)
+        self.called = CalledNames(sources)
         self.settings = settings
         self.project = Project(sources)
         self.model = ClassModel(self.project)
@@ -66,8 +82,8 @@ class Analysis:
 
     def _discover(self) -> list[Pair]:
         pairs = []
-        for path, text in sorted(self.project.sources.items()):
-            if may_define_pair(text):
+        for path in self.relevant:
+            if may_define_pair(self.project.sources[path]):
                 module = self.project.module(path)
                 if module is not None:
                     pairs += discover(self.model, module)
@@ -75,7 +91,7 @@ class Analysis:
 
     def run(self) -> FlowResult:
         words = self.recogniser.words
-        paths = sorted(calling(self.project.sources, words))
+        paths = sorted(self.called.calling(self.relevant, words))
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
@@ -90,15 +106,13 @@ class Analysis:
                 self._follow_in(path, words)
             fresh = set(self.recogniser.wrappers) - found_before
             words = set().union(*(called_as(function, self.project.sources) for function in fresh))
-            paths = sorted(calling(self.project.sources, words))
+            paths = sorted(self.called.calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:
         module = self.project.module(path)
-        pattern = call_pattern(words)
-        if module is None or pattern is None:
+        if module is None:
             return
-        names = re.compile(pattern.pattern.removesuffix(r"[ \t]*\("))
-        for function, calls in functions_with(module, names):
+        for function, calls in functions_with(module, words):
             for call, source in acquires(self.recogniser, function, calls):
                 if id(call) not in self.outcomes:
                     self._follow(function, call, source)

@@ -1,10 +1,14 @@
 """Which files and calls can matter at all, decided from text before anything is parsed."""
 
 import re
+from fnmatch import translate
 from collections.abc import Iterable, Iterator, Mapping
 
-from auditor.project.modules import Function
+from auditor.project.modules import CALL, Function
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pairs_with, take_apart
+
+FEW = 40
+"""So many names are looked for in a text one by one before all its calls are listed."""
 
 DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
@@ -23,14 +27,36 @@ def may_define_pair(text: str) -> bool:
     return any(pairs_with(one, other) for one in acquires for other in releases)
 
 
-def calling(sources: Mapping[str, str], words: Iterable[str]) -> Iterator[str]:
-    """Paths of files that call something whose last name matches one of the words (`*` allowed)."""
-    pattern = call_pattern(words)
-    if pattern is None:
-        return
-    for path, text in sources.items():
-        if pattern.search(text):
-            yield path
+class CalledNames:
+    """Last names of everything that each file calls, found in its text once."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.sources = sources
+        self._names: dict[str, frozenset[str]] = {}
+
+    def of(self, path: str) -> frozenset[str]:
+        if path not in self._names:
+            self._names[path] = frozenset(CALL.findall(self.sources[path]))
+        return self._names[path]
+
+    def calling(self, paths: Iterable[str], words: Iterable[str]) -> Iterator[str]:
+        """Those files that call something with one of these last names (`*` allowed)."""
+        exact = {word for word in words if "*" not in word}
+        wild = wild_pattern(words)
+        few = exact if len(exact) <= FEW and wild is None else None
+        for path in paths:
+            if few is not None and path not in self._names:
+                text = self.sources[path]
+                if not any(word in text for word in few):
+                    continue
+            names = self.of(path)
+            if not names.isdisjoint(exact) or (wild is not None and any(map(wild.fullmatch, names))):
+                yield path
+
+
+def wild_pattern(words: Iterable[str]) -> re.Pattern[str] | None:
+    parts = sorted(translate(word) for word in words if "*" in word and word.strip("*"))
+    return re.compile("|".join(parts)) if parts else None
 
 
 def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
@@ -41,13 +67,8 @@ def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
     if function.cls is not None and function.name in ("forward", "__call__"):
         made = re.compile(rf"(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)*{function.cls.name}\(")
     for text in sources.values():
-        if function.name in text:
+        if f"{function.name} as " in text:
             names.update(imported.findall(text))
-        if made is not None and function.cls is not None and function.cls.name in text:
+        if made is not None and function.cls is not None and function.cls.name + "(" in text:
             names.update(made.findall(text))
     return names
-
-
-def call_pattern(words: Iterable[str]) -> re.Pattern[str] | None:
-    parts = sorted({re.escape(word).replace(r"\*", r"\w*") for word in words if word.strip("*")})
-    return re.compile(r"(?:%s)[ \t]*\(" % "|".join(parts)) if parts else None

@@ -44,6 +44,8 @@ class ClassModel:
         self._elements: dict[tuple[Class, str], Type] = {}
         self._locals: dict[Function, dict[str, Type | None]] = {}
         self._busy: set[object] = set()
+        self._derived: dict[Class, list[Class]] = {}
+        self._counted = -1
 
     # Classes ------------------------------------------------------------------------------------------------
 
@@ -81,10 +83,15 @@ class ClassModel:
 
     def subclasses(self, cls: Class) -> Iterator[Class]:
         """Among what was parsed so far."""
-        for module in self.project.parsed():
-            for other in module.classes.values():
-                if other is not cls and cls in self.lineage(other):
-                    yield other
+        modules = self.project.parsed()
+        if len(modules) != self._counted:
+            self._counted = len(modules)
+            self._derived = {}
+            for module in modules:
+                for other in module.classes.values():
+                    for base in self.lineage(other)[1:]:
+                        self._derived.setdefault(base, []).append(other)
+        yield from self._derived.get(cls, ())
 
     def method(self, cls: Class, name: str) -> Function | None:
         for each in self.lineage(cls):

@@ -1,4 +1,6 @@
-"""Every class of the project by name, and what each inherits; re-exports are followed, cycles are not a trap."""
+"""Every class of the project by name, and what each inherits; re-exports are followed, cycles are not a
+trap.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,6 +10,7 @@ from auditor.source.entries import ClassIndex, FileIndex, module_name
 
 class ClassTable:
     def __init__(self, files: list[FileIndex]) -> None:
+        self._files = files
         self._by_dotted: dict[str, ClassIndex] = {}
         self._by_name: dict[str, list[str]] = {}
         self._renames: dict[str, str] = {}
@@ -22,15 +25,27 @@ class ClassTable:
             for bound, dotted in file.renames:
                 self._renames[f"{module}.{bound}"] = dotted
 
+    def that_matter(self) -> list[ClassIndex]:
+        """Every class that can have a row, with what it inherits: in a tree without a pool only those that
+        allocate.
+        """
+        everything = [each for file in self._files for each in file.classes]
+        if any(_speaks_of_pool(each) for each in everything):
+            return [self.effective(each) for each in everything]
+        return [self.effective(each) for each in everything if each.allocations]
+
     def has_module(self, dotted: str) -> bool:
         """Whether an imported module is one of the project's files, whatever folder the run started in."""
         tail = dotted.lstrip(".")
         return dotted.startswith(".") or any(
-            module == tail or module.endswith("." + tail) or tail.endswith("." + module) for module in self._modules
+            module == tail or module.endswith("." + tail) or tail.endswith("." + module)
+            for module in self._modules
         )
 
     def effective(self, entry: ClassIndex) -> ClassIndex:
-        """The class with what it inherits: being a module, the switch of an inherited `__init__`, pool use, cleanup."""
+        """The class with what it inherits: being a module, the switch of an inherited `__init__`, pool
+        use, cleanup.
+        """
         for base in self.ancestors(entry):
             entry = _inherit(entry, base)
         return entry
@@ -59,7 +74,9 @@ class ClassTable:
         return None
 
     def _suffixed(self, dotted: str) -> ClassIndex | None:
-        """Re-exported names and other roots: the one class of that name below, or ending like, the dotted package."""
+        """Re-exported names and other roots: the one class of that name below, or ending like, the dotted
+        package.
+        """
         package, dot, name = dotted.rpartition(".")
         if not dot:
             return None
@@ -86,7 +103,14 @@ def _below(dotted: str, package: str) -> bool:
     return f".{dotted}".find(f".{package}.") >= 0
 
 
+def _speaks_of_pool(entry: ClassIndex) -> bool:
+    return entry.mentions_pool or entry.switch is not None or entry.defines_pool
+
+
 def _inherit(entry: ClassIndex, base: ClassIndex) -> ClassIndex:
+    adds_init = base.has_init and not entry.has_init
+    if not (adds_init or base.cleans_up or _speaks_of_pool(base) or (base.is_module and not entry.is_module)):
+        return entry
     takes_switch = entry.switch is None and not entry.has_init
     return replace(
         entry,

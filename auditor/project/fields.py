@@ -21,7 +21,7 @@ from auditor.model import Span
 from auditor.project.class_model import ClassModel, statements_of
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function, Module, Project
-from auditor.project.sites import last_name, own_calls
+from auditor.project.sites import last_name
 from auditor.project.summaries import EffectsOf, Question, Summaries
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, split
 
@@ -201,6 +201,9 @@ class Fields:
             if not any("." + attribute in module.text for attribute in self._attributes):
                 continue
             for function in module.by_node.values():
+                text = function.text
+                if not any("." + attribute in text for attribute in self._attributes):
+                    continue
                 released = released_attributes(function)
                 for attribute in sorted(self._attributes & set(released)):
                     found.setdefault(attribute, []).append((function.qualname, released[attribute]))
@@ -223,7 +226,7 @@ Carried = dict[str, set[tuple[str, str]]]
 
 def released_attributes(function: Function) -> dict[str, set[str]]:
     """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what object."""
-    releasing = [call for call in own_calls(function) if _looks_releasing(call)]
+    releasing = [call for call in function.calls if _looks_releasing(call)]
     found: dict[str, set[str]] = {}
     if not releasing:
         return found
@@ -297,7 +300,7 @@ def _attributes_in(node: ast.AST) -> set[str]:
 def escaped_by_name(method: Function) -> bool:
     """`getattr(self, name)` reaches every field, in a method that releases something."""
     own = _own_name(method)
-    calls = list(own_calls(method))
+    calls = list(method.calls)
     dynamic = any(
         last_name(call) in ("getattr", "vars")
         and call.args
@@ -312,7 +315,7 @@ def escaped_by_name(method: Function) -> bool:
 def _given_away(method: Function, attribute: str) -> bool:
     """A constructor hands the field to somebody else."""
     own = _own_name(method)
-    for call in own_calls(method):
+    for call in method.calls:
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             match argument:
                 case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:

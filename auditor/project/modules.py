@@ -1,12 +1,17 @@
 """Modules, classes and functions by name, parsed only when something asks for them."""
 
 import ast
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
+
+
+CALL = re.compile(r"(\w+)[ \t]*\(")
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +25,7 @@ class Function:
     parent: "Function | None" = None
     nested: dict[str, "Function"] = field(default_factory=dict)
     _graph: Graph | None = None
+    _calls: list[ast.Call] | None = None
 
     @property
     def name(self) -> str:
@@ -31,6 +37,20 @@ class Function:
         if self._graph is None:
             self._graph = lower(self.node)
         return self._graph
+
+    @property
+    def calls(self) -> list[ast.Call]:
+        """Its own calls in source order; those of functions and classes nested in it are theirs."""
+        if self._calls is None:
+            self._calls = list(_own_calls(self.node))
+        return self._calls
+
+    @property
+    def text(self) -> str:
+        """Its source lines; for a module's own statements the whole file."""
+        if isinstance(self.node, ast.Module):
+            return self.module.text
+        return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
 
     @property
     def decorators(self) -> tuple[str, ...]:
@@ -67,6 +87,23 @@ class Function:
 
     def __repr__(self) -> str:
         return f"{self.module.path}:{self.qualname}"
+
+
+def _own_calls(function: FunctionNode) -> Iterator[ast.Call]:
+    stack: list[ast.AST] = list(reversed(function.body)) if isinstance(function.body, list) else [function.body]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        children: list[ast.AST] = []
+        for value in node.__dict__.values():  # ast.iter_child_nodes, five times as fast
+            if isinstance(value, ast.AST):
+                children.append(value)
+            elif isinstance(value, list):
+                children.extend(item for item in value if isinstance(item, ast.AST))
+        stack.extend(reversed(children))
 
 
 def _says_nothing(statement: ast.AST) -> bool:
@@ -111,6 +148,34 @@ class Module:
     classes: dict[str, Class] = field(default_factory=dict)
     assigned: dict[str, ast.expr] = field(default_factory=dict)
     by_node: dict[int, Function] = field(default_factory=dict)
+    _lines: list[str] | None = None
+    _called: list[tuple[int, str]] | None = None
+
+    @property
+    def called(self) -> list[tuple[int, str]]:
+        """(line, last name) of everything that looks like a call in the text."""
+        if self._called is None:
+            self._called = [
+                (number, name) for number, line in enumerate(self.lines, 1) if "(" in line for name in CALL.findall(line)
+            ]
+        return self._called
+
+    def functions_at(self, lines: Iterable[int]) -> list["Function"]:
+        """The functions that these lines lie in, enclosing ones included, in source order."""
+        wanted = sorted(set(lines))
+        found = []
+        for function in self.by_node.values():
+            first, last = getattr(function.node, "lineno", 1), getattr(function.node, "end_lineno", len(self.lines))
+            index = bisect_left(wanted, first)
+            if index < len(wanted) and wanted[index] <= (last or first):
+                found.append(function)
+        return sorted(found, key=lambda f: (getattr(f.node, "lineno", 0), f.qualname))
+
+    @property
+    def lines(self) -> list[str]:
+        if self._lines is None:
+            self._lines = self.text.splitlines()
+        return self._lines
 
     @property
     def package(self) -> list[str]:

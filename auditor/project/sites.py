@@ -1,37 +1,25 @@
 """Acquire calls, function by function, with the nodes of the flow graph that stand for them."""
 
 import ast
-import re
 from collections.abc import Iterator
 
 from auditor.ir.ops import Call
+from auditor.project.candidates import wild_pattern
 from auditor.project.modules import Function, Module
 from auditor.project.recognise import Recogniser, Source
 
 
-def functions_with(module: Module, names: re.Pattern[str]) -> Iterator[tuple[Function, list[ast.Call]]]:
-    """Functions that make calls whose last name matches, with those calls in source order."""
-    for function in sorted(
-        set(module.by_node.values()), key=lambda f: (getattr(f.node, "lineno", 0), f.qualname)
-    ):
-        calls = [call for call in own_calls(function) if names.fullmatch(last_name(call))]
+def functions_with(module: Module, words: set[str]) -> Iterator[tuple[Function, list[ast.Call]]]:
+    """Functions that make calls with one of these last names (`*` allowed), with those calls in source order."""
+    wild = wild_pattern(words)
+
+    def wanted(name: str) -> bool:
+        return name in words or (wild is not None and wild.fullmatch(name) is not None)
+
+    for function in module.functions_at(line for line, name in module.called if wanted(name)):
+        calls = [call for call in function.calls if wanted(last_name(call))]
         if calls:
             yield function, calls
-
-
-def own_calls(function: Function) -> Iterator[ast.Call]:
-    """Calls of a function, those of functions and classes nested in it left out."""
-    body = function.node.body if isinstance(function.node.body, list) else [function.node.body]
-    stack: list[ast.AST] = list(reversed(body))
-    while stack:
-        node = stack.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            continue
-        if isinstance(node, ast.ClassDef):
-            continue
-        if isinstance(node, ast.Call):
-            yield node
-        stack.extend(reversed(list(ast.iter_child_nodes(node))))
 
 
 def last_name(call: ast.Call) -> str:

@@ -2,13 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from auditor.model import ProtocolUse
 from auditor.project.leases import Outcome
 from auditor.project.modules import Project
 from auditor.project.recognise import Recogniser
-from auditor.project.sites import last_name, own_calls
+from auditor.project.sites import last_name
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
+
+
+@cache
+def looks_releasing(name: str) -> bool:
+    return bool(RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS))
 
 
 class Usage:
@@ -27,14 +33,11 @@ class Usage:
 
     def _count_releases(self, project: Project, recogniser: Recogniser) -> None:
         for module in project.parsed():
-            for function in module.by_node.values():
-                for call in own_calls(function):
+            lines = [line for line, name in module.called if looks_releasing(name)]
+            for function in module.functions_at(lines):
+                for call in function.calls:
                     name = last_name(call)
-                    if not (
-                        RELEASING.fullmatch(name) or name in LEASE_METHODS or take_apart(name, RELEASE_WORDS)
-                    ):
-                        continue
-                    found = recogniser.release_source(function, call)
+                    found = recogniser.release_source(function, call) if looks_releasing(name) else None
                     if found is not None:
                         self.releases[found] += 1
                         self._released_names.add(name)

@@ -8,8 +8,8 @@ from auditor.source.clue import Clue
 
 VERBS = (
     "alloc", "allocate", "malloc", "dealloc", "deallocate", "acquire", "obtain", "lease", "rent", "borrow",
-    "checkout", "reserve", "unreserve", "pin", "unpin", "unlock", "incref", "decref", "free", "release", "recycle",
-    "give_back", "put_back",
+    "checkout", "reserve", "unreserve", "pin", "unpin", "unlock", "incref", "decref", "free", "release",
+    "recycle", "give_back", "put_back",
 )  # fmt: skip
 """Verbs by which a class that defines both halves may be a pool; weaker ones need a pool's name too."""
 
@@ -20,7 +20,7 @@ _WILD = re.compile(r"[*?.]+")
 def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
     """What files are recognised by while these protocols are in force."""
     found = [_called(verb) for verb in VERBS]
-    found.append(Clue(b"Pool", rb"Pool(?![a-z])\w*\s*[(:]"))  # defined or made here; no Pooling, no Pooler
+    found.append(Clue(b"Pool", rb"Pool(?![a-z0-9])\w*\s*[(:]"))  # defined or made; no Pooler, no MaxPool2d
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:

@@ -1,52 +1,67 @@
-"""One class statement to its index entry: bases, whether it is a module, and what its forward path allocates."""
+"""One class statement to its index entry: bases, whether it is a module, and what its forward path
+allocates.
+"""
 
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from auditor.model import Span
-from auditor.source.forward_path import large_allocations
-from auditor.source.imports import dotted_text
 from auditor.source.entries import ClassIndex, Source
+from auditor.source.forward_path import forward_path, large_allocations
+from auditor.source.imports import dotted_text, statements_in
 from auditor.source.pool_use import Function, methods_of, pool_use
 
 _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
 
 
-def read_classes(source: Source, origins: dict[str, str], whole: bool) -> Iterator[ClassIndex]:
-    """Every class of the file, nested ones too. `whole` is false where the file was outlined."""
-    waiting: list[tuple[ast.AST, str]] = [(source.tree, "")]
-    while waiting:
-        parent, prefix = waiting.pop()
-        for child in ast.iter_child_nodes(parent):
-            if isinstance(child, ast.ClassDef):
-                yield _read(child, prefix, source, origins, whole)
-                waiting.append((child, f"{prefix}{child.name}."))
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                if whole:
-                    waiting.append((child, f"{prefix}{child.name}.<locals>."))
-            elif isinstance(child, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-                waiting.append((child, prefix))
+@dataclass(frozen=True, slots=True)
+class ClassReader:
+    """`outlined`: what is left of a class is on its forward path. `names_pool`: the file may use a pool."""
+
+    source: Source
+    origins: dict[str, str]
+    outlined: bool
+    names_pool: bool
+
+    def classes(self) -> Iterator[ClassIndex]:
+        """Every class of the file, nested ones too."""
+        waiting: list[tuple[ast.AST, str]] = [(self.source.tree, "")]
+        while waiting:
+            parent, prefix = waiting.pop()
+            for child in statements_in(parent):
+                if isinstance(child, ast.ClassDef):
+                    yield self._read(child, prefix)
+                    waiting.append((child, f"{prefix}{child.name}."))
+                elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                    if self.names_pool:
+                        waiting.append((child, f"{prefix}{child.name}.<locals>."))
+                else:
+                    waiting.append((child, prefix))
+
+    def _read(self, node: ast.ClassDef, prefix: str) -> ClassIndex:
+        methods = methods_of(node)
+        bases = tuple(
+            _resolved(base, self.origins) for base in node.bases if not isinstance(base, ast.Starred)
+        )
+        path: list[Function] = []
+        if _may_be_module(bases):
+            path = list(methods.values()) if self.outlined else forward_path(methods, self.source)
+        entry = ClassIndex(
+            name=node.name,
+            qualname=f"{prefix}{node.name}",
+            span=_header_span(node, self.source),
+            bases=bases,
+            is_module=any(_MODULE.match(base) for base in bases) or _has_module_forward(methods, bases),
+            has_init="__init__" in methods,
+            is_abstract=_is_abstract(methods, bases),
+            allocations=large_allocations(path, self.source, self.origins),
+        )
+        return replace(entry, **pool_use(node, methods, self.origins)) if self.names_pool else entry
 
 
-def _read(node: ast.ClassDef, prefix: str, source: Source, origins: dict[str, str], whole: bool) -> ClassIndex:
-    methods = methods_of(node)
-    bases = tuple(_resolved(base, origins, prefix) for base in node.bases if not isinstance(base, ast.Starred))
-    is_module = any(_MODULE.match(base) for base in bases) or _has_module_forward(methods, bases)
-    entry = ClassIndex(
-        name=node.name,
-        qualname=f"{prefix}{node.name}",
-        span=_header_span(node, source),
-        bases=bases,
-        is_module=is_module,
-        is_abstract=_is_abstract(methods, bases),
-        allocations=large_allocations(methods, source, origins) if _may_be_module(bases) else (),
-    )
-    return replace(entry, **pool_use(node, methods, origins)) if whole else entry
-
-
-def _resolved(base: ast.expr, origins: dict[str, str], prefix: str) -> str:
+def _resolved(base: ast.expr, origins: dict[str, str]) -> str:
     if isinstance(base, ast.Subscript):  # Generic[T] and friends
         base = base.value
     text = dotted_text(base)
@@ -62,7 +77,7 @@ def _has_module_forward(methods: dict[str, Function], bases: tuple[str, ...]) ->
     if forward is None or not _may_be_module(bases):
         return False
     first = next(iter([*forward.args.posonlyargs, *forward.args.args]), None)
-    return first is not None and first.arg == "self" and not forward.decorator_list
+    return first is not None and first.arg == "self"
 
 
 def _may_be_module(bases: tuple[str, ...]) -> bool:
@@ -84,6 +99,6 @@ def _header_span(node: ast.ClassDef, source: Source) -> Span:
     """`class Name`, without bases and body: what an editor should underline."""
     whole = source.span(node)
     row = source.lines[node.lineno - 1]
-    found = re.compile(rf"class\s+{node.name}\b").search(row, whole.column - 1)
-    end = found.end() + 1 if found else len(row) + 1
+    at = row.find(node.name, whole.column + len("class"))
+    end = at + len(node.name) + 1 if at >= 0 else len(row) + 1
     return Span(source.path, whole.line, whole.column, whole.line, end)

@@ -43,7 +43,9 @@ def discover(arguments: Sequence[str], *, root: str, exclude: Iterable[str] = ()
         for real, location in _under(argument, excluded, failures):
             candidate = SourceFile(shown(location), location)
             known = found.setdefault(real, candidate)
-            found[real] = min(known, candidate, key=lambda file: (file.location != real, len(file.path), file))
+            found[real] = min(
+                known, candidate, key=lambda file: (file.location != real, len(file.path), file)
+            )
     return Discovered(tuple(sorted(found.values())), tuple(sorted(set(failures), key=lambda f: f.path)))
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 
 from auditor.model import Span
 
@@ -79,6 +80,7 @@ class FileIndex:
     renames: tuple[tuple[str, str], ...] = ()
 
 
+@cache
 def module_name(path: str) -> str:
     """The dotted name that a file's path suggests: `pkg/a/__init__.py` is `pkg.a`."""
     parts = path.removesuffix(".py").removesuffix(".pyi").strip("/").split("/")

@@ -7,17 +7,32 @@ from collections.abc import Iterator
 from auditor.source.entries import PoolImport, Source, module_name
 
 _POOL = re.compile(r"memory_pool|MemoryPool")
-_DELIBERATE = re.compile(r"#\s*(?:noqa(?!:)|noqa:[^#]*F401|pylint:[^#]*unused-import|isort:\s*skip|re-?export)", re.I)
+_DELIBERATE = re.compile(
+    r"#\s*(?:noqa(?!:)|noqa:[^#]*F401|pylint:[^#]*unused-import|isort:\s*skip|re-?export)", re.I
+)
 _WORD = re.compile(r"\w+")
+
+_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 
 Import = ast.Import | ast.ImportFrom
 
 
 def statements(tree: ast.Module) -> Iterator[Import]:
     """Every import of the file, those in functions and under conditions included."""
-    for node in ast.walk(tree):
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
+            continue
+        waiting += statements_in(node)
+
+
+def statements_in(node: ast.AST) -> list[ast.AST]:
+    """The statements right below a node, and the handlers and cases that hold more; expressions are passed
+    over.
+    """
+    return [child for name in _BLOCKS for child in getattr(node, name, ())]
 
 
 def origins(source: Source) -> dict[str, str]:
@@ -51,11 +66,15 @@ def renames(source: Source) -> tuple[tuple[str, str], ...]:
     if not source.path.endswith("__init__.py"):
         return ()
     found = origins(source)
-    return tuple(sorted((name, dotted) for name, dotted in found.items() if dotted.rpartition(".")[2] != name))
+    return tuple(
+        sorted((name, dotted) for name, dotted in found.items() if dotted.rpartition(".")[2] != name)
+    )
 
 
 def pool_imports(source: Source) -> tuple[PoolImport, ...]:
-    """The imports whose module or name contains memory_pool or MemoryPool, each bound name once a statement."""
+    """The imports whose module or name contains memory_pool or MemoryPool, each bound name once a
+    statement.
+    """
     used = _Used(source.tree)
     probes = set(_probes(source.tree))
     package_file = source.path.endswith("__init__.py")

@@ -2,11 +2,13 @@
 
 import ast
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from auditor.source.class_reader import read_classes
+from auditor.source.class_reader import ClassReader
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport, Source
 from auditor.source.imports import origins, pool_imports, renames
-from auditor.source.outline import outline
+from auditor.source.outline import Uncut, outline
 from auditor.source.vocabulary import Need, count_lines, prefilter
 
 __all__ = [
@@ -30,7 +32,8 @@ def index_bytes(path: str, data: bytes, text: str | None = None) -> FileIndex:
 
 
 def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
-    """Index decoded text. Raises SyntaxError, ValueError, RecursionError or MemoryError where it cannot be parsed.
+    """Index decoded text. Raises SyntaxError, ValueError, RecursionError or MemoryError where it cannot
+    be parsed.
 
     `need` is WHOLE for every file whose pool use matters: what the flow analysis follows, and what the
     pre-filter says names a pool.
@@ -38,35 +41,42 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
     lines = text.count("\n") + (not text.endswith("\n") if text else 0)
     if need is Need.NOTHING:
         return FileIndex(path, lines)
-    text = text.removeprefix("\ufeff")
-    tree, whole = _parse(text, need)
-    source = Source(path, tuple(text.split("\n")), tree)
-    names = origins(source)
-    classes = sorted(read_classes(source, names, whole), key=lambda each: each.span)
-    return FileIndex(
-        path=path,
-        lines=lines,
-        pool_imports=pool_imports(source) if whole else (),
-        uses_pool=whole and _uses_pool(tree),
-        classes=tuple(classes),
-        renames=renames(source),
-    )
+    with _no_collection():
+        text = text.removeprefix("\ufeff")
+        tree, outlined = _parse(text, need)
+        source = Source(path, tuple(text.split("\n")), tree)
+        names_pool = need is Need.WHOLE
+        classes = ClassReader(source, origins(source), outlined, names_pool).classes()
+        return FileIndex(
+            path=path,
+            lines=lines,
+            pool_imports=pool_imports(source) if names_pool else (),
+            uses_pool=names_pool and _uses_pool(tree),
+            classes=tuple(sorted(classes, key=lambda each: each.span)),
+            renames=renames(source),
+        )
 
 
-def _parse(text: str, need: Need) -> tuple[ast.Module, bool]:
-    """The tree, and whether it is the whole file's. A cut that does not parse is answered by the whole file."""
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A syntax tree holds no cycles, and looking for them while it grows costs a quarter of the time."""
     collecting = gc.isenabled()
-    gc.disable()  # a syntax tree holds no cycles; collecting while it grows costs an eighth of the time
+    gc.disable()
     try:
-        if need is Need.MODULES and (reduced := outline(text)) is not None:
-            try:
-                return ast.parse(reduced), False
-            except SyntaxError:
-                pass
-        return ast.parse(text), need is Need.WHOLE
+        yield
     finally:
         if collecting:
             gc.enable()
+
+
+def _parse(text: str, need: Need) -> tuple[ast.Module, bool]:
+    """The tree, and whether it is of an outline. An outline that does not parse is answered by the whole
+    file.
+    """
+    if need is Need.MODULES:
+        with suppress(Uncut, SyntaxError):
+            return ast.parse(outline(text)), True
+    return ast.parse(text), False
 
 
 def _uses_pool(tree: ast.Module) -> bool:

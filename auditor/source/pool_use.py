@@ -7,12 +7,16 @@ from typing import Any
 
 from auditor.source.imports import dotted_text
 
-_ACQUIRE = re.compile(r"^_?(?:allocate|acquire|alloc|lease|borrow|checkout|rent)(?:_\w+)?$|^_?get_(?:tensor|buffer)s?$")
+_ACQUIRE = re.compile(
+    r"^_?(?:allocate|acquire|alloc|lease|borrow|checkout|rent)(?:_\w+)?$|^_?get_(?:tensor|buffer)s?$"
+)
 _RELEASE = re.compile(
     r"^_?(?:deallocate|dealloc|release|free|give_back|return|put_back|recycle)(?:_\w+)?$|^_?put_(?:tensor|buffer)s?$"
 )
 _LEASE = re.compile(r"^_?lease(?:_\w+)?$")
-_CLEANUP = re.compile(r"^(?:_?cleanup\w*|_?clear\w*|close|shutdown|teardown|release\w*|__exit__|__aexit__|__del__)$")
+_CLEANUP = re.compile(
+    r"^(?:_?cleanup\w*|_?clear\w*|close|shutdown|teardown|release\w*|__exit__|__aexit__|__del__)$"
+)
 _MIXIN_CALLS = frozenset({"_allocate_tensor", "_deallocate_tensor", "_lease_tensor"})
 _POOL = re.compile(r"(?i)pool|arena|workspace")
 _MEMORY_POOL = re.compile(r"memory_pool|MemoryPool")
@@ -68,7 +72,9 @@ def _defines_pool(methods: dict[str, Function]) -> bool:
 def _serves_tensors(name: str, method: Function) -> bool:
     """`allocate(shape, dtype, device)`; a pool of blocks or bytes takes a count."""
     names = {each.arg for each in [*method.args.args, *method.args.kwonlyargs]}
-    asks = any("shape" in each for each in names) or bool(names & {"dtype", "device"} and names & {"size", "sizes"})
+    asks = any("shape" in each for each in names) or bool(
+        names & {"dtype", "device"} and names & {"size", "sizes"}
+    )
     return bool(_ACQUIRE.match(name)) and asks
 
 

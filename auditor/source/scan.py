@@ -2,6 +2,7 @@
 
 import symtable
 import sys
+import tokenize
 import warnings
 from dataclasses import dataclass
 
@@ -54,12 +55,24 @@ def _scan(job: ScanJob) -> Scanned:
         relevant = is_relevant(data, job.clues)
         index = _index(path, data, text, relevant=relevant)
         return Scanned(path, checked, index, suppressions(path, text), relevant)
-    except Unreadable as error:
-        return Scanned(path, checked or str(error), failure=Failure(path, error.line, str(error)))
-    except SyntaxError as error:
-        return Scanned(path, checked, failure=Failure(path, error.lineno or 0, f"{_NOT_PYTHON}: {error.msg}"))
-    except (RecursionError, MemoryError):
-        return Scanned(path, checked, failure=Failure(path, 0, "nested too deeply to be analysed"))
+    except Exception as error:  # whatever is wrong with one file, or with us, costs that file alone
+        return Scanned(path, checked or str(error), failure=_failure(path, error))
+
+
+def _failure(path: str, error: Exception) -> Failure:
+    match error:
+        case Unreadable():
+            return Failure(path, error.line, str(error))
+        case SyntaxError():
+            return Failure(path, error.lineno or 0, f"{_NOT_PYTHON}: {error.msg}")
+        case tokenize.TokenError(args=(message, (line, _))):
+            return Failure(path, line, f"{_NOT_PYTHON}: {message}")
+        case RecursionError() | MemoryError():
+            return Failure(path, 0, "nested too deeply to be analysed")
+        case UnicodeError():
+            return Failure(path, 0, f"{_NOT_PYTHON}: contains characters that cannot be encoded")
+        case _:
+            return Failure(path, 0, f"internal error: {type(error).__name__}: {error}")
 
 
 def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:

@@ -1,4 +1,6 @@
-"""Shapes by symbol: `b, n, h, d = q.shape` names the sizes of q, and what is made from them has sizes of its own."""
+"""Shapes by symbol: `b, n, h, d = q.shape` names the sizes of q, and what is made from them has sizes of
+its own.
+"""
 
 import ast
 import re
@@ -50,7 +52,9 @@ def is_sequence(dim: str) -> bool:
 
 def product(shape: Shape) -> str:
     """`b*n*h*d*4`: an expression that gives the bytes once the symbols are known."""
-    dims = [dim if re.fullmatch(r"[\w.\[\]()-]+", dim) and "-" not in dim else f"({dim})" for dim in shape.dims]
+    dims = [
+        dim if re.fullmatch(r"[\w.\[\]()-]+", dim) and "-" not in dim else f"({dim})" for dim in shape.dims
+    ]
     return "*".join([*dims, str(shape.item or 4)])
 
 
@@ -127,8 +131,9 @@ class Sizes:
                 return self.many(elements) if len(elements) != 1 else self._single(elements[0])
             case ast.Name(id=name):
                 return self.lists.get(name)
-            case ast.Attribute(value=owner, attr="shape") | ast.Call(
-                func=ast.Attribute(value=owner, attr="size"), args=[]
+            case (
+                ast.Attribute(value=owner, attr="shape")
+                | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[])
             ):
                 shape = self.shapes.get(ast.unparse(owner))
                 return shape.dims if shape else None

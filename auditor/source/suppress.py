@@ -25,7 +25,7 @@ class Suppression:
     used: tuple[str, ...] = ()
 
     def silences(self, code: str) -> bool:
-        return not self.codes or any(code.startswith(prefix) for prefix in self.codes)
+        return not self.codes or any(prefix and code.startswith(prefix) for prefix in self.codes)
 
 
 def suppressions(path: str, text: str) -> tuple[Suppression, ...]:

@@ -4,21 +4,28 @@ import ast
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Their result shares the argument's memory, so a name bound to it is one more name for the same tensor.
+# Their result shares the argument's memory, or may, so what it is bound to is one more name for it.
 _VIEWS = frozenset(
-    ("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "unflatten", "narrow")
-    + ("select", "expand", "expand_as", "view_as", "t", "chunk", "split", "unbind", "detach", "contiguous")
-    + ("movedim", "swapaxes", "diagonal", "to", "type_as", "float", "half", "requires_grad_")
-)
-# Autograd keeps nothing of the tensor itself for these: sums keep nothing, softmax keeps its result, masked_fill its mask.
+    (
+        "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "unflatten",
+        "narrow", "select", "expand", "expand_as", "view_as", "t", "chunk", "split", "unbind", "detach",
+        "contiguous", "movedim", "swapaxes", "diagonal", "to", "type_as", "float", "half",
+        "dropout", "cpu", "numpy",
+    )
+)  # fmt: skip
+# Autograd keeps nothing of the tensor itself for these: sums keep nothing, softmax keeps its result,
+# masked_fill its mask.
 _KEEPS_NOTHING = frozenset(
-    ("add", "sub", "sum", "mean", "softmax", "log_softmax", "exp", "sigmoid", "tanh", "relu", "cat", "stack", "clone")
-    + ("cumsum", "roll", "flip", "repeat", "masked_fill", "dropout", "argmax", "argmin", "any", "all", "isnan", "isinf")
-    + ("eq", "ne", "lt", "gt", "le", "ge", "copy_", "zeros_like", "empty_like", "ones_like", "full_like", "len", "numpy")
-    + ("tolist", "item", "cpu", "size", "dim", "numel", "data_ptr", "stride", "is_contiguous", "gather", "index_select")
-    + ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "all_reduce", "broadcast")
-    + ("isend", "irecv", "send", "recv")
-)
+    (
+        "add", "sub", "sum", "mean", "softmax", "log_softmax", "exp", "sigmoid", "tanh", "relu", "cat",
+        "stack", "clone", "cumsum", "roll", "flip", "repeat", "masked_fill", "argmax",
+        "argmin", "any", "all", "isnan", "isinf", "eq", "ne", "lt", "gt", "le", "ge", "copy_",
+        "zeros_like", "empty_like", "ones_like", "full_like", "len", "tolist", "item",
+        "size", "dim", "numel", "data_ptr", "stride", "is_contiguous", "gather", "index_select",
+        "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "all_reduce",
+        "broadcast", "isend", "irecv", "send", "recv",
+    )
+)  # fmt: skip
 _OUTPUTS = frozenset(("out", "output", "out_tensor", "output_tensor"))
 _DESCRIPTIONS = frozenset(("shape", "device", "dtype", "ndim", "is_cuda", "requires_grad", "layout"))
 
@@ -27,18 +34,28 @@ class Temporaries:
     """One method, read once: for each tensor born in it, whether all its uses keep it inside."""
 
     def __init__(self, method: Function) -> None:
-        self._parents = {child: parent for parent in ast.walk(method) for child in ast.iter_child_nodes(parent)}
+        self._parents = {
+            child: parent for parent in ast.walk(method) for child in ast.iter_child_nodes(parent)
+        }
         self._no_grad = any(_is_no_grad(each) for each in method.decorator_list)
         self._uses: dict[str, list[ast.Name]] = {}
         for node in ast.walk(method):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if (
+                isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Load)
+                and not self._asks_identity(node)
+            ):
                 self._uses.setdefault(node.id, []).append(node)
 
     def holds(self, made: ast.expr) -> bool:
-        """Whether `made` is bound to local names none of whose uses returns, stores or keeps it."""
+        """Whether `made` is bound to local names that are used, and none of the uses returns, stores or
+        keeps it.
+        """
         waiting = self._names_after(made) or set()
         if not waiting:
             return False
+        if not any(name in self._uses for name in waiting):
+            return False  # a default that nobody reads is no work for a pool
         seen: set[str] = set()
         while waiting:
             name = waiting.pop()
@@ -70,7 +87,9 @@ class Temporaries:
                 return self._after_argument(parent, node, untracked)
             case ast.BinOp(op=ast.Add() | ast.Sub()) | ast.AugAssign(op=ast.Add() | ast.Sub()):
                 return set()
-            case ast.BinOp(left=left, right=right) if untracked or _is_number(right if left is node else left):
+            case ast.BinOp(left=left, right=right) if untracked or _is_number(
+                right if left is node else left
+            ):
                 return set()
             case ast.Subscript() | ast.Expr() | ast.Compare() | ast.Delete() | ast.Assert():
                 return set()
@@ -89,7 +108,9 @@ class Temporaries:
             return self._names_after(call, untracked)
         return set() if untracked or name in _KEEPS_NOTHING else None
 
-    def _after_argument(self, parent: ast.Call | ast.keyword, node: ast.expr, untracked: bool) -> set[str] | None:
+    def _after_argument(
+        self, parent: ast.Call | ast.keyword, node: ast.expr, untracked: bool
+    ) -> set[str] | None:
         if isinstance(parent, ast.keyword):
             return set() if parent.arg in _OUTPUTS else None
         callee = ast.unparse(parent.func)
@@ -99,6 +120,13 @@ class Temporaries:
         if name in _KEEPS_NOTHING and (name != "masked_fill" or parent.args[0] is node):
             return set()
         return set() if untracked and callee.startswith(("torch.", "F.", "dist.")) else None
+
+    def _asks_identity(self, name: ast.Name) -> bool:
+        """`mask is None` reads no tensor."""
+        parent = self._parents.get(name)
+        return isinstance(parent, ast.Compare) and all(
+            isinstance(op, ast.Is | ast.IsNot) for op in parent.ops
+        )
 
     def _is_output(self, use: ast.Name) -> bool:
         """`torch.op(..., out=name)`: torch refuses that for tensors whose gradient it tracks."""

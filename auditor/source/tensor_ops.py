@@ -1,4 +1,6 @@
-"""What torch's operations do to shapes, and which of them make a new tensor: a table, and the arithmetic behind it."""
+"""What torch's operations do to shapes, and which of them make a new tensor: a table, and the arithmetic
+behind it.
+"""
 
 import ast
 import re
@@ -13,10 +15,37 @@ FACTORIES = frozenset(
 NEW = frozenset(("new_zeros", "new_ones", "new_empty", "new_full"))
 LIKE = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"))
 MAKES = frozenset(
-    ("cat", "concat", "stack", "softmax", "tril", "triu", "one_hot", "repeat", "contiguous", "clone", "pad", "gather", "cdist")
+    (
+        "cat",
+        "concat",
+        "stack",
+        "softmax",
+        "tril",
+        "triu",
+        "one_hot",
+        "repeat",
+        "contiguous",
+        "clone",
+        "pad",
+        "gather",
+        "cdist",
+    )
 )
 _SAME = frozenset(
-    ("softmax", "tril", "triu", "clone", "masked_fill", "dropout", "relu", "exp", "sigmoid", "to", "type_as", "detach")
+    (
+        "softmax",
+        "tril",
+        "triu",
+        "clone",
+        "masked_fill",
+        "dropout",
+        "relu",
+        "exp",
+        "sigmoid",
+        "to",
+        "type_as",
+        "detach",
+    )
 )
 _DTYPES = {"float": 4, "half": 2, "bfloat16": 2, "bool": 1, "long": 8, "int": 4, "double": 8}
 _IN_PLACE = ("fill_", "zero_", "copy_", "masked_fill_", "tril_", "triu_", "add_", "mul_", "div_", "sub_")
@@ -57,15 +86,17 @@ def _rearranged(
 ) -> Shape | None:
     numbers = [integer(each) for each in rest]
     match operation, numbers:
-        case ("view" | "reshape"), _:
+        case (("view" | "reshape"), _):
             dims = sizes.many(rest) if rest else None
             return replace(first, dims=dims) if dims else None
-        case ("transpose" | "swapaxes"), [int(one), int(two)]:
+        case (("transpose" | "swapaxes"), [int(one), int(two)]):
             return first.transposed(one, two)
         case "unsqueeze", [int(at)]:
             return _unsqueezed(first, at)
         case "permute", [*order] if len(order) == len(first.dims):
-            picked = [first.dims[each] for each in order if each is not None and -len(order) <= each < len(order)]
+            picked = [
+                first.dims[each] for each in order if each is not None and -len(order) <= each < len(order)
+            ]
             return replace(first, dims=tuple(picked)) if len(picked) == len(order) else None
         case "expand", _:
             return _expanded(first, rest, sizes)
@@ -87,7 +118,9 @@ def _expanded(shape: Shape, rest: list[ast.expr], sizes: Sizes) -> Shape | None:
     if len(wanted) != len(rest) or len(wanted) < len(shape.dims):
         return None
     known = ("1",) * (len(wanted) - len(shape.dims)) + shape.dims
-    return replace(shape, dims=tuple(old if new == "-1" else new for old, new in zip(known, wanted, strict=True)))
+    return replace(
+        shape, dims=tuple(old if new == "-1" else new for old, new in zip(known, wanted, strict=True))
+    )
 
 
 def _repeated(shape: Shape, rest: list[ast.expr], sizes: Sizes) -> Shape | None:
@@ -107,7 +140,9 @@ def _times(one: str, two: str) -> str:
 def _joined(
     operation: str, operands: list[ast.expr], arguments: dict[str, ast.expr], sizes: Sizes
 ) -> Shape | None:
-    """`cat` adds the sizes along its dimension, `stack` puts a new one; only where every part is a known name."""
+    """`cat` adds the sizes along its dimension, `stack` puts a new one; only where every part is a known
+    name.
+    """
     parts = operands[0]
     if not isinstance(parts, ast.Tuple | ast.List):
         return None
@@ -180,11 +215,13 @@ _POSITIONS = frozenset(("ij", "qk", "nm", "ts", "ls", "mn", "st", "lm", "nl"))
 
 
 def _by_letters(terms: list[str], output: str) -> Shape | None:
-    """`bhid,bhjd->bhij` is a score matrix by its letters: two positions out, one from each operand, batched."""
+    """`bhid,bhjd->bhij` is a score matrix by its letters: two positions out, one from each operand,
+    batched.
+    """
     if len(terms) != 2 or len(output) < 3 or output[-2:] not in _POSITIONS:
         return None
     first, second = terms
-    query, key = output[-2:]
+    query, key = output[-2], output[-1]
     shared = set(first) & set(second)
     is_scores = query in first and key in second and query not in second and key not in first
     if not is_scores or not shared & set(output) or not shared - set(output):
@@ -196,7 +233,9 @@ _LETTERS = {"i": "n_q", "j": "n_k", "q": "n_q", "k": "n_k"}
 
 
 def indexed(shape: Shape | None, index: ast.expr) -> Shape | None:
-    """`x[:, None]` and `x[None]` add a size of 1, `:` keeps one, an integer drops one; anything else is unknown."""
+    """`x[:, None]` and `x[None]` add a size of 1, `:` keeps one, an integer drops one; anything else is
+    unknown.
+    """
     if shape is None:
         return None
     parts = index.elts if isinstance(index, ast.Tuple) else [index]

@@ -1,11 +1,18 @@
-"""Reads one method from top to bottom: the shapes of its tensors, and every operation that makes a new one."""
+"""Reads one method from top to bottom: the shapes of its tensors, and every operation that makes a new
+one.
+"""
 
 import ast
+import re
 from dataclasses import dataclass, replace
 
 from auditor.source import tensor_ops
 from auditor.source.imports import dotted_text
 from auditor.source.shapes import DTYPE_BYTES, Shape, Sizes
+
+ACTIVATION = re.compile(
+    r"^(?:q|k|v|x|query|key|value|queries|keys|values|inputs?|hidden|\w+_states|\w+_layer)$"
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -29,8 +36,13 @@ class TensorReader:
         self.sizes = Sizes()
         self.made: list[Made] = []
         self._origins = origins
+        self._parameters: set[str] = set()
 
     def read(self, method: Function) -> None:
+        arguments = method.args
+        self._parameters = {
+            each.arg for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        }
         self._block(method.body)
 
     def _block(self, body: list[ast.stmt]) -> None:
@@ -167,13 +179,20 @@ class TensorReader:
         arguments: dict[str, ast.expr],
     ) -> Shape | None:  # fmt: skip
         if operation in tensor_ops.LIKE:
-            shape = shapes[0]
+            shape = shapes[0] or self._activation(operands[0])
             made = replace(shape, item=self._item(arguments) or shape.item) if shape else None
             return self._record(call, operation, made, is_factory=True)
         result = tensor_ops.result(operation, shapes, operands, arguments, self.sizes)
         if result is not None and operation in tensor_ops.MAKES:
             return self._record(call, operation, result)
         return result
+
+    def _activation(self, node: ast.expr) -> Shape | None:
+        """What a parameter that is an activation by its name weighs, where its sizes are nowhere written."""
+        is_activation = (
+            isinstance(node, ast.Name) and node.id in self._parameters and ACTIVATION.match(node.id)
+        )
+        return Shape((f"{node.id}.numel()",)) if isinstance(node, ast.Name) and is_activation else None
 
     def _callee(self, call: ast.Call) -> str:
         text = dotted_text(call.func)
@@ -182,7 +201,9 @@ class TensorReader:
         head, dot, rest = text.partition(".")
         return self._origins.get(head, head) + dot + rest
 
-    def _record(self, node: ast.expr, operation: str, shape: Shape | None, *, is_factory: bool = False) -> Shape | None:
+    def _record(
+        self, node: ast.expr, operation: str, shape: Shape | None, *, is_factory: bool = False
+    ) -> Shape | None:
         if shape is not None:
             self.made.append(Made(node, operation, shape, shape.item, is_factory=is_factory))
         return shape
@@ -203,7 +224,9 @@ class TensorReader:
         dims = self.sizes.many(sizes) if sizes else None
         if operation == "eye" and dims is not None and len(dims) == 1:
             dims = dims * 2
-        return self._record(call, operation, Shape(dims, self._item(arguments)) if dims else None, is_factory=True)
+        made = Shape(dims, self._item(arguments)) if dims else None
+        # An identity is its content: no pool can hand one out.
+        return self._record(call, operation, made, is_factory=operation != "eye")
 
     def _arange(self, call: ast.Call, arguments: dict[str, ast.expr]) -> Shape | None:
         match call.args:
@@ -212,11 +235,15 @@ class TensorReader:
             case [ast.Constant(value=0), end]:
                 return Shape((self.sizes.dim(end),), self._item(arguments) or 8)
             case [start, end]:
-                return Shape((f"{self.sizes.dim(end)} - {self.sizes.dim(start)}",), self._item(arguments) or 8)
+                return Shape(
+                    (f"{self.sizes.dim(end)} - {self.sizes.dim(start)}",), self._item(arguments) or 8
+                )
         return None
 
     def _broadcast(self, node: ast.expr, left: ast.expr, right: ast.expr, item: int | None) -> Shape | None:
-        """Outer differences and comparisons of positions; elementwise work on what is large already is not listed."""
+        """Outer differences and comparisons of positions; elementwise work on what is large already is not
+        listed.
+        """
         one, two = self.shape_of(left), self.shape_of(right)
         if one is None or two is None:
             known = one or two
@@ -254,10 +281,11 @@ class TensorReader:
 def _shape_owner(value: ast.expr) -> tuple[str | None, bool]:
     """`q` of `q.shape` and `q.size()`, and whether all of it; `q.shape[:2]` is a part."""
     match value:
-        case ast.Attribute(value=owner, attr="shape") | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[]):
+        case (
+            ast.Attribute(value=owner, attr="shape")
+            | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[])
+        ):
             return ast.unparse(owner), True
         case ast.Subscript(value=inner, slice=ast.Slice()):
             return _shape_owner(inner)[0], False
     return None, False
-
-

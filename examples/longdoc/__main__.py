@@ -30,7 +30,13 @@ def main() -> None:
     scheduler = Scheduler(KVBlockManager(64))
     cache = PrefixCache(scheduler.manager)
     scheduler.submit(Request(1, 300))
-    print("admitted:", [request.request_id for request in scheduler.step()], cache.reserve(7, 32))
+    print(
+        "admitted:",
+        [request.request_id for request in scheduler.step()],
+        cache.reserve(7, 32),
+        cache.cached_tokens(7),
+    )
+    scheduler.follow(scheduler.running[1], 2)
     scheduler.shutdown()
 
     offloader = Offloader(pool, TransferGate())

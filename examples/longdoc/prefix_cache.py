@@ -15,13 +15,13 @@ class PrefixCache:
         self._capacity = capacity
         self._entries: OrderedDict[int, list[int]] = OrderedDict()
 
-    def lookup(self, prefix: int) -> list[int] | None:
-        """The cached blocks, shared with the caller."""
+    def cached_tokens(self, prefix: int) -> int:
+        """How much of a document need not be computed again; asking counts as use."""
         blocks = self._entries.get(prefix)
         if blocks is None:
-            return None
+            return 0
         self._entries.move_to_end(prefix)
-        return self._manager.share_blocks(blocks)
+        return len(blocks) * self._manager.block_size
 
     def reserve(self, prefix: int, num_tokens: int) -> bool:
         """Room for a prefix that is not cached yet."""

@@ -66,6 +66,12 @@ class Scheduler:
         self.running[request_id] = twin
         return twin
 
+    def follow(self, request: Request, request_id: int) -> Request:
+        """Another question about the same document, on the same blocks."""
+        twin = Request(request_id, request.num_tokens, self.manager.share_blocks(request.blocks))
+        self.running[request_id] = twin
+        return twin
+
     def swap_plan(self, request: Request) -> list[tuple[int, int]] | None:
         """Where each block of a preempted document would go; the places are only probed."""
         targets = self.manager.alloc_blocks(len(request.blocks))

@@ -30,7 +30,7 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One acquiring call with the verdict of the person who read it."""
+    """One acquiring call with the verdict of the person who read it; `after_run` if a report led there."""
 
     package: str
     version: str
@@ -42,6 +42,7 @@ class Site:
     verdict: str
     exception_only: bool
     reason: str
+    after_run: bool = False
 
     @property
     def leaks(self) -> bool:
@@ -79,6 +80,12 @@ class Score:
     def false_rate(self) -> float:
         correct = len(self.silent) + len(self.alarms)
         return len(self.alarms) / correct if correct else 0.0
+
+    @property
+    def blind(self) -> tuple[int, int]:
+        """Alarms and clean sites without those that a report led to, which raise the rate by their choice."""
+        alarms = sum(not site.after_run for site, _ in self.alarms)
+        return alarms, alarms + sum(not site.after_run for site in self.silent)
 
     @property
     def good(self) -> bool:
@@ -177,6 +184,7 @@ def as_text(score: Score, *, verbose: bool = False) -> str:
     lines = [
         f"true leaks found      {found}/{leaks} = {score.recall:.1%} (goal {RECALL_GOAL:.0%})",
         f"clean sites reported  {alarms}/{correct} = {score.false_rate:.1%} (goal {FALSE_RATE_GOAL:.0%})",
+        "  judged before a run {}/{}".format(*score.blind),
         f"findings elsewhere    {score.unlabelled} (of all: {codes})",
     ]
     lines += [entry for site in score.missed for entry in _told("MISSED", site)]
@@ -195,6 +203,7 @@ def as_json(score: Score) -> str:
     table = {
         "recall": score.recall,
         "false_rate": score.false_rate,
+        "blind": score.blind,
         "good": score.good,
         "found": len(score.found),
         "missed": [asdict(site) for site in score.missed],

@@ -45,6 +45,14 @@ def test_finds_misses_and_alarms_are_told_apart() -> None:
     assert (score.recall, score.false_rate) == (0.5, 0.5)
 
 
+def test_sites_a_report_led_to_are_counted_apart() -> None:
+    chosen = dataclasses.replace(CLEAN, line=40, after_run=True)
+    score = compare((*SITES, chosen), [report(20), report(40)])
+    assert score.false_rate == 2 / 3
+    assert score.blind == (1, 2)
+    assert "judged before a run 1/2" in scorer.as_text(score)
+
+
 @pytest.mark.parametrize("code", ["PA103", "PA111", "PA001", "PA201", "PA301", "PA501"])
 def test_other_rules_neither_find_nor_alarm(code: str) -> None:
     score = compare(SITES, [report(3, code), report(20, code), report(77, code)])

@@ -1,0 +1,59 @@
+"""Which files the flow analysis reads."""
+
+import pytest
+
+from auditor.config import AnalysisSettings, ProtocolSettings
+from auditor.protocols.clues import clues
+from auditor.protocols.load import in_force
+from auditor.source.clue import is_relevant
+
+
+def relevant(text: str, settings: AnalysisSettings | None = None) -> bool:
+    return is_relevant(text.encode(), clues(in_force(settings or AnalysisSettings())))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "b = pool.acquire(8)",
+        "b = self.allocate (8)",
+        "def try_allocate_blocks(self): ...",
+        "x = self._allocate_tensor(s)",
+        "stack.callback(pool.release, b)",
+        "f = allocator.free",
+        "class BufferPool:\n    def get(self): ...",
+        "p = TensorPool(8)",
+        "b = self.pool.get_buffer(8)",
+        "b = pools[0].inner.get_buffer(8)",
+        "m.get_new_blocks(3)",
+    ],
+)
+def test_pool_code(text: str) -> None:
+    assert relevant(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "current(x); parent(x); different(x)",
+        "x.freeze(); y.spin(); z.opinion()",
+        "self.pooler = Pooler(c)\nclass MaxPooling: ...",
+        "self.down = nn.AdaptiveAvgPool1d(1)",
+        "# it may allocate, free or release memory\n",
+        "f = open('x')",
+        "queue.put(1); d.get(2)",
+    ],
+)
+def test_other_code(text: str) -> None:
+    assert not relevant(text)
+
+
+def test_protocols_that_are_on_count() -> None:
+    assert relevant("f = open('x')", AnalysisSettings(enable_protocols=("files",)))
+    own = ProtocolSettings(
+        "rows", acquire=("*.fetch_row",), release=("*.drop_row(0)",), lease=("db.row_scope",)
+    )
+    settings = AnalysisSettings(protocols=(own,))
+    for text in ("r = t.fetch_row(1)", "t.drop_row(r)", "with db.row_scope() as r: ..."):
+        assert relevant(text, settings)
+        assert not relevant(text)
