@@ -8,7 +8,8 @@ whether that exception is swallowed shows at the end.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
+from typing import Any
 
 from tests.flow.mock_pool import BY_A_CALL, BY_A_RELEASE, Choices, Flag, Lease, Run
 from tests.flow.programs import Program
@@ -62,11 +63,12 @@ class _Losses:
         return next((verdict for verdict, sites in self.by_verdict.items() if site in sites), Verdict.KEPT)
 
 
-def _run_once(code, run: Run, losses: _Losses) -> None:
-    scope: dict = {"reached": run.reached, "raising": run.raising}
+def _run_once(code: CodeType, run: Run, losses: _Losses) -> None:
+    scope: dict[str, Any] = {"reached": run.reached, "raising": run.raising}
     exec(code, scope)
     flags = [Flag(run.choices) for _ in range(3)]
-    holder, sink = SimpleNamespace(), []
+    holder = SimpleNamespace()
+    sink: list[object] = []
     try:
         result = scope["target"](run, holder, sink, run.work, run.probe, *flags)
     except (ValueError, KeyError, RuntimeError, AssertionError) as error:

@@ -1,8 +1,9 @@
 """Draws small loop-free programs about leases, as source text that can be both analysed and executed."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ _HANDLERS = (
 )
 
 Defined = frozenset[str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,15 @@ def _finished(marked: list[str]) -> Program:
 class _Writer:
     """Draws statements; `defined` names are bound on every way to where we are, so reading them is safe."""
 
-    draw: Callable
+    draw: Callable[..., Any]
     marked: list[str] = field(default_factory=lambda: [HEADER])
     sites: int = 0
     calls: int = 0
     stores: int = 0
     left: int = 14
 
-    def pick(self, options):
-        return self.draw(st.sampled_from(tuple(options)))
+    def pick(self, options: Iterable[T]) -> T:
+        return cast(T, self.draw(st.sampled_from(tuple(options))))
 
     def emit(self, depth: int, text: str) -> None:
         self.marked.append("    " * depth + text)
@@ -253,17 +255,16 @@ class _Writer:
         self.emit(depth, "try:")
         body = self.block(depth + 1, defined, handler)
         kept = _kept(defined, self.marked)
-        ends: list[Defined | None] = []
+        handled: Defined | None = None
         caught = self.draw(st.integers(0, 3)) > 0
         if caught:
             self.emit(depth, self.pick(_HANDLERS))
             self.emit(depth + 1, "#reached")
-            ends.append(self.block(depth + 1, kept, True))
+            handled = self.block(depth + 1, kept, True)
             if self.draw(st.integers(0, 3)) == 0:
                 self.emit(depth, "else:")
                 body = self.block(depth + 1, body if body is not None else kept, handler)
-        ends.append(body)
-        joined = _joined(ends[0], ends[-1])
+        joined = _joined(handled, body)
         if caught and self.draw(st.booleans()):
             return joined
         self.emit(depth, "finally:")
@@ -287,7 +288,7 @@ def _kept(defined: Defined, marked: list[str]) -> Defined:
 
 
 @st.composite
-def programs(draw) -> Program:
+def programs(draw: Callable[..., Any]) -> Program:
     """Programs with one to three acquires, at least one; most also release or hand over."""
     writer = _Writer(draw)
     start = frozenset(draw(st.sets(st.sampled_from(NAMES))))

@@ -103,7 +103,7 @@ def test_analysis_on_programs_a_reader_can_check(name: str) -> None:
     _compare(program(body))
 
 
-def _profile(examples: int):
+def _profile(examples: int) -> settings:
     return settings(
         max_examples=examples,
         database=None,
