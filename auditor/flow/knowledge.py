@@ -3,6 +3,7 @@
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     Assume,
+    Call,
     Constant,
     Define,
     Delete,
@@ -21,6 +22,9 @@ Knowledge = frozenset[tuple[str, bool]]
 """(condition key, its truth). A key `=flag:key` records that a flag holds the truth of another condition."""
 
 NOTHING: Knowledge = frozenset()
+FILLING = frozenset({"append", "appendleft", "add", "insert"})
+EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"})
+"""Lists that are filled together are tested for one another: `if keys:` after `keys.append`, `blocks.append`."""
 
 
 def join(left: Knowledge, right: Knowledge) -> Knowledge:
@@ -44,6 +48,10 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             return forget(graph, target, known)
         case Store(target=target):
             return forget(graph, target, known)
+        case Call(receiver=(name,)) if op.method in FILLING and not name.startswith("%"):
+            return known | {(name.lstrip("@"), True)}
+        case Call(receiver=(name,)) if op.method in EMPTYING:
+            return forget(graph, (name,), known)
         case Unpack(targets=targets):
             for _, target in targets:
                 known = forget(graph, target, known)

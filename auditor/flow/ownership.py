@@ -101,7 +101,7 @@ class Ownership:
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:
             case Assume():
-                return held if self._possible(op, held) else None
+                return self._assume(node, op, held)
             case Move() | Await():
                 return self._move(node, op, held, edge)
             case EndStatement():
@@ -216,11 +216,16 @@ class Ownership:
 
     # Operations ---------------------------------------------------------------------------------------------
 
-    def _possible(self, op: Assume, held: Held) -> bool:
+    def _assume(self, node: int, op: Assume, held: Held) -> Held | None:
         """A held lease is neither None nor false, and a container of it is not empty."""
         if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
-            return True
-        return not any(begins_with(place, op.subject) for place in held.places)
+            return held
+        if any(begins_with(place, op.subject) for place in held.places):
+            return None
+        if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in held.maybe):
+            self.endings.unknown.add(node)
+            return None
+        return held
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING and all(is_temporary(place) for place in held.places):
@@ -333,7 +338,8 @@ class Ownership:
 
     def _yield(self, node: int, op: Yield, held: Held, edge: Edge) -> Held | None:
         if self.lends:
-            return held
+            unnamed = op.source is not None and not named(held.places) and self._inside(held, op.source) is not None
+            return replace(held, lent=True) if unnamed else held
         if op.source is not None and (op.delegates or self._inside(held, op.source) is not None):
             if not op.delegates or self._inside(held, op.source) is not None:
                 held = replace(held, lent=True)
@@ -352,7 +358,8 @@ class Ownership:
         endings = self.endings
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
         fields = [place for place in outside if not any(piece.startswith("[") for piece in place)]
-        kept = next((place for place in fields if place not in self.acquisition.places), next(iter(fields), None))
+        fields.sort(key=lambda place: (place in self.acquisition.places, any("<" in piece for piece in place), len(place)))
+        kept = next(iter(fields), None)
         if op.way is Way.RETURN and kept is None and self._returned(node, held):
             return
         if held.lent:
@@ -453,7 +460,7 @@ class Ownership:
         treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
-        if treatment.fate is Fate.BORROW:
+        if treatment.fate is Fate.BORROW and treatment.moved_to is None:
             return Treatment(result=(), maybe=True) if treatment.result is not None else None
         return Treatment(Fate.UNKNOWN)
 

@@ -61,7 +61,7 @@ def _given(graph: Graph, node: int, held: Held) -> bool:
     op = graph.ops[node]
     if not isinstance(op, Call):
         return False
-    roots = {place[0] for place in held.places | held.maybe}
+    roots = {place[0] for place in held.places}
     return any(path[0] in roots for _, path in operands(op))
 
 

@@ -5,6 +5,7 @@ import ast
 from auditor.ir.builder import Builder, End
 from auditor.ir.conditions import Condition, condition, item_component
 from auditor.ir.ops import (
+    ANY_ITEM,
     Assume,
     Await,
     Call,
@@ -37,7 +38,7 @@ QUIET_CALLS = frozenset(
     {
         "isinstance", "issubclass", "len", "id", "type", "hasattr", "callable", "print", "range", "repr", "str", "bool",
         "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super", "perf_counter", "monotonic", "time", "time_ns",
-        "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback", "suppress", "append", "appendleft", "add", "discard", "clear", "items", "values", "keys", "setdefault",
+        "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback", "suppress", "append", "extend", "insert", "update", "appendleft", "add", "discard", "clear", "items", "values", "keys", "setdefault",
         "size", "dim", "data_ptr", "numel", "is_contiguous", "element_size", "startswith", "endswith", "cast",
     }
 )  # fmt: skip
@@ -103,6 +104,16 @@ class ExpressionLowering:
             self.value(operand)
         target = self.builder.temporary()
         self.builder.emit(Fresh(node, target))
+        return target
+
+    def value_BinOp(self, node: ast.BinOp) -> Path:
+        """`[x] * n` and `xs + [x]` hold what their operands hold; other arithmetic makes something new."""
+        displays = (ast.List, ast.Tuple, ast.ListComp)
+        if not isinstance(node.op, (ast.Add, ast.Mult)) or not isinstance(node.left, displays) and not isinstance(node.right, displays):
+            return self._opaque(node)
+        operands = [self.value(node.left), self.value(node.right)]
+        target = self.builder.temporary()
+        self.builder.emit(Make(node, target, tuple((ANY_ITEM, (*path, ANY_ITEM)) for path in operands)))
         return target
 
     def value_JoinedStr(self, node: ast.JoinedStr) -> Path:
@@ -214,6 +225,9 @@ class ExpressionLowering:
     def value_Call(self, node: ast.Call, *, entered: bool = False) -> Path:
         if getattr(node.func, "id", "") == "super" and self.scope.parameters:
             return (self.scope.parameters[0],)
+        read = self._attribute_read(node)
+        if read is not None:
+            return read
         receiver = callee = None
         method = ""
         if isinstance(node.func, ast.Attribute):
@@ -232,6 +246,13 @@ class ExpressionLowering:
         else:
             self.builder.emit_raising(call)
         return target
+
+    def _attribute_read(self, node: ast.Call) -> Path | None:
+        """`getattr(x, "name", default)` reads an attribute."""
+        match node:
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
+                return (*self.value(owner), "." + name)
+        return None
 
     # Comprehensions -----------------------------------------------------------------------------------------
 

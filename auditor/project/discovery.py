@@ -100,7 +100,7 @@ def _behaving(
             for other, its in partners
             if _gives_back(other, name) and not _is_store(function, name, other)
         ]
-        half = _acquiring_half(function, name) if partners else None
+        half = _acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
             got.append(half)
             given += [Half(other, its, half.handle) for other, its in partners]
@@ -141,12 +141,15 @@ def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _acquiring_half(function: Function, name: Name) -> Half | None:
+def _acquiring_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
         return None
     if function.is_abstract:
         if _only_passes(function):
             return None
+        shared = _shared_key(function, partners)
+        if shared is not None:
+            return Half(function, name, Handle.ARGUMENT, shared, Value.OBJECT)
         handle = Handle.RECEIVER if name.verb in COUNTING else Handle.RESULT
         return Half(function, name, handle, 0, value_of(function))
     if name.verb in COUNTING or not returns_something(function):
@@ -154,6 +157,8 @@ def _acquiring_half(function: Function, name: Name) -> Half | None:
     if not _hands_out(function, name):
         return None
     keyed = _kept_under_parameter(function)
+    if keyed is None:
+        keyed = _shared_key(function, partners)
     if keyed is not None:
         return Half(function, name, Handle.ARGUMENT, keyed, Value.OBJECT)
     return Half(function, name, Handle.RESULT, 0, value_of(function))
@@ -300,6 +305,15 @@ def _kept_under_parameter(function: Function) -> Position | None:
     return None
 
 
+def _shared_key(function: Function, partners: list[Function]) -> Position | None:
+    """`allocate_slots(request, n)` and `free(request)`: what both are given is the handle, the table keeps the lease."""
+    given = {names[0] for names in map(_own_parameters, partners) if names}
+    for index, name in enumerate(_own_parameters(function)):
+        if name in given:
+            return index
+    return None
+
+
 def value_of(function: Function) -> Value:
     """What the acquire hands out, from its annotation and what its body makes."""
     returns = getattr(function.node, "returns", None)
@@ -310,7 +324,7 @@ def value_of(function: Function) -> Value:
             case ast.Assign(targets=[ast.Attribute() as target], value=ast.Subscript(slice=ast.Slice())):
                 if _own_state(target, owner) and "free" in ast.unparse(target):
                     return Value.INDEX
-    if "Tensor" in text and "list" not in text.lower():
+    if "Tensor" in text and "list" not in text.lower() and "tuple" not in text.lower():
         return Value.TENSOR
     if text in ("int", "Optional[int]", "int | None"):
         return Value.INDEX

@@ -21,8 +21,6 @@ from auditor.project.sites import site_nodes
 BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
 
-GUARDS = (ast.Try, ast.TryStar, ast.With, ast.AsyncWith)
-
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
 
@@ -97,7 +95,7 @@ class Follower:
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
         leaks = tuple(self._leaks(node, followed))
-        elsewhere = acquisition.keyed and not endings.released and self._ended_elsewhere(op, acquisition)
+        elsewhere = not endings.released and self._ended_elsewhere(op, acquisition)
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
@@ -123,6 +121,8 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process can be reached by
         all, but only a function named for the acquiring leaves it to others; an object made here is reached by nobody.
         """
+        if not acquisition.keyed:
+            return acquisition.own_key and acquisition.handle is Handle.RECEIVER  # a local lock dies with the call
         place = acquisition.places[0]
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
@@ -188,7 +188,7 @@ class Follower:
             return True
         line = self._span(self.graph.ops[site].at).line
         guards = (self.graph.ops[later.node].at for later in onward)
-        return any(isinstance(guard, GUARDS) and not _encloses(guard, line) for guard in guards)
+        return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
 
     def _where(self, node: int, path: list[Station]) -> Span:
         op = self.graph.ops[node]
@@ -263,8 +263,16 @@ LAST_WORDS = {
 }
 
 
-def _encloses(guard: ast.Try | ast.TryStar | ast.With | ast.AsyncWith, line: int) -> bool:
-    return guard.body[0].lineno <= line <= (guard.body[-1].end_lineno or 0)
+def _swallows(guard: ast.AST) -> bool:
+    """A statement that can turn an exception into an ordinary way on."""
+    if isinstance(guard, (ast.With, ast.AsyncWith)):
+        return any("suppress" in ast.unparse(item.context_expr) for item in guard.items)
+    return isinstance(guard, (ast.Try, ast.TryStar))
+
+
+def _encloses(guard: ast.AST, line: int) -> bool:
+    body = getattr(guard, "body", [guard])
+    return body[0].lineno <= line <= (body[-1].end_lineno or 0)
 
 
 def _exceptional(loss: Loss, path: list[Station]) -> Loss:
