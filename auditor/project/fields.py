@@ -13,7 +13,7 @@ from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.follow import EDGES, follow_given
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Field, Leak, Loss, StoredField
-from auditor.flow.solve import TooManyStates
+from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Leave, Path
@@ -84,7 +84,7 @@ class Fields:
         attribute = path[1][1:]
         released_by += [name for name in self._released_elsewhere(cls, attribute) if name not in released_by]
         op = function.graph.ops[node]
-        at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at)
+        at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at, function.module.lines)
         return StoredField(
             field=Field(cls.qualname, "".join(path[1:])[1:]),
             at=at,
@@ -154,7 +154,7 @@ class Fields:
         for loss, node, _ in followed.endings.lost:
             op = method.graph.ops[node]
             if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
-                yield Leak(loss, span_of(method.module.path, op.at), "".join(place), ())
+                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), "".join(place), ())
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""

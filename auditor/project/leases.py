@@ -9,7 +9,7 @@ from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.ownership import Held
+from auditor.flow.ownership import Endings, Held
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary
@@ -42,6 +42,7 @@ class Outcome:
     lease: Lease
     returned: Path | None = None
     always_returned: bool = False
+    flags: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
     unknown: bool = False
 
@@ -82,6 +83,7 @@ class Follower:
         known = self.known.get(node, NOTHING)
         if acquisition.keyed:
             known = known | {(op.target[0], True)}
+        known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         lends = self.function.is_context_manager
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
@@ -109,11 +111,21 @@ class Follower:
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
         if endings.returned:
+            outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.always_returned = not endings.lost and not endings.stored
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
+
+    def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
+        """Constants returned beside the lease, where every return of it agrees."""
+        seen = []
+        for node in endings.returned:
+            value = getattr(self.graph.ops[node].at, "value", None)
+            items = value.elts if isinstance(value, ast.Tuple) else []
+            seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
+        return frozenset(set.intersection(*seen)) if seen else frozenset()
 
     def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
@@ -151,7 +163,7 @@ class Follower:
         return ""
 
     def _span(self, node: ast.AST) -> Span:
-        return span_of(self.function.module.path, node)
+        return span_of(self.function.module.path, node, self.function.module.lines)
 
     # Leaks --------------------------------------------------------------------------------------------------
 
@@ -170,6 +182,9 @@ class Follower:
         """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""
         if loss is Loss.RAISE:
             return _exceptional(loss, path)
+        raised = next((station.edge for station in path if station.edge in LOSS_OF_EDGE), None)
+        if loss is Loss.DISCARDED and raised is not None:
+            return LOSS_OF_EDGE[raised]  # an intermediate value that an exception passed by
         for index, station in enumerate(path):
             if station.edge in LOSS_OF_EDGE and not self._expected(station, path[index:], site):
                 return LOSS_OF_EDGE[station.edge]
@@ -210,7 +225,7 @@ class Follower:
         first = self._span(self.graph.ops[site].at)
         file = self.function.module.path
         steps = [Step(file, first.line, first.column, "acquired here")]
-        for step in tell(self.graph, file, path):
+        for step in tell(self.graph, file, path, self.function.module.lines):
             if step != steps[-1]:
                 steps.append(step)
         steps.append(Step(file, at.line, at.column, LAST_WORDS[loss]))

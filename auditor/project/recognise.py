@@ -16,7 +16,10 @@ from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Why a call acquires. `rest` is where in the result the lease lies."""
+    """Why a call acquires. `rest` is where in the result the lease lies.
+
+    `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
+    """
 
     protocol: str
     origin: str
@@ -25,6 +28,7 @@ class Source:
     argument: Position = 0
     rest: Path = ()
     lease: bool = False
+    flags: frozenset[tuple[str, bool]] = frozenset()
 
 
 class Recogniser:
@@ -124,6 +128,7 @@ class Recogniser:
             callee_text(call.at),
             managed=source.lease or call.entered,
             declared=source.origin != "discovered",
+            flags=source.flags,
             own_key=all(place[0] in function.graph.fresh_roots for place in places),
         )
 
