@@ -272,7 +272,7 @@ class Ownership:
             return held
         inside = [place for place in held.places if begins_with(place, op.source)]
         if edge is Edge.EXHAUSTED:
-            counting = op.counted and (
+            counting = (op.counted or self.acquisition.value is Value.INDEX) and (
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
@@ -281,7 +281,7 @@ class Ownership:
             return replace(held, seen=held.seen - {node})
         element = (*op.source, "[*]")
         after = self._rebind(node, held, op.target, [self._copied(held, op.target, element)])
-        return replace(after, seen=after.seen | {node}) if after is not None and (inside or op.counted) else after
+        return replace(after, seen=after.seen | {node}) if after is not None else after
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
         value = self.acquisition.value
@@ -379,7 +379,8 @@ class Ownership:
         fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
         lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
-        if op.way is Way.RETURN and kept is None and not lent_out and self._returned(node, held):
+        tabled = self.acquisition.value is Value.INDEX and bool(elsewhere)  # written down, a number has been handed over
+        if op.way is Way.RETURN and kept is None and not lent_out and not tabled and self._returned(node, held):
             return
         if held.lent:
             endings.taken.add(node)

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from auditor.flow.effects import Acquisition, Fate, Handle
+from auditor.flow.effects import Acquisition, Fate, Handle, Value
 from auditor.flow.follow import EDGES, follow_given
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -106,7 +106,8 @@ class Fields:
     ) -> tuple[list[str], bool, list[Leak]]:
         released_by: list[str] = []
         drops: list[Leak] = []
-        escapes = False
+        numbers = outcome.acquisition.value is Value.INDEX and len(path) > 2
+        escapes = numbers and any(_looks_releasing(call) for method in family for call in method.calls)
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes

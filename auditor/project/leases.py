@@ -21,6 +21,8 @@ from auditor.project.sites import site_nodes
 BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
 
+STARTING = frozenset({"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"})
+
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
 
@@ -97,7 +99,7 @@ class Follower:
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
         leaks = tuple(self._leaks(node, followed))
-        elsewhere = not endings.released and self._ended_elsewhere(op, acquisition)
+        elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
@@ -126,6 +128,22 @@ class Follower:
             items = value.elts if isinstance(value, ast.Tuple) else []
             seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
         return frozenset(set.intersection(*seen)) if seen else frozenset()
+
+    def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
+        """Nothing here gives it back, or nothing but the handling of a failure.
+
+        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose otherwise;
+        a lock may also be left to the task that this function starts.
+        """
+        released = followed.endings.released
+        if not acquisition.keyed or not released:
+            return not released
+        if any(isinstance(op, Call) and op.method in STARTING for op in self.graph.ops):
+            return True
+        return not any(
+            all(station.edge not in RAISING for station in shortest_path(self.graph, followed.solution, node, held))
+            for node, held in released.items()
+        )
 
     def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
