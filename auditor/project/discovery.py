@@ -152,7 +152,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
         return None
     if function.is_abstract:
-        if _only_passes(function):
+        if _only_passes(function) or name.verb in WEAK - COUNTING:
             return None
         shared = _shared_key(function, partners)
         if shared is not None:

@@ -151,6 +151,8 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process can be reached by
         all, but only a function named for the acquiring leaves it to others; an object made here is reached by nobody.
         """
+        if acquisition.inner:
+            return True
         if not acquisition.keyed:
             return acquisition.own_key and acquisition.handle is Handle.RECEIVER  # a local lock dies with the call
         place = acquisition.places[0]
