@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
@@ -18,10 +18,14 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.sites import site_nodes
 
-BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
+BEGINNING = re.compile(
+    r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
+)
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
 
-STARTING = frozenset({"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"})
+STARTING = frozenset(
+    {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
+)
 
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
@@ -94,7 +98,7 @@ class Follower:
 
     def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:
         lease = self._lease(op, acquisition, ())
-        return Outcome(self.function, op.at, acquisition, _replace(lease, released=True))
+        return Outcome(self.function, op.at, acquisition, replace(lease, released=True))
 
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
@@ -104,12 +108,10 @@ class Follower:
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
-        lease = _replace(
+        lease = replace(
             lease,
             released=bool(endings.released),
-            handed_over=endings.handed_over
-            or bool(endings.unknown)
-            or elsewhere,
+            handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
@@ -127,35 +129,41 @@ class Follower:
         for node in endings.returned:
             value = getattr(self.graph.ops[node].at, "value", None)
             items = value.elts if isinstance(value, ast.Tuple) else []
-            seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
+            seen.append(
+                {(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)}
+            )
         return frozenset(set.intersection(*seen)) if seen else frozenset()
 
     def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
         """Nothing here gives it back, or nothing but the handling of a failure.
 
-        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose otherwise;
-        a lock may also be left to the task that this function starts.
-        """
+        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
+        otherwise; a lock may also be left to the task that this function starts."""
         released = followed.endings.released
         if not acquisition.keyed or not released:
             return not released
         if any(isinstance(op, Call) and op.method in STARTING for op in self.graph.ops):
             return True
         return not any(
-            all(station.edge not in RAISING for station in shortest_path(self.graph, followed.solution, node, held))
+            all(
+                station.edge not in RAISING
+                for station in shortest_path(self.graph, followed.solution, node, held)
+            )
             for node, held in released.items()
         )
 
     def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
 
-        Yes where others can reach its key: an object that was passed in, a field. A global or the process can be reached by
-        all, but only a function named for the acquiring leaves it to others; an object made here is reached by nobody.
-        """
+        Yes where others can reach its key: an object that was passed in, a field. A global or the process
+        can be reached by all, but only a function named for the acquiring leaves it to others; an object
+        made here is reached by nobody."""
         if acquisition.inner:
             return True
         if not acquisition.keyed:
-            return acquisition.own_key and acquisition.handle is Handle.RECEIVER  # a local lock dies with the call
+            return (
+                acquisition.own_key and acquisition.handle is Handle.RECEIVER
+            )  # a local lock dies with the call
         place = acquisition.places[0]
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
@@ -214,9 +222,8 @@ class Follower:
     def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
         """Whoever wrote the handler meant this.
 
-        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after the acquire,
-        so that its handler runs with the lease held whatever raised.
-        """
+        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after
+        the acquire, so that its handler runs with the lease held whatever raised."""
         op = self.graph.ops[station.node]
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
@@ -254,7 +261,10 @@ class Follower:
 
     def _failed(self, path: list[Station], site: int) -> str | None:
         """The other acquire whose failing branch the path takes."""
-        if any(isinstance(self.graph.ops[station.node].at, ast.Assert) and station.edge is Edge.RAISE for station in path):
+        if any(
+            isinstance(self.graph.ops[station.node].at, ast.Assert) and station.edge is Edge.RAISE
+            for station in path
+        ):
             return None  # an assertion states what cannot happen
         for station in path:
             op = self.graph.ops[station.node]
@@ -307,8 +317,8 @@ def _swallows(guard: ast.AST) -> bool:
 
 
 def _encloses(guard: ast.AST, line: int) -> bool:
-    body = getattr(guard, "body", [guard])
-    return body[0].lineno <= line <= (body[-1].end_lineno or 0)
+    body: list[ast.stmt] = getattr(guard, "body", [])
+    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
 
 
 def _exceptional(loss: Loss, path: list[Station]) -> Loss:
@@ -326,16 +336,10 @@ def _name_of(held: Held) -> str:
     return names[0] if names else ""
 
 
-def _replace(lease: Lease, **changes: object) -> Lease:
-    from dataclasses import replace
-
-    return replace(lease, **changes)  # type: ignore[arg-type]
-
-
 def _merge(one: Outcome, other: Outcome) -> Outcome:
     """Copies of one call in different copies of a `finally` body."""
     leaks = {(leak.loss, leak.at): leak for leak in (*other.lease.leaks, *one.lease.leaks)}
-    one.lease = _replace(
+    one.lease = replace(
         one.lease,
         leaks=tuple(leaks.values()),
         released=one.lease.released or other.lease.released,

@@ -10,7 +10,6 @@ from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
 
-
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
 
 
@@ -90,7 +89,9 @@ class Function:
 
 
 def _own_calls(function: FunctionNode) -> Iterator[ast.Call]:
-    stack: list[ast.AST] = list(reversed(function.body)) if isinstance(function.body, list) else [function.body]
+    stack: list[ast.AST] = (
+        list(reversed(function.body)) if isinstance(function.body, list) else [function.body]
+    )
     while stack:
         node = stack.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
@@ -156,7 +157,10 @@ class Module:
         """(line, last name) of everything that looks like a call in the text."""
         if self._called is None:
             self._called = [
-                (number, name) for number, line in enumerate(self.lines, 1) if "(" in line for name in CALL.findall(line)
+                (number, name)
+                for number, line in enumerate(self.lines, 1)
+                if "(" in line
+                for name in CALL.findall(line)
             ]
         return self._called
 
@@ -165,7 +169,10 @@ class Module:
         wanted = sorted(set(lines))
         found = []
         for function in self.by_node.values():
-            first, last = getattr(function.node, "lineno", 1), getattr(function.node, "end_lineno", len(self.lines))
+            first, last = (
+                getattr(function.node, "lineno", 1),
+                getattr(function.node, "end_lineno", len(self.lines)),
+            )
             index = bisect_left(wanted, first)
             if index < len(wanted) and wanted[index] <= (last or first):
                 found.append(function)

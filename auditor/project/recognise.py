@@ -1,4 +1,5 @@
-"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in tables."""
+"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in
+tables."""
 
 import ast
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,8 @@ class Source:
 
 
 class Recogniser:
-    """Answers by resolved function where there is one; a name alone is only believed where nothing else is known."""
+    """Answers by resolved function where there is one; a name alone is only believed where nothing else is
+    known."""
 
     def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
         self.calls = calls
@@ -76,7 +78,9 @@ class Recogniser:
             found = self._of_function(target)
             if found is not None:
                 inner = target.name.startswith("_") and target.cls is not None and target.cls is function.cls
-                return replace(found, inner=inner and found.origin == "discovered" and target in self.acquiring)
+                return replace(
+                    found, inner=inner and found.origin == "discovered" and target in self.acquiring
+                )
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and dotted is None:
@@ -199,7 +203,11 @@ class Recogniser:
                     if protocol.handle is Handle.RECEIVER and not pattern.explicit:
                         if position == -1:
                             return True
-                    elif (protocol.handle is Handle.NONE and not pattern.operands) or position in pattern.operands or (isinstance(position, str) and not pattern.explicit):
+                    elif (
+                        (protocol.handle is Handle.NONE and not pattern.operands)
+                        or position in pattern.operands
+                        or (isinstance(position, str) and not pattern.explicit)
+                    ):
                         return True
         return False
 
