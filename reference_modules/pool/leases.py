@@ -23,13 +23,21 @@ ELSEWHERE = "other places"
 
 
 class Lease(weakref.ref[torch.Tensor]):
-    """One allocation: the tensor (weakly), its bytes, the signal of its storage if a block lies under it, where it was made."""
+    """One allocation in plain memory: the tensor (weakly) and its bytes."""
 
-    __slots__ = ("key", "nbytes", "signal", "site")
+    __slots__ = ("key", "nbytes")
     key: int
     nbytes: int
-    signal: Signal | None
-    site: str | None
+    signal: Signal | None = None
+    """The signal of its storage, where a block lies under it."""
+    site: str | None = None
+    """Where it was made, in tracking mode."""
+
+
+class DetailedLease(Lease):
+    """A lease with a block under it or a place to name; apart, because the plain one is made a hundred thousand times."""
+
+    __slots__ = ("signal", "site")
 
 
 class LeaseTable:

@@ -62,6 +62,7 @@ class TensorPool:
         """Reentrant, because the collector may run a finaliser that releases a lease while this thread is inside the pool."""
         self._store = store or make_store(backend, home)
         self._ledger = Ledger(self._store, tracking=tracking)
+        self._counters, self._hold = self._ledger.counters, self._ledger.hold
         self._policy = Policy(self._settings, self._ledger)
         self._background: Background | None = None
         self.set_threshold(threshold.default(home) if threshold_mb is None else threshold_mb)
@@ -88,8 +89,8 @@ class TensorPool:
             checked_shape(shape, self.name)
             raise
         with self.lock:
-            self._ledger.counters.bypassed += 1
-            self._ledger.hold(tensor, nbytes)
+            self._counters.bypassed += 1
+            self._hold(tensor, nbytes)
         return tensor
 
     def allocate_above(
