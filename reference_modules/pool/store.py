@@ -150,8 +150,8 @@ class BlockStore:
         self._fences = None
 
     def state(self) -> tuple[object, ...]:
-        """All that future decisions depend on while no lease is out."""
-        return (tuple(block.size for block in self._ages), self.classes.state(), self.usefulness.state())
+        """All that future decisions depend on while no lease is out and the threshold is given (`usefulness` unasked)."""
+        return (tuple(block.size for block in self._ages), self.classes.state())
 
     def _reuse(self, found: SizeClass) -> Block:
         block = found.idle.pop()

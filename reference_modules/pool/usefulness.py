@@ -54,8 +54,3 @@ class Usefulness:
         self._aside.pop(step)
         self._kept_for_nothing[step] = TELLING // 2
         return True
-
-    def state(self) -> tuple[object, ...]:
-        """All that future answers depend on."""
-        tables = (self._reused, self._kept_for_nothing, self._aside)
-        return tuple(tuple(sorted(table.items())) for table in tables)
