@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def machine() -> dict[str, Any]:
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo") as lines:
+        with Path("/proc/cpuinfo").open() as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or "unknown"

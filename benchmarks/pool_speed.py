@@ -51,7 +51,7 @@ def bypassed(shape: tuple[int, ...], rounds: int) -> dict[str, object]:
         begin = time.perf_counter()
         held = [torch.empty(shape, dtype=torch.float32, device=device) for _ in range(CALLS)]
         middle = time.perf_counter()
-        held = None
+        del held
         again = time.perf_counter()
         leases = [pool.allocate(shape, torch.float32) for _ in range(CALLS)]
         end = time.perf_counter()
@@ -65,7 +65,10 @@ def bypassed(shape: tuple[int, ...], rounds: int) -> dict[str, object]:
         "shape": shape,
         "torch_empty": microseconds(plain),
         "allocate": microseconds(pooled),
-        "extra": {**microseconds(extra), "least_against_least_us": round((min(pooled) - min(plain)) * 1e6, 3)},
+        "extra": {
+            **microseconds(extra),
+            "least_against_least_us": round((min(pooled) - min(plain)) * 1e6, 3),
+        },
         "ratio": round(median(b / a for a, b in zip(plain, pooled, strict=True)), 2),
         "release": microseconds(release),
     }
@@ -107,7 +110,10 @@ def growth(rounds: int) -> dict[str, object]:
         times[str(live)] = microseconds(samples)
     for tensor in held:
         pool.deallocate(tensor)
-    return {"live": times, "ratio_last_to_first": round(times["100000"]["least_us"] / times["1"]["least_us"], 2)}
+    return {
+        "live": times,
+        "ratio_last_to_first": round(times["100000"]["least_us"] / times["1"]["least_us"], 2),
+    }
 
 
 def large_here(rounds: int) -> dict[str, float]:
@@ -136,7 +142,9 @@ def large_here(rounds: int) -> dict[str, float]:
 def large(environment: dict[str, str], rounds: int) -> dict[str, float]:
     """`large_here` in a child process, because the C library reads its settings at start."""
     command = [sys.executable, "-m", "benchmarks.pool_speed", "--large-here", "--rounds", str(rounds)]
-    answer = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
     return json.loads(answer.stdout)
 
 
@@ -159,7 +167,9 @@ def main() -> None:
         "large_default_libc": large({}, large_rounds),
         "large_tuned_libc": large(TUNED, large_rounds),
         "large_libc_without_mmap": large(TUNED_HARDER, large_rounds),
-        "gpu": "not measured: no CUDA device here" if not torch.cuda.is_available() else "see benchmarks/pool_gpu.py",
+        "gpu": "not measured: no CUDA device here"
+        if not torch.cuda.is_available()
+        else "see benchmarks/pool_gpu.py",
     }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")

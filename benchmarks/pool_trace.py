@@ -106,7 +106,10 @@ def until_it_repeats(trace: Trace, limit: int, steps: int) -> dict[str, Any]:
     seen: dict[object, tuple[int, dict[str, float]]] = {}
     circles, wanted = 0, -(-steps // len(trace.steps))
     while circles < wanted:
-        figures, state = target.figures(), target.store.state()  # in this order: figures takes in what has died
+        figures, state = (
+            target.figures(),
+            target.store.state(),
+        )  # in this order: figures takes in what has died
         if state in seen:
             break
         seen[state] = circles, figures
@@ -195,8 +198,13 @@ def measure(trace: Trace, steps: int, factor: float, million: bool) -> dict[str,
 
 def table(name: str, result: dict[str, Any]) -> str:
     """The figures as text."""
-    head = f"{name}: {result['steps']} steps, peak {result['peak_live_bytes']} B, limit {result['max_bytes']} B"
-    lines = [head, f"  {'policy':26}{'hits':>10}{'misses':>10}{'refused':>9}{'evicted':>10}{'overhead':>10}{'internal':>10}"]
+    head = (
+        f"{name}: {result['steps']} steps, peak {result['peak_live_bytes']} B, limit {result['max_bytes']} B"
+    )
+    lines = [
+        head,
+        f"  {'policy':26}{'hits':>10}{'misses':>10}{'refused':>9}{'evicted':>10}{'overhead':>10}{'internal':>10}",
+    ]
     rows = dict(result["policies"])
     if "million" in result:
         rows[f"TensorPool, {result['million']['steps']} steps"] = result["million"]
@@ -206,7 +214,9 @@ def table(name: str, result: dict[str, Any]) -> str:
             f"{row['reserve_overhead']:>10.2%}{row['internal']:>10.2%}"
         )
     touched = result["touched_circle"]
-    lines.append(f"  hits of exact-fit LRU: {result['hits_of_exact_fit']}; bookkeeping {result['bookkeeping_share']:.3%} of the bytes held")
+    lines.append(
+        f"  hits of exact-fit LRU: {result['hits_of_exact_fit']}; bookkeeping {result['bookkeeping_share']:.3%} of the bytes held"
+    )
     lines.append(
         f"  one circle, pages touched: torch {touched['torch_seconds']:.3f} s, pool {touched['pool_seconds']:.3f} s, "
         f"{touched['times_faster']:.2f} times faster"
@@ -219,7 +229,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("traces", nargs="*", type=Path, default=sorted(HERE.glob("*.json.gz")))
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--limit", type=float, default=1.1, help="max_bytes as a multiple of the peak of live bytes")
+    parser.add_argument(
+        "--limit", type=float, default=1.1, help="max_bytes as a multiple of the peak of live bytes"
+    )
     parser.add_argument("--million", action="store_true", help="also the figures after a million steps")
     options = parser.parse_args()
     results = {}

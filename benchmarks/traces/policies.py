@@ -9,7 +9,9 @@ from collections import OrderedDict
 class Simulated:
     """Separate blocks, least recently used first out, under a limit. A policy is a rounding and a bound on the fit."""
 
-    def __init__(self, name: str, limit: int, *, power_of_two: bool = False, any_larger: bool = False) -> None:
+    def __init__(
+        self, name: str, limit: int, *, power_of_two: bool = False, any_larger: bool = False
+    ) -> None:
         self.name = name
         self.limit = limit
         self._power_of_two = power_of_two

@@ -121,7 +121,9 @@ def training() -> Trace:
         for _ in range(4):
             step()
             recorder.step()
-    source = "4 steps of AdamW, decoder 4 layers x 256, 8 sequences of 256 tokens, vocabulary 4096, float32, CPU"
+    source = (
+        "4 steps of AdamW, decoder 4 layers x 256, 8 sequences of 256 tokens, vocabulary 4096, float32, CPU"
+    )
     return Trace("training", source, recorder.finish())
 
 
@@ -157,7 +159,9 @@ def main() -> None:
         path = HERE / f"{trace.name}.json.gz"
         save(trace, path)
         events = sum(map(len, trace.steps))
-        print(f"{path.name}: {len(trace.steps)} steps, {events} events, peak {trace.peak()} bytes, file {path.stat().st_size}")
+        print(
+            f"{path.name}: {len(trace.steps)} steps, {events} events, peak {trace.peak()} bytes, file {path.stat().st_size}"
+        )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ SLACK_SHARE = 0.04
 class Fences(Protocol):
     """Holds back blocks that a device may still read or write after their storage has died (pinned memory)."""
 
+    def drawn(self, block: Block) -> None:
+        """The block goes out on lease."""
+
     def hold(self, block: Block) -> bool:
         """Take the block if work on it may still run; False where it is free already."""
 
@@ -69,6 +72,8 @@ class BlockStore:
         hit = found is not None
         block = self._reuse(found) if found is not None else self._new(nbytes, limit)
         try:
+            if self._fences is not None:
+                self._fences.drawn(block)
             tensor, signal = lay_over(block, nbytes, shape, dtype, self.died)
         except BaseException:
             self._discard(block)
@@ -84,7 +89,7 @@ class BlockStore:
     def part(self, signal: Signal) -> None:
         """The lease is over: from now on its block waits for that storage to die, unless it has (`set_` and the like)."""
         block = signal.block
-        if block.signal is signal:
+        if block.signal is signal and block in self._out:
             block.parted = True
             self.waiting += 1
 
@@ -146,8 +151,11 @@ class BlockStore:
         return self.classes.report()
 
     def reset_after_fork(self) -> None:
-        """Blocks of ordinary memory are the child's own copies; only their device work is not."""
-        self._fences = None
+        """Blocks of ordinary memory are the child's own copies. Page-locked ones are not: the child forgets them, and makes plain ones."""
+        if self._fences is not None:
+            self._fences = None
+            self.memory = HostMemory()
+            self.abandon()
 
     def state(self) -> tuple[object, ...]:
         """All that future decisions depend on while no lease is out and the threshold is given (`usefulness` unasked)."""

@@ -97,9 +97,7 @@ class Model:
             del knot
             gc.collect(0)
 
-    def alias(
-        self, at: int, how: Callable[[torch.Tensor], torch.Tensor | np.ndarray], exports: bool
-    ) -> None:
+    def alias(self, at: int, how: Callable[[torch.Tensor], torch.Tensor | np.ndarray], exports: bool) -> None:
         pair = self._tensors(at)
         if pair is None:
             return
@@ -118,7 +116,9 @@ class Model:
         pair = self._tensors(at)
         if pair is None or not pair.plain.is_floating_point():
             return
-        weights = [torch.full(pair.plain.shape, 1.5, dtype=pair.plain.dtype).requires_grad_() for _ in range(2)]
+        weights = [
+            torch.full(pair.plain.shape, 1.5, dtype=pair.plain.dtype).requires_grad_() for _ in range(2)
+        ]
         with torch.enable_grad():
             made = both(lambda t: how(t, weights[t is pair.plain]), pair)
         if made is not None:

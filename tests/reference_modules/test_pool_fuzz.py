@@ -7,7 +7,14 @@ import os
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from reference_modules.pool import TensorPool, blocks
 from tests.reference_modules.pool_model import Model
@@ -100,7 +107,9 @@ class PoolPrograms(RuleBasedStateMachine):
     def alias(self, at, how):
         self.model.alias(at, ALIASES[how], exports=how == "dlpack")
 
-    @rule(at=AT, how=st.sampled_from(sorted(CHANGES)), mode=st.sampled_from([torch.no_grad, torch.enable_grad]))
+    @rule(
+        at=AT, how=st.sampled_from(sorted(CHANGES)), mode=st.sampled_from([torch.no_grad, torch.enable_grad])
+    )
     def change(self, at, how, mode):
         with mode():
             self.model.change(at, CHANGES[how], re_points=how in RE_POINTING)
@@ -128,7 +137,9 @@ class PoolPrograms(RuleBasedStateMachine):
 
 
 def test_programs_behave_as_without_a_pool(monkeypatch):
-    monkeypatch.setattr(blocks, "LARGE", 4096)  # so that small tensors live in mappings too: a use after free crashes
+    monkeypatch.setattr(
+        blocks, "LARGE", 4096
+    )  # so that small tensors live in mappings too: a use after free crashes
     torch.set_num_threads(1)
     run_state_machine_as_test(
         PoolPrograms,
