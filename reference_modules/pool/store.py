@@ -18,6 +18,8 @@ from reference_modules.pool.usefulness import Usefulness
 SLACK_SHARE = 0.04
 """Under a limit, blocks that are out may exceed what was asked of them by this share of it: the rest is room for requests."""
 
+NOTHING = memoryview(b"")
+
 
 class Fences(Protocol):
     """Holds back blocks that a device may still read or write after their storage has died (pinned memory)."""
@@ -134,6 +136,8 @@ class BlockStore:
             self._fences.wait()
         self.settle()
         self.evict(self.idle_bytes)
+        for block in self._out:
+            block.memory = NOTHING  # a lease may keep the block known; the memory is its aliases' alone now
         self.reserved = self.slack = self.waiting = 0
         self._out.clear()
         self.died = deque()
@@ -204,5 +208,6 @@ class BlockStore:
 
     def _discard(self, block: Block) -> None:
         block.signal = None
+        block.memory = NOTHING
         self.reserved -= block.size
         self.classes.drop(block)
