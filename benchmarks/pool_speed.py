@@ -1,8 +1,10 @@
-"""How fast the pool is beside plain torch, as ratios within one run: `python -m benchmarks.pool_speed [--rounds N]`.
+"""How fast the pool is beside plain torch, as ratios within one run: `python -m benchmarks.pool_speed
+[--rounds N]`.
 
-Both sides of every comparison alternate in the same process, so that a busy machine slows both. Fixed costs are medians of many short
-rounds, and the smallest round is printed beside them: on a shared machine only that one comes near the code's own cost.
-The 64 MB figures are taken in two child processes: the default C library, and one told to keep freed memory.
+Both sides of every comparison alternate in the same process, so that a busy machine slows both. Fixed costs
+are medians of many short rounds, and the smallest round is printed beside them: on a shared machine only that
+one comes near the code's own cost. The 64 MB figures are taken in two child processes: the default C library,
+and one told to keep freed memory.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def microseconds(samples: list[float]) -> dict[str, float]:
 
 
 def bypassed(shape: tuple[int, ...], rounds: int) -> dict[str, object]:
-    """What an allocation below the threshold costs over the same torch.empty call, and what its release costs."""
+    """What an allocation below the threshold costs over the same torch.empty call, and what its release
+    costs.
+    """
     pool, device = TensorPool("cpu"), torch.device("cpu")
     plain, pooled, extra, release = [], [], [], []
     for _ in range(rounds):

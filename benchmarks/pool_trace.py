@@ -1,7 +1,9 @@
-"""Replays recorded allocation traces through the pool, plain torch and simulated policies, and prints the figures side by side.
+"""Replays recorded allocation traces through the pool, plain torch and simulated policies, and prints the
+figures side by side.
 
-`python -m benchmarks.pool_trace [TRACE ...] [--steps N] [--limit 1.1] [--million]`. A trace is replayed in a circle until N steps are
-done. The limit is a multiple of the peak of live bytes. `--million` goes on to a million steps; see `until_it_repeats`.
+`python -m benchmarks.pool_trace [TRACE ...] [--steps N] [--limit 1.1] [--million]`. A trace is replayed in a
+circle until N steps are done. The limit is a multiple of the peak of live bytes. `--million` goes on to a
+million steps; see `until_it_repeats`.
 """
 
 from __future__ import annotations
@@ -99,8 +101,9 @@ def circle(trace: Trace, target: Any, touch: bool = False) -> None:
 def until_it_repeats(trace: Trace, limit: int, steps: int) -> dict[str, Any]:
     """The figures after `steps` steps, replaying only as long as something new happens.
 
-    After a circle nothing is leased, so what the pool will do depends on its store's state alone. Once a state comes back, every
-    later circle repeats those in between, and their counts can be multiplied instead of replayed.
+    After a circle nothing is leased, so what the pool will do depends on its store's state alone. Once a
+    state comes back, every later circle repeats those in between, and their counts can be multiplied instead
+    of replayed.
     """
     target = PoolReplay(limit)
     seen: dict[object, tuple[int, dict[str, float]]] = {}
@@ -203,7 +206,8 @@ def table(name: str, result: dict[str, Any]) -> str:
     )
     lines = [
         head,
-        f"  {'policy':26}{'hits':>10}{'misses':>10}{'refused':>9}{'evicted':>10}{'overhead':>10}{'internal':>10}",
+        "  "
+        f"{'policy':26}{'hits':>10}{'misses':>10}{'refused':>9}{'evicted':>10}{'overhead':>10}{'internal':>10}",
     ]
     rows = dict(result["policies"])
     if "million" in result:
@@ -215,10 +219,12 @@ def table(name: str, result: dict[str, Any]) -> str:
         )
     touched = result["touched_circle"]
     lines.append(
-        f"  hits of exact-fit LRU: {result['hits_of_exact_fit']}; bookkeeping {result['bookkeeping_share']:.3%} of the bytes held"
+        f"  hits of exact-fit LRU: {result['hits_of_exact_fit']}; bookkeeping "
+        f"{result['bookkeeping_share']:.3%} of the bytes held"
     )
     lines.append(
-        f"  one circle, pages touched: torch {touched['torch_seconds']:.3f} s, pool {touched['pool_seconds']:.3f} s, "
+        f"  one circle, pages touched: torch {touched['torch_seconds']:.3f} s, pool "
+        f"{touched['pool_seconds']:.3f} s, "
         f"{touched['times_faster']:.2f} times faster"
     )
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """The trace file: compressed JSON, one list of whole numbers a step.
 
-A positive number allocates so many bytes; a negative one, -k, frees the k-th allocation back from the newest. Relative numbers make the
-steps of a training run equal to each other, so they compress to almost nothing. After the last step everything has been freed: a
-trace can be replayed in a circle.
+A positive number allocates so many bytes; a negative one, -k, frees the k-th allocation back from the newest.
+Relative numbers make the steps of a training run equal to each other, so they compress to almost nothing.
+After the last step everything has been freed: a trace can be replayed in a circle.
 """
 
 from __future__ import annotations

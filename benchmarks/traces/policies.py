@@ -1,4 +1,6 @@
-"""Simulated pools to stand beside ours: the same trace, the same limit, other rules. They count bytes and hold none."""
+"""Simulated pools to stand beside ours: the same trace, the same limit, other rules. They count bytes and
+hold none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections import OrderedDict
 
 
 class Simulated:
-    """Separate blocks, least recently used first out, under a limit. A policy is a rounding and a bound on the fit."""
+    """Separate blocks, least recently used first out, under a limit. A policy is a rounding and a bound on
+    the fit.
+    """
 
     def __init__(
         self, name: str, limit: int, *, power_of_two: bool = False, any_larger: bool = False

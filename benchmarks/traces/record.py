@@ -1,7 +1,8 @@
 """Records the two shipped traces on this machine: `python -m benchmarks.traces.record`.
 
-A dispatch mode sees every operation; a storage not seen before is an allocation, a storage whose weak reference has expired after an
-operation is a free. Storages under 4 KB are left out: scalars and shapes, which no pool serves.
+A dispatch mode sees every operation; a storage not seen before is an allocation, a storage whose weak
+reference has expired after an operation is a free. Storages under 4 KB are left out: scalars and shapes,
+which no pool serves.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def main() -> None:
         save(trace, path)
         events = sum(map(len, trace.steps))
         print(
-            f"{path.name}: {len(trace.steps)} steps, {events} events, peak {trace.peak()} bytes, file {path.stat().st_size}"
+            f"{path.name}: {len(trace.steps)} steps, {events} events, peak {trace.peak()} bytes, file "
+            f"{path.stat().st_size}"
         )
 
 

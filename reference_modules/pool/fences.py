@@ -1,8 +1,10 @@
-"""Holds blocks back until the streams that may still use them have passed: one list a stream, an event an entry.
+"""Holds blocks back until the streams that may still use them have passed: one list a stream, an event an
+entry.
 
-Whoever takes a tensor from the pool has some stream current; every stream seen that way may have been given work on any block.
-So a block whose storage has died gets an event on each of them, and waits in the list of the stream it was drawn under. Events of one
-stream are reached in order, hence only the heads of the lists are asked.
+Whoever takes a tensor from the pool has some stream current; every stream seen that way may have been given
+work on any block. So a block whose storage has died gets an event on each of them, and waits in the list of
+the stream it was drawn under. Events of one stream are reached in order, hence only the heads of the lists
+are asked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Which memory is near which processor and which GPU, read from sysfs, and how a mapping is put there (Linux).
+"""Which memory is near which processor and which GPU, read from sysfs, and how a mapping is put there
+(Linux).
 
-Where the machine has one node, or does not say, there is nothing to choose: `Placement.node` is None and `reason` says why.
+Where the machine has one node, or does not say, there is nothing to choose: `Placement.node` is None and
+`reason` says why.
 """
 
 from __future__ import annotations

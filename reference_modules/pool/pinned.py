@@ -1,7 +1,7 @@
 """A pool of pinned host memory near one GPU: for copies that run beside computation.
 
-Blocks are mappings bound to the GPU's memory node, then page-locked with cudaHostRegister. A copy may still run when its tensor has died, so
-a block goes through fences (fences.py) before it is used again.
+Blocks are mappings bound to the GPU's memory node, then page-locked with cudaHostRegister. A copy may still
+run when its tensor has died, so a block goes through fences (fences.py) before it is used again.
 """
 
 from __future__ import annotations

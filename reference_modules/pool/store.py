@@ -1,4 +1,6 @@
-"""The lease store: idle blocks by size and by age, blocks out on lease, blocks that wait for their last alias."""
+"""The lease store: idle blocks by size and by age, blocks out on lease, blocks that wait for their last
+alias.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from reference_modules.pool.size_classes import SizeClass, SizeClasses, grain_si
 from reference_modules.pool.usefulness import Usefulness
 
 SLACK_SHARE = 0.04
-"""Under a limit, blocks that are out may exceed what was asked of them by this share of it: the rest is room for requests."""
+"""Under a limit, blocks that are out may exceed what was asked of them by this share of it: the rest is room
+for requests.
+"""
 
 NOTHING = memoryview(b"")
 
 
 class Fences(Protocol):
-    """Holds back blocks that a device may still read or write after their storage has died (pinned memory)."""
+    """Holds back blocks that a device may still use after their storage has died (pinned memory)."""
 
     def drawn(self, block: Block) -> None:
         """The block goes out on lease."""
@@ -38,7 +42,7 @@ class Fences(Protocol):
 
 
 class BlockStore:
-    """Hands out blocks and takes them back when their storage dies. Every method runs under the pool's lock."""
+    """Hands out blocks, takes them back when their storage dies. Every method runs under the pool's lock."""
 
     def __init__(
         self, memory: Memory | None = None, *, pressure: Pressure | None = None, fences: Fences | None = None
@@ -67,7 +71,8 @@ class BlockStore:
     ) -> tuple[torch.Tensor, Signal]:
         """A tensor of exactly `nbytes` over an idle block or a new one.
 
-        NoRoom where `limit` forbids a new one; MemoryError or OSError where the system does; nothing is held then.
+        NoRoom where `limit` forbids a new one; MemoryError or OSError where the system does; nothing is held
+        then.
         """
         slack = nbytes if limit is None else int(limit * SLACK_SHARE) - self.slack
         found = self.classes.fit(nbytes, slack)
@@ -89,7 +94,9 @@ class BlockStore:
         return tensor, signal
 
     def part(self, signal: Signal) -> None:
-        """The lease is over: from now on its block waits for that storage to die, unless it has (`set_` and the like)."""
+        """The lease is over: from now on its block waits for that storage to die, unless it has (`set_` and
+        the like).
+        """
         block = signal.block
         if block.signal is signal and block in self._out:
             block.parted = True
@@ -113,7 +120,9 @@ class BlockStore:
                 self._rest(block)
 
     def evict(self, nbytes: int) -> int:
-        """Give idle blocks back to the system, the longest idle first, until `nbytes` have gone; returns how many."""
+        """Give idle blocks back to the system, the longest idle first, until `nbytes` have gone; returns how
+        many.
+        """
         gone = 0
         while self._ages and gone < nbytes:
             gone += self._evict_oldest()
@@ -131,7 +140,9 @@ class BlockStore:
         return self._pressure.missing(0)
 
     def abandon(self) -> None:
-        """Forget every block: those still referred to live as long as their aliases do, the rest goes back now."""
+        """Forget every block: those still referred to live as long as their aliases do, the rest goes back
+        now.
+        """
         if self._fences is not None:
             self._fences.wait()
         self.settle()
@@ -155,14 +166,18 @@ class BlockStore:
         return self.classes.report()
 
     def reset_after_fork(self) -> None:
-        """Blocks of ordinary memory are the child's own copies. Page-locked ones are not: the child forgets them, and makes plain ones."""
+        """Blocks of ordinary memory are the child's own copies. Page-locked ones are not: the child forgets
+        them, and makes plain ones.
+        """
         if self._fences is not None:
             self._fences = None
             self.memory = HostMemory()
             self.abandon()
 
     def state(self) -> tuple[object, ...]:
-        """All that future decisions depend on while no lease is out and the threshold is given (`usefulness` unasked)."""
+        """All that future decisions depend on while no lease is out and the threshold is given (`usefulness`
+        unasked).
+        """
         return (tuple(block.size for block in self._ages), self.classes.state())
 
     def _reuse(self, found: SizeClass) -> Block:

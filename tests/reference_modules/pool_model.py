@@ -1,4 +1,6 @@
-"""The fuzz's model: every pooled value beside a plain twin that underwent the same operations, and a count of what is leased."""
+"""The fuzz's model: every pooled value beside a plain twin that underwent the same operations, and a count of
+what is leased.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Pair:
     plain: torch.Tensor | np.ndarray
     lease: LeaseModel | None = None
     exported: bool = False
-    """A dlpack alias was made of it. That holds the tensor, not the storage: re-pointing it then is undefined in torch itself."""
+    """A dlpack alias was made of it. That holds the tensor, not the storage: re-pointing it then is undefined
+    in torch itself.
+    """
 
 
 class Model:
@@ -112,7 +116,7 @@ class Model:
             both(how, pair)
 
     def start_graph(self, at: int, how: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        """A graph that saves the pooled tensor, to be differentiated later, when that may long be released."""
+        """A graph that saves the pooled tensor, differentiated later, when that may long be released."""
         pair = self._tensors(at)
         if pair is None or not pair.plain.is_floating_point():
             return

@@ -97,7 +97,9 @@ def test_a_pool_of_its_own_names_places_and_closes_with_cleanup():
     module = Squares(True, 0, lightweight_pool=False)
     tensor = module._allocate_tensor((4,), torch.float32, "cpu")
     (pool,) = module._own_pools.values()
-    assert pool.outstanding() == {f"{__file__}:{pytest.approx}": 1} or __file__ in next(iter(pool.outstanding()))
+    assert pool.outstanding() == {f"{__file__}:{pytest.approx}": 1} or __file__ in next(
+        iter(pool.outstanding())
+    )
     module._deallocate_tensor(tensor)
     with pytest.raises(PoolError, match="released twice"):
         module._deallocate_tensor(tensor)
@@ -218,7 +220,14 @@ def test_the_file_works_alone(alone, lightweight):
         assert alias.eq(1).all()
         del alias
     pool = alone._vendored if lightweight else next(iter(module._own_pools.values()))
-    assert pool.stats() == {"leases": 0, "idle_bytes": 12_000, "abandoned": 0, "hits": 2, "misses": 1, "bypassed": 0}
+    assert pool.stats() == {
+        "leases": 0,
+        "idle_bytes": 12_000,
+        "abandoned": 0,
+        "hits": 2,
+        "misses": 1,
+        "bypassed": 0,
+    }
     kept = module._allocate_tensor((1000, 3), torch.float32, "cpu")
     module._deallocate_tensor(kept)
     with pytest.raises(RuntimeError, match="released twice"):
@@ -250,6 +259,11 @@ def test_the_file_needs_only_torch():
     import ast
 
     tree = ast.parse(Path(mixin_file.__file__).read_text())
-    names = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names = {
+        alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     names |= {node.module.split(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert names - set(sys.stdlib_module_names) == {"torch"}

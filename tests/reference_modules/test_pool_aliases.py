@@ -113,7 +113,9 @@ def test_hooks_and_python_attributes_do_not_outlive_their_lease(pool):
         assert again.grad.eq(1).all()
 
 
-@pytest.mark.parametrize("re_point", [lambda t: t.set_(torch.ones(3)), lambda t: setattr(t, "data", torch.ones(3))])
+@pytest.mark.parametrize(
+    "re_point", [lambda t: t.set_(torch.ones(3)), lambda t: setattr(t, "data", torch.ones(3))]
+)
 def test_re_pointing_gives_the_block_back_and_the_lease_stays(pool, re_point):
     lease = pool.allocate((64, 64))
     re_point(lease)
@@ -160,7 +162,9 @@ def test_a_raw_pointer_holds_nothing(pool):
 
 @pytest.mark.parametrize("grow", [lambda t: t.resize_(10_000), lambda t: t.untyped_storage().resize_(0)])
 def test_the_storage_of_a_lease_cannot_be_resized(pool, grow):
-    """After a refused resize_ torch leaves the new sizes over the old storage: that tensor may only be released."""
+    """After a refused resize_ torch leaves the new sizes over the old storage: that tensor may only be
+    released.
+    """
     lease = pool.allocate((64, 64)).fill_(2)
     view = lease.view(-1)
     with pytest.raises(RuntimeError, match="not resizable"):

@@ -121,7 +121,9 @@ def test_finalisers_may_use_the_pool_from_inside_the_collector():
 
 
 def test_a_release_from_a_finaliser_in_the_leases_own_cycle_comes_too_late(monkeypatch):
-    """Python clears weak references to garbage before it runs finalisers: the lease counts as abandoned by then."""
+    """Python clears weak references to garbage before it runs finalisers: the lease counts as abandoned by
+    then.
+    """
     refused = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: refused.append(report.exc_value))
     pool = TensorPool(threshold_mb=0)

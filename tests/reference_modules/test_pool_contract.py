@@ -42,7 +42,9 @@ def test_shapes_as_torch_empty_takes_them(shape, threshold_mb):
         assert tensor.shape == torch.empty(shape).shape
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.complex64, torch.float8_e4m3fn, torch.int8]
+)
 def test_every_dtype_is_served_from_a_block(pool, dtype):
     with pool.lease((5, 3), dtype, zero=True) as tensor:
         assert tensor.dtype == dtype
@@ -151,7 +153,10 @@ def test_efficiency_names_every_class_that_served(pool):
     for nbytes in (1000, 1000, 5 * KB):
         pool.deallocate(pool.allocate(nbytes, torch.uint8))
     rows = pool.efficiency()
-    assert [(row["block_bytes"], row["hits"], row["misses"]) for row in rows] == [(1024, 1, 1), (5 * KB, 0, 1)]
+    assert [(row["block_bytes"], row["hits"], row["misses"]) for row in rows] == [
+        (1024, 1, 1),
+        (5 * KB, 0, 1),
+    ]
     assert rows[0]["waste"] == pytest.approx(24 / 1024)
 
 
@@ -206,7 +211,11 @@ def test_the_global_pool_is_one_a_device():
 
 def test_debug_poisons_what_is_handed_out_uncleared():
     pool = TensorPool(threshold_mb=0, debug=True)
-    with pool.lease((3,)) as new, pool.lease((3,), torch.int64) as whole, pool.lease((3,), torch.bool) as truth:
+    with (
+        pool.lease((3,)) as new,
+        pool.lease((3,), torch.int64) as whole,
+        pool.lease((3,), torch.bool) as truth,
+    ):
         assert new.isnan().all()
         assert (whole == -1).all()
         assert truth.all()
@@ -231,6 +240,12 @@ def test_the_fault_hook_runs_before_anything_is_held():
                 pool.allocate((5,))
             assert pool.stats().leases == 1
         assert seen == [16, 20]
+        pool.fault_hook = None
+        with pool.lease((6,)):
+            assert seen == [16, 20]
+        pool.fault_hook = hook
+        with pool.lease((7,)):
+            assert seen == [16, 20, 28]
         pool.close()
 
 

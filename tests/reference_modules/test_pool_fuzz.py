@@ -150,7 +150,9 @@ def one_thread():
 
 @pytest.mark.timeout(0)
 def test_programs_behave_as_without_a_pool(monkeypatch, one_thread):
-    monkeypatch.setattr(blocks, "LARGE", 4096)  # so that small tensors live in mappings too: a use after free crashes
+    monkeypatch.setattr(
+        blocks, "LARGE", 4096
+    )  # so that small tensors live in mappings too: a use after free crashes
     run_state_machine_as_test(
         PoolPrograms,
         settings=settings(

@@ -1,4 +1,4 @@
-"""Limits and shortage: eviction, refusal, out of memory, pressure, giving back step by step, stepping aside."""
+"""Limits and shortage: eviction, refusal, out of memory, pressure, giving back, stepping aside."""
 
 import time
 
@@ -210,7 +210,10 @@ def test_classes_of_sizes_seen_once_do_not_pile_up():
     classes = pool._store.classes
     assert len(classes._seen) <= 256
     assert len(classes._classes) < 120
-    assert sum(row["hits"] + row["misses"] for row in pool.efficiency()) == pool.stats().hits + pool.stats().misses
+    assert (
+        sum(row["hits"] + row["misses"] for row in pool.efficiency())
+        == pool.stats().hits + pool.stats().misses
+    )
 
 
 def test_stepping_aside_where_blocks_never_come_back_and_trying_again():

@@ -39,11 +39,20 @@ def test_releasing_another_pools_tensor_names_that_pool(pool):
 
 @pytest.mark.parametrize(
     "foreign",
-    [lambda t: torch.empty(4), lambda t: t[:], lambda t: t.detach(), lambda t: t.to_sparse(), lambda t: None, lambda t: "x"],
+    [
+        lambda t: torch.empty(4),
+        lambda t: t[:],
+        lambda t: t.detach(),
+        lambda t: t.to_sparse(),
+        lambda t: None,
+        lambda t: "x",
+    ],
 )
 def test_releasing_a_stranger_or_an_alias(pool, foreign):
     tensor = pool.allocate((4,), zero=True)
-    with pytest.raises(PoolError, match=r"'mine'.*no lease of this pool.*the very object that allocate returned") as error:
+    with pytest.raises(
+        PoolError, match=r"'mine'.*no lease of this pool.*the very object that allocate returned"
+    ) as error:
         pool.deallocate(foreign(tensor))
     assert len(places(error)) == 1
     assert pool.stats().leases == 1
@@ -60,7 +69,13 @@ def test_a_new_tensor_at_an_old_address_is_not_taken_for_a_lease(pool):
 
 @pytest.mark.parametrize(
     ("shape", "complaint"),
-    [((-1, 4), "negative"), ((-2, -2), "negative"), ((2.5,), "not a sequence"), ("ab", "not a sequence"), (None, "not a sequence")],
+    [
+        ((-1, 4), "negative"),
+        ((-2, -2), "negative"),
+        ((2.5,), "not a sequence"),
+        ("ab", "not a sequence"),
+        (None, "not a sequence"),
+    ],
 )
 def test_absurd_shapes(pool, shape, complaint):
     with pytest.raises(PoolError, match=f"'mine'.*{complaint}") as error:

@@ -73,7 +73,9 @@ def test_allocations_go_through_a_pool_of_the_allocators(cuda):
 
 
 def test_with_expandable_segments_they_stay_in_the_shared_allocator(cuda, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, expandable_segments:True")
+    monkeypatch.setenv(
+        "PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8, expandable_segments:True"
+    )
     assert expandable_segments()
     pool = pool_over(cuda)
     pool.deallocate(pool.allocate((4,)))

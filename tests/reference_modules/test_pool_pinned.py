@@ -1,4 +1,6 @@
-"""Placement from a made-up sysfs, locking and fences on stand-ins; and for real where the machine has several nodes."""
+"""Placement from a made-up sysfs, locking and fences on stand-ins; and for real where the machine has several
+nodes.
+"""
 
 import gc
 
