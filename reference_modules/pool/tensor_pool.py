@@ -77,9 +77,7 @@ class TensorPool:
     def allocate(
         self, shape: Shape, dtype: torch.dtype = _F32, device: Device | None = None, *, zero: bool = False
     ) -> torch.Tensor:
-        """A fresh contiguous tensor without gradient history; uncleared unless `zero`. Give it back with
-        `deallocate`.
-        """
+        """A fresh contiguous tensor, uncleared unless `zero`. Give it back with `deallocate`."""
         try:
             nbytes = prod(shape) * dtype.itemsize  # type: ignore[arg-type]
         except (TypeError, AttributeError):  # an int, or wrong: decided with care below
@@ -124,9 +122,7 @@ class TensorPool:
         return tensor
 
     def deallocate(self, tensor: torch.Tensor) -> None:
-        """End the lease. The memory is used again when nothing refers to its storage any more, `tensor`
-        itself included.
-        """
+        """End the lease. The memory is used again when nothing, `tensor` included, refers to its storage."""
         with self.lock:
             if not self._ledger.release(tensor):
                 raise complaints.wrong_release(self, tensor, living.pools)
@@ -248,7 +244,7 @@ class TensorPool:
 
     @property
     def fault_hook(self) -> FaultHook | None:
-        """Called with the bytes of every allocation before anything is held; what it raises, the caller gets."""
+        """Called with the bytes of every allocation before anything is held; the caller gets what it raises."""
         return self._fault_hook
 
     @fault_hook.setter
@@ -301,12 +297,4 @@ def _made_again(settings: Settings) -> TensorPool:
     """An empty pool with these settings: what a pickled or deep-copied pool becomes (a fault hook stays
     behind).
     """
-    return TensorPool(
-        settings.device,
-        name=settings.name,
-        max_bytes=settings.max_bytes,
-        threshold_mb=settings.threshold_mb,
-        backend=settings.backend,
-        tracking=settings.tracking,
-        debug=settings.debug,
-    )
+    return TensorPool(**vars(settings))

@@ -53,6 +53,25 @@ def test_off_is_plain_torch():
     assert module.get_memory_info()["pools"] == {}
 
 
+class Traced(MemoryPoolMixin, nn.Module):
+    def forward(self, x):
+        with self._lease_tensor(x.shape, x.dtype, x.device) as first:
+            first.add_(x)
+            second = self._allocate_tensor(x.shape, x.dtype, x.device)
+            try:
+                return second.add_(first) * 2
+            finally:
+                self._deallocate_tensor(second)
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_compiled_off_is_one_graph_and_on_gives_the_same(on):
+    module = Traced()
+    module._init_memory_pool(on)
+    compiled = torch.compile(module, backend="eager", fullgraph=not on)
+    assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+
+
 def test_off_and_on_give_the_same_bits():
     pool = TensorPool(threshold_mb=0, debug=True)
     module = Squares()
