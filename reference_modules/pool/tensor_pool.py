@@ -244,7 +244,7 @@ class TensorPool:
 
     @property
     def fault_hook(self) -> FaultHook | None:
-        """Called with the bytes of every allocation before anything is held; the caller gets what it raises."""
+        """Called with the bytes of every allocation before anything is held; what it raises, callers get."""
         return self._fault_hook
 
     @fault_hook.setter
