@@ -1,5 +1,4 @@
-"""MemoryPoolMixin: pooled temporaries for an nn.Module, off by default. One file that works alone with only
-torch.
+"""MemoryPoolMixin: pooled temporaries for an nn.Module. One file that works alone with only torch.
 
     class Block(MemoryPoolMixin, nn.Module):
         def __init__(self, enable_memory_pool=False, memory_pool_threshold_mb=None):
@@ -11,8 +10,7 @@ torch.
                 ...
 
 Beside `reference_modules.pool` it uses that package's pools; copied alone into a repository it brings
-`SmallPool`, which works by the same rule: memory is used again when nothing refers to the storage of its
-lease any more.
+`SmallPool`, with the same rule: memory is used again when nothing refers to its lease's storage any more.
 """
 
 from __future__ import annotations
@@ -25,13 +23,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any
 
 import torch
 
 Shape = Sequence[int]
 Where = torch.device | str | None
-DEFAULT_THRESHOLD_MB = 16.0
+DEFAULT_THRESHOLD_BYTES = 16 << 20
 MOST_IDLE_BYTES = 1 << 30
 
 
@@ -49,12 +48,6 @@ class SmallPool:
         self._idle_bytes = 0
         self._figures = {"abandoned": 0, "hits": 0, "misses": 0, "bypassed": 0}
 
-    def allocate(
-        self, shape: Shape, dtype: torch.dtype, device: Where = None, *, zero: bool = False
-    ) -> torch.Tensor:
-        """A fresh tensor; it owes one `deallocate`."""
-        return self.allocate_above(int(DEFAULT_THRESHOLD_MB * (1 << 20)), shape, dtype, device, zero=zero)
-
     def allocate_above(
         self,
         threshold_bytes: int,
@@ -64,7 +57,7 @@ class SmallPool:
         *,
         zero: bool = False,
     ) -> torch.Tensor:
-        """`allocate` with another threshold."""
+        """A fresh tensor that owes one `deallocate`; pooled if it is at least this large."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._lock:
             self._settle()
@@ -78,6 +71,8 @@ class SmallPool:
             )  # whose tensor has died, or it had its id
             self._leases[id(tensor)] = weakref.ref(tensor)
         return tensor.zero_() if zero else tensor
+
+    allocate = partialmethod(allocate_above, DEFAULT_THRESHOLD_BYTES)
 
     def deallocate(self, tensor: torch.Tensor) -> None:
         """End the lease; its memory is used again when the last alias has died."""
@@ -134,17 +129,13 @@ def _pool_for(device: torch.device, own_name: str | None) -> Any:
         return _vendored if own_name is None else SmallPool(name=own_name)
     if device.type not in ("cpu", "cuda"):
         return None
-    return (
-        get_global_memory_pool(device)
-        if own_name is None
-        else TensorPool(device, name=own_name, tracking=True)
-    )
+    if own_name is None:
+        return get_global_memory_pool(device)
+    return TensorPool(device, name=own_name, tracking=True)
 
 
 class MemoryPoolMixin:
-    """Gives a module temporaries from a pool. With the switch off every method is plain torch and costs
-    nothing.
-    """
+    """Gives a module temporaries from a pool. With the switch off every method is plain torch."""
 
     enable_memory_pool: bool = False
     memory_pool_threshold_mb: float | None = None
@@ -160,17 +151,13 @@ class MemoryPoolMixin:
     ) -> None:
         """Call once, after `super().__init__()`.
 
-        `memory_pool_threshold_mb`: smaller tensors are plain torch; None leaves that to the pool (16
-        MB where nothing was measured).
-        `lightweight_pool`: share the process's pool; False makes a pool of the module's own that
-        names call sites.
+        `memory_pool_threshold_mb`: smaller tensors are plain torch; None leaves that to the pool (16 MB).
+        `lightweight_pool`: share the process's pool; False makes one of the module's own, with call sites.
         `pool`: use exactly this one.
         """
         if memory_pool_threshold_mb is not None and not memory_pool_threshold_mb >= 0:
-            raise ValueError(
-                f"memory_pool_threshold_mb={memory_pool_threshold_mb} must be 0 or more, or None for the "
-                "pool's own"
-            )
+            wrong = f"memory_pool_threshold_mb={memory_pool_threshold_mb}"
+            raise ValueError(f"{wrong} must be 0 or more, or None for the pool's own")
         self.enable_memory_pool = enable_memory_pool
         self.memory_pool_threshold_mb = memory_pool_threshold_mb
         self.lightweight_pool = lightweight_pool
@@ -181,9 +168,7 @@ class MemoryPoolMixin:
     def _allocate_tensor(
         self, shape: Shape, dtype: torch.dtype, device: Where, *, zero_init: bool = True
     ) -> torch.Tensor:
-        """A temporary of this module; owes one `_deallocate_tensor`. Never for what autograd keeps or a
-        caller gets.
-        """
+        """A temporary: owes one `_deallocate_tensor`; never for what autograd keeps or a caller gets."""
         make = torch.zeros if zero_init else torch.empty
         if not self.enable_memory_pool:
             return make(tuple(shape), dtype=dtype, device=device)
@@ -198,10 +183,8 @@ class MemoryPoolMixin:
             threshold = int(threshold_mb * (1 << 20))
             tensor = pool.allocate_above(threshold, tuple(shape), dtype, home, zero=zero_init)
         leases, key = self._pool_leases, id(tensor)
-        leases[key] = (
-            weakref.ref(tensor, lambda _: leases.pop(key, None)),
-            pool,
-        )  # the pool counts it as abandoned
+        forget = weakref.ref(tensor, lambda _: leases.pop(key, None))  # the pool counts it as abandoned
+        leases[key] = forget, pool
         return tensor
 
     def _deallocate_tensor(self, tensor: torch.Tensor) -> None:
