@@ -5,10 +5,6 @@
             super().__init__()
             self._init_memory_pool(enable_memory_pool, memory_pool_threshold_mb)
 
-        def forward(self, x):
-            with self._lease_tensor(x.shape, x.dtype, x.device, zero_init=False) as scratch:
-                ...
-
 Beside `reference_modules.pool` it uses that package's pools; copied alone into a repository it brings
 `SmallPool`, with the same rule: memory is used again when nothing refers to its lease's storage any more.
 """
@@ -22,7 +18,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partialmethod
 from typing import Any
 
@@ -180,8 +176,7 @@ class MemoryPoolMixin:
         elif threshold_mb is None:
             tensor = pool.allocate(tuple(shape), dtype, home, zero=zero_init)
         else:
-            threshold = int(threshold_mb * (1 << 20))
-            tensor = pool.allocate_above(threshold, tuple(shape), dtype, home, zero=zero_init)
+            tensor = pool.allocate_above(int(threshold_mb * (1 << 20)), shape, dtype, home, zero=zero_init)
         leases, key = self._pool_leases, id(tensor)
         forget = weakref.ref(tensor, lambda _: leases.pop(key, None))  # the pool counts it as abandoned
         leases[key] = forget, pool
@@ -223,13 +218,14 @@ class MemoryPoolMixin:
         if not self._has_pool_state():
             return
         leases, self._pool_leases = self._pool_leases, {}
-        for lease, pool in leases.values():
-            tensor = lease()
-            if tensor is not None and pool is not None:
-                pool.deallocate(tensor)
         pools, self._own_pools = self._own_pools, {}
-        for pool in pools.values():
-            pool.close()
+        with ExitStack() as everything:  # one failure must not keep the rest from going back
+            for pool in filter(None, pools.values()):
+                everything.callback(pool.close)
+            for lease, pool in leases.values():
+                tensor = lease()
+                if tensor is not None and pool is not None:
+                    everything.callback(pool.deallocate, tensor)
 
     @contextmanager
     def memory_pool_scope(self) -> Iterator[None]:
@@ -243,9 +239,8 @@ class MemoryPoolMixin:
         """The switch, the threshold, what this module holds now, and the figures of each pool it uses."""
         leases = self._pool_leases if self._has_pool_state() else {}
         held = [tensor for tensor in (lease() for lease, _ in leases.values()) if tensor is not None]
-        used = [pool for _, pool in leases.values()] + (
-            [self._memory_pool] if self.enable_memory_pool else []
-        )
+        used = [pool for _, pool in leases.values()]
+        used += [self._memory_pool] if self.enable_memory_pool else []
         used += self._own_pools.values() if self._has_pool_state() else []
         return {
             "enabled": self.enable_memory_pool,
@@ -272,9 +267,7 @@ class MemoryPoolMixin:
         return "_pool_leases" in self.__dict__  # not where `_init_memory_pool` was never called
 
     def __getstate__(self) -> Any:
-        """Pickles and deep-copies without pool and leases: the copy keeps the switch and finds a pool of its
-        own.
-        """
+        """Pickles and deep-copies without pool and leases; the copy keeps the switch."""
         state = super().__getstate__()
         if not isinstance(state, dict) or "_pool_leases" not in state:
             return state
@@ -290,8 +283,7 @@ class MemoryPoolMixin:
 def set_memory_pool(
     module: torch.nn.Module, pool: Any | None, *, memory_pool_threshold_mb: float | None = None
 ) -> int:
-    """Hand a pool to every pooled module of the tree, or switch them all off with None; returns how many
-    there were.
+    """Hand a pool to every pooled module of the tree, or switch all off with None; returns how many.
 
     Temporaries that are out go back to the pool they came from, whatever was set since.
     """
