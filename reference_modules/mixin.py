@@ -284,7 +284,6 @@ def set_memory_pool(
     module: torch.nn.Module, pool: Any | None, *, memory_pool_threshold_mb: float | None = None
 ) -> int:
     """Hand a pool to every pooled module of the tree, or switch all off with None; returns how many.
-
     Temporaries that are out go back to the pool they came from, whatever was set since.
     """
     switched = 0
