@@ -1,0 +1,165 @@
+"""The joint attention as one autograd function that saves q, k, v, out and lse and nothing else.
+
+Dropout adds a seed (its masks are drawn again), a key mask adds itself, and `detach_mixing` adds what each
+branch returned, because with the mixing weights held constant every branch has its own softmax gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference_modules.attention.geometry import Chunk, Tile
+from reference_modules.attention.joint import (
+    Grads,
+    Inputs,
+    Plan,
+    Softmax,
+    backward_tile,
+    forward_tile,
+    joint_views,
+    lse_dtype,
+)
+from reference_modules.attention.plain import accumulation_dtype
+from reference_modules.attention.workspace import Pool, temporary
+
+Parts = list[tuple[Tensor, Tensor]]  # out and lse of every tile, in the plan's order
+
+
+def attend(
+    inputs: Inputs, plan: Plan, pool: Pool | None, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Parts]:
+    """out in the queries' type, lse in `lse_dtype`, and the parts if the gradient will want them."""
+    q_BNHD = inputs.q_BNHD
+    b, n, h, _ = q_BNHD.shape
+    work = accumulation_dtype(q_BNHD.dtype)
+    lse_BNH = torch.full((b, n, h), -math.inf, dtype=lse_dtype(q_BNHD.dtype), device=q_BNHD.device)
+    parts: Parts = []
+    with ExitStack() as held, _full_precision(q_BNHD):
+        if work == q_BNHD.dtype:
+            out_BNHD = torch.zeros_like(q_BNHD, memory_format=torch.contiguous_format)
+        else:
+            out_BNHD = held.enter_context(temporary(pool, q_BNHD.shape, work, q_BNHD.device, zero=True))
+        state = Softmax(out_BNHD, lse_BNH)
+        for index, tile in enumerate(_slabs(plan, q_BNHD)):
+            kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
+            part = forward_tile(tile, inputs, kernel, plan.scale, pool)
+            state.merge(tile, *part)
+            if plan.detach_mixing:
+                parts.append(part)
+        return out_BNHD.to(q_BNHD.dtype), lse_BNH, parts
+
+
+def attend_backward(
+    dout_BNHD: Tensor,
+    inputs: Inputs,
+    out_BNHD: Tensor,
+    lse_BNH: Tensor,
+    parts: Parts,
+    plan: Plan,
+    pool: Pool | None,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the inputs' type."""
+    q_BNHD = inputs.q_BNHD
+    work = accumulation_dtype(q_BNHD.dtype)
+    with ExitStack() as held, _full_precision(q_BNHD):
+        sums = []
+        for x in (q_BNHD, inputs.k_BNHD, inputs.v_BNHD):
+            if work == x.dtype:
+                sums.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
+            else:
+                sums.append(held.enter_context(temporary(pool, x.shape, work, x.device, zero=True)))
+        total = Grads(*sums)
+        for index, tile in enumerate(_slabs(plan, q_BNHD)):
+            kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
+            dout, out, lse = tile.query_views(dout_BNHD), *joint_views(tile, out_BNHD, lse_BNH)
+            if plan.detach_mixing:
+                part = parts[index] if parts else forward_tile(tile, inputs, kernel, plan.scale, pool)
+                dout, out, lse = _own_softmax(tile, dout, lse, part)
+            total.add(tile, *backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool))
+        dq, dk, dv = (x.to(q_BNHD.dtype) for x in (total.dq_BNHD, total.dk_BNHD, total.dv_BNHD))
+        return dq, dk, dv
+
+
+class JointAttention(torch.autograd.Function):
+    """(q, k, v) → (out, lse); lse carries no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BNHD: Tensor,
+        k_BNHD: Tensor,
+        v_BNHD: Tensor,
+        key_padding_mask_BN: Tensor | None,
+        seed: Tensor | None,
+        plan: Plan,
+        pool: Pool | None,
+    ) -> tuple[Tensor, Tensor]:
+        inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, key_padding_mask_BN)
+        out_BNHD, lse_BNH, parts = attend(inputs, plan, pool, seed)
+        flat = [x for part in parts for x in part]
+        ctx.save_for_backward(q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, key_padding_mask_BN, seed, *flat)
+        ctx.plan, ctx.pool = plan, pool
+        lse_BNH = lse_BNH.to(accumulation_dtype(q_BNHD.dtype))
+        ctx.mark_non_differentiable(lse_BNH)
+        return out_BNHD, lse_BNH
+
+    @staticmethod
+    def backward(ctx: Any, dout_BNHD: Tensor, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, mask_BN, seed, *flat = ctx.saved_tensors
+        inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, mask_BN)
+        parts = list(zip(flat[::2], flat[1::2], strict=True))
+        with torch.no_grad():
+            grads = attend_backward(dout_BNHD, inputs, out_BNHD, lse_BNH, parts, ctx.plan, ctx.pool, seed)
+        if torch.is_grad_enabled():
+            grads = _OnceOnly.apply(dout_BNHD, q_BNHD, *grads)  # type: ignore[no-untyped-call]
+        return (*grads, None, None, None, None)
+
+
+class _OnceOnly(torch.autograd.Function):
+    """Passes gradients through under create_graph=True and refuses to be differentiated itself."""
+
+    @staticmethod
+    def forward(ctx: Any, dout: Tensor, q: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError(
+            "dilated_attention has no second derivative: its backward runs fused kernels that have none. "
+            "Ask only for the first derivative (create_graph=False), or write the masked softmax yourself."
+        )
+
+
+def _slabs(plan: Plan, q_BNHD: Tensor) -> list[Tile]:
+    whole = Chunk(0, q_BNHD.shape[1])
+    return list(plan.slabs(q_BNHD, whole, whole))
+
+
+def _seed(seed: Tensor | None, index: int) -> int | None:
+    return None if seed is None else int(seed) + index
+
+
+def _own_softmax(
+    tile: Tile, dout: list[Tensor], lse: list[Tensor], part: tuple[Tensor, Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """With constant mixing weights exp(l_i − lse), a branch's gradient is its own softmax's, so weighted."""
+    out_i, lse_i = part
+    sizes = [run.count for run in tile.runs]
+    lse_views = [x.unsqueeze(-1) for x in torch.split(lse_i, sizes, 2)]
+    weighted = []
+    for grad, joint, own in zip(dout, lse, lse_views, strict=True):
+        weight = (own - joint).exp().masked_fill_(own == -math.inf, 0.0)
+        weighted.append((grad * weight).to(grad.dtype))
+    return weighted, list(torch.split(out_i, sizes, 2)), lse_views
+
+
+def _full_precision(q: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast would turn the plain path's float32 products into half precision."""
+    return torch.amp.autocast(q.device.type, enabled=False)

@@ -1,0 +1,215 @@
+"""The joint softmax over all branches: tiles run one by one, their outputs merged, their gradients summed.
+
+Branch i gives rows an output o_i and a log-sum-exp l_i over the keys it allows.  The softmax over the union
+(a pair that m branches allow counting m times) is
+
+    lse = log Σ exp(l_i)          out = Σ exp(l_i − lse)·o_i
+
+built up stably, one tile at a time:  out −= σ(l_i − lse)·(out − o_i),  lse = logaddexp(lse, l_i).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference_modules.attention.geometry import Branch, Chunk, HeadRun, OffsetRule, Tile, tiles
+from reference_modules.attention.kernels import Kernel, Need, choose
+from reference_modules.attention.plain import accumulation_dtype
+from reference_modules.attention.workspace import Pool, temporary
+
+SLAB_BYTES = {
+    "cpu": 16 << 20,
+    "cuda": 256 << 20,
+}  # of queries in one kernel call, where segments can be split off
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is computed, apart from the numbers themselves."""
+
+    branches: tuple[Branch, ...]
+    causal: bool
+    scale: float
+    dropout: float = 0.0
+    detach_mixing: bool = False
+    kernel: str = "auto"
+
+    @staticmethod
+    def of(
+        pairs: Iterable[tuple[int, int]],
+        heads: int,
+        rule: OffsetRule,
+        causal: bool,
+        scale: float,
+        dropout: float = 0.0,
+        detach_mixing: bool = False,
+        kernel: str = "auto",
+    ) -> Plan:
+        """One branch for each (segment length, dilation)."""
+        branches = tuple(Branch(w, r, heads, rule) for w, r in pairs)
+        return Plan(branches, causal, scale, dropout, detach_mixing, kernel)
+
+    def slabs(self, q_BNHD: Tensor, queries: Chunk, keys: Chunk) -> Iterator[Tile]:
+        """Every kernel call of the queries of one chunk over the keys of another, in a fixed order."""
+        b, _, _, d = q_BNHD.shape
+        budget = SLAB_BYTES.get(q_BNHD.device.type, SLAB_BYTES["cuda"])
+        for branch in self.branches:
+            for tile in tiles(branch, queries, keys, self.causal):
+                one = b * tile.heads * max(tile.q_rows, tile.k_rows) * d * q_BNHD.element_size()
+                yield from tile.slabs(max(1, budget // max(one, 1)))
+
+    def kernel_for(self, q_BNHD: Tensor, masked: bool, pool: Pool | None, seed: int | None) -> Kernel:
+        return choose(Need.of(q_BNHD, masked, self.dropout, self.scale), self.kernel, pool, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Queries of one chunk, keys and values of another or the same; `visible`: True = may be seen."""
+
+    q_BNHD: Tensor
+    k_BNHD: Tensor
+    v_BNHD: Tensor
+    visible_BNH1: Tensor | None = None
+
+    @staticmethod
+    def of(
+        q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, key_padding_mask_BN: Tensor | None = None
+    ) -> Inputs:
+        """From the mask that callers give, where True means ignore."""
+        if key_padding_mask_BN is None:
+            return Inputs(q_BNHD, k_BNHD, v_BNHD)
+        visible_BN11 = (~key_padding_mask_BN)[:, :, None, None]
+        return Inputs(q_BNHD, k_BNHD, v_BNHD, visible_BN11.expand(-1, -1, k_BNHD.shape[2], -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """The state of the joint softmax: out in the accumulation type, lse in `lse_dtype`."""
+
+    out_BNHD: Tensor
+    lse_BNH: Tensor
+
+    def merge(self, tile: Tile, out_BSHLD: Tensor, lse_BSHL: Tensor) -> None:
+        for run, heads in _spans(tile):
+            lse = run.view(self.lse_BNH.unsqueeze(-1), run.q_row, tile, tile.q_rows).squeeze(-1)
+            out = run.view(self.out_BNHD, run.q_row, tile, tile.q_rows)
+            lse_i = lse_BSHL[:, :, heads].to(lse.dtype)
+            share = torch.sigmoid(lse_i - lse).masked_fill_(lse_i == -math.inf, 0.0)  # −inf − −inf is NaN
+            out.lerp_(out_BSHLD[:, :, heads].to(out.dtype), share.unsqueeze(-1).to(out.dtype))
+            lse.copy_(torch.logaddexp(lse, lse_i))
+
+
+@dataclass(frozen=True, slots=True)
+class Grads:
+    """Sums of the branches' gradients, in the accumulation type."""
+
+    dq_BNHD: Tensor
+    dk_BNHD: Tensor
+    dv_BNHD: Tensor
+
+    def add(self, tile: Tile, dq_BSHLD: Tensor, dk_BSHSD: Tensor, dv_BSHSD: Tensor) -> None:
+        for run, heads in _spans(tile):
+            run.view(self.dq_BNHD, run.q_row, tile, tile.q_rows).add_(dq_BSHLD[:, :, heads])
+            run.view(self.dk_BNHD, run.k_row, tile, tile.k_rows).add_(dk_BSHSD[:, :, heads])
+            run.view(self.dv_BNHD, run.k_row, tile, tile.k_rows).add_(dv_BSHSD[:, :, heads])
+
+
+def lse_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float32: at scores of 1e4 a float32 lse is off by 5e-4, and every probability with it."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
+
+
+def forward_tile(
+    tile: Tile, inputs: Inputs, kernel: Kernel, scale: float, pool: Pool | None
+) -> tuple[Tensor, Tensor]:
+    """(b, segments, heads, rows, d) and (b, segments, heads, rows) of one kernel call."""
+    with ExitStack() as held:
+        q, k, v, keys = _load(tile, inputs, pool, held)
+        out, lse = kernel.forward(q, k, v, scale, tile.causal, keys)
+    batch = (inputs.q_BNHD.shape[0], tile.segments)
+    return out.view(*batch, *out.shape[1:]), lse.view(*batch, *lse.shape[1:])
+
+
+def backward_tile(
+    tile: Tile,
+    dout: list[Tensor],
+    inputs: Inputs,
+    out: list[Tensor],
+    lse: list[Tensor],
+    kernel: Kernel,
+    scale: float,
+    pool: Pool | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of one kernel call; `dout`, `out` and `lse` come as the views of the tile's head runs."""
+    with ExitStack() as held:
+        q, k, v, keys = _load(tile, inputs, pool, held)
+        if q.dtype == torch.float32 and lse[0].dtype == torch.float64:
+            dout = [_undo_rounding(*pair) for pair in zip(dout, lse, strict=True)]
+        dout_, out_ = (_pack(views, q.dtype, pool, held) for views in (dout, out))
+        lse_ = _pack(lse, accumulation_dtype(q.dtype), None, held).squeeze(-1)
+        grads = kernel.backward(dout_, q, k, v, out_, lse_, scale, tile.causal, keys)
+    batch = (inputs.q_BNHD.shape[0], tile.segments)
+    dq, dk, dv = (grad.reshape(*batch, *grad.shape[1:]) for grad in grads)
+    return dq, dk, dv
+
+
+def joint_views(tile: Tile, out_BNHD: Tensor, lse_BNH: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The rows of the joint out and lse that a tile's backward is handed."""
+    return tile.query_views(out_BNHD), tile.query_views(lse_BNH.unsqueeze(-1))
+
+
+def _undo_rounding(dout: Tensor, lse: Tensor) -> Tensor:
+    """Kernels take a float32 lse: their P is off by exp(lse − float32(lse)); P only ever multiplies dO."""
+    off = (lse.float().double() - lse).masked_fill_(lse == -math.inf, 0.0)
+    return dout * off.exp_().float()
+
+
+def _load(
+    tile: Tile, inputs: Inputs, pool: Pool | None, held: ExitStack
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    dtype = inputs.q_BNHD.dtype
+    q = _pack(tile.query_views(inputs.q_BNHD), dtype, pool, held)
+    k = _pack(tile.key_views(inputs.k_BNHD), dtype, pool, held)
+    v = _pack(tile.key_views(inputs.v_BNHD), dtype, pool, held)
+    visible = inputs.visible_BNH1
+    keys = None if visible is None else _pack(tile.key_views(visible), torch.bool, None, held).squeeze(-1)
+    return q, k, v, keys
+
+
+def _pack(views_BSHLX: list[Tensor], dtype: torch.dtype, pool: Pool | None, held: ExitStack) -> Tensor:
+    """(b·segments, heads, rows, x): the one view itself where its strides allow it, else a gathered copy.
+
+    The buffer keeps a row's heads together, (b, segments, rows, heads, x), the layout the fused kernels
+    like best.
+    """
+    first = views_BSHLX[0]
+    if len(views_BSHLX) == 1 and first.dtype == dtype and _is_one_batch(first):
+        return first.flatten(0, 1)
+    b, segments, _, rows, x = first.shape
+    heads = sum(view.shape[2] for view in views_BSHLX)
+    buffer = held.enter_context(temporary(pool, (b, segments, rows, heads, x), dtype, first.device))
+    at = 0
+    for view in views_BSHLX:
+        buffer[:, :, :, at : at + view.shape[2]].copy_(view.transpose(2, 3))
+        at += view.shape[2]
+    return buffer.flatten(0, 1).transpose(1, 2)
+
+
+def _is_one_batch(view_BSHLX: Tensor) -> bool:
+    b, segments = view_BSHLX.shape[:2]
+    merges = b == 1 or segments == 1 or view_BSHLX.stride(0) == segments * view_BSHLX.stride(1)
+    return merges and view_BSHLX.stride(-1) == 1
+
+
+def _spans(tile: Tile) -> Iterator[tuple[HeadRun, slice]]:
+    """Each run with its place among the tile's heads."""
+    at = 0
+    for run in tile.runs:
+        yield run, slice(at, at + run.count)
+        at += run.count
