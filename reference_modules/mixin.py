@@ -1,0 +1,2 @@
+def set_memory_pool(*a):
+    pass
