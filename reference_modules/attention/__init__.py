@@ -1,5 +1,22 @@
 """Dilated, ring and block-sparse attention with exact gradients."""
 
+from reference_modules.attention.config import LongNetConfig
+from reference_modules.attention.dilated import DilatedAttention
 from reference_modules.attention.functional import dilated_attention
+from reference_modules.attention.long_net import LongNet, create_long_net
+from reference_modules.attention.multihead import MultiheadDilatedAttention
+from reference_modules.attention.transformer import (
+    DilatedTransformerDecoderLayer,
+    DilatedTransformerEncoderLayer,
+)
 
-__all__ = ["dilated_attention"]
+__all__ = [
+    "DilatedAttention",
+    "DilatedTransformerDecoderLayer",
+    "DilatedTransformerEncoderLayer",
+    "LongNet",
+    "LongNetConfig",
+    "MultiheadDilatedAttention",
+    "create_long_net",
+    "dilated_attention",
+]

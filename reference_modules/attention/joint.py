@@ -125,6 +125,11 @@ def lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else torch.float64
 
 
+def compute_dtype(q: Tensor) -> torch.dtype:
+    """Half precision on CPU computes in float32: branches are not rounded one by one before their sum."""
+    return accumulation_dtype(q.dtype) if q.device.type == "cpu" else q.dtype
+
+
 def forward_tile(
     tile: Tile, inputs: Inputs, kernel: Kernel, scale: float, pool: Pool | None
 ) -> tuple[Tensor, Tensor]:
@@ -173,7 +178,7 @@ def _undo_rounding(dout: Tensor, lse: Tensor) -> Tensor:
 def _load(
     tile: Tile, inputs: Inputs, pool: Pool | None, held: ExitStack
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    dtype = inputs.q_BNHD.dtype
+    dtype = compute_dtype(inputs.q_BNHD)
     q = _pack(tile.query_views(inputs.q_BNHD), dtype, pool, held)
     k = _pack(tile.key_views(inputs.k_BNHD), dtype, pool, held)
     v = _pack(tile.key_views(inputs.v_BNHD), dtype, pool, held)

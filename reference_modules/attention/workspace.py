@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from reference_modules.mixin import MemoryPoolMixin
+
 
 class Pool(Protocol):
     """As much of reference_modules.pool.TensorPool as attention asks for."""
@@ -33,3 +35,28 @@ def temporary(
         return
     with pool.lease(tuple(shape), dtype, device, zero=zero) as leased:
         yield leased
+
+
+class ModulePool:
+    """A pooled module's temporaries as a Pool: its own threshold and its own pool apply."""
+
+    def __init__(self, module: MemoryPoolMixin) -> None:
+        self._module = module
+
+    @contextmanager
+    def lease(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        *,
+        zero: bool = False,
+    ) -> Iterator[Tensor]:
+        """Through the module, so that its `get_memory_info` and cleanup know of it."""
+        with self._module._lease_tensor(shape, dtype, device, zero_init=zero) as leased:
+            yield leased
+
+
+def pool_of(module: MemoryPoolMixin) -> Pool | None:
+    """None where the module's switch is off."""
+    return ModulePool(module) if module.enable_memory_pool else None
