@@ -14,7 +14,7 @@ def poison(tensor: torch.Tensor) -> None:
     if tensor.dtype is torch.bool:  # only 0 and 1 are booleans
         tensor.fill_(True)
     else:
-        torch.tensor((), dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(POISON)  # type: ignore[call-overload]
+        torch.tensor((), dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(POISON)
 
 
 def tensors_are_fake() -> bool:
