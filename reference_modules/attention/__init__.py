@@ -5,6 +5,8 @@ from reference_modules.attention.dilated import DilatedAttention
 from reference_modules.attention.functional import dilated_attention
 from reference_modules.attention.long_net import LongNet, create_long_net
 from reference_modules.attention.multihead import MultiheadDilatedAttention
+from reference_modules.attention.placement import shard, unshard
+from reference_modules.attention.ring import DistributedDilatedAttention, RingDilatedAttention
 from reference_modules.attention.transformer import (
     DilatedTransformerDecoderLayer,
     DilatedTransformerEncoderLayer,
@@ -14,9 +16,13 @@ __all__ = [
     "DilatedAttention",
     "DilatedTransformerDecoderLayer",
     "DilatedTransformerEncoderLayer",
+    "DistributedDilatedAttention",
     "LongNet",
     "LongNetConfig",
     "MultiheadDilatedAttention",
+    "RingDilatedAttention",
     "create_long_net",
     "dilated_attention",
+    "shard",
+    "unshard",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from reference_modules.attention.joint import (
     lse_dtype,
 )
 from reference_modules.attention.plain import accumulation_dtype
-from reference_modules.attention.workspace import Pool, temporary
+from reference_modules.attention.workspace import Pool, accumulator
 
 Parts = list[tuple[Tensor, Tensor]]  # out and lse of every tile, in the plan's order
 
@@ -40,11 +40,8 @@ def attend(
     work = accumulation_dtype(q_BNHD.dtype)
     lse_BNH = torch.full((b, n, h), -math.inf, dtype=lse_dtype(q_BNHD.dtype), device=q_BNHD.device)
     parts: Parts = []
-    with ExitStack() as held, _full_precision(q_BNHD):
-        if work == q_BNHD.dtype:
-            out_BNHD = torch.zeros_like(q_BNHD, memory_format=torch.contiguous_format)
-        else:
-            out_BNHD = held.enter_context(temporary(pool, q_BNHD.shape, work, q_BNHD.device, zero=True))
+    with ExitStack() as held, full_precision(q_BNHD):
+        out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool))
         state = Softmax(out_BNHD, lse_BNH)
         for index, tile in enumerate(_slabs(plan, q_BNHD)):
             kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
@@ -68,13 +65,9 @@ def attend_backward(
     """dq, dk, dv in the inputs' type."""
     q_BNHD = inputs.q_BNHD
     work = accumulation_dtype(q_BNHD.dtype)
-    with ExitStack() as held, _full_precision(q_BNHD):
-        sums = []
-        for x in (q_BNHD, inputs.k_BNHD, inputs.v_BNHD):
-            if work == x.dtype:
-                sums.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
-            else:
-                sums.append(held.enter_context(temporary(pool, x.shape, work, x.device, zero=True)))
+    with ExitStack() as held, full_precision(q_BNHD):
+        everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
+        sums = [held.enter_context(accumulator(x, work, pool)) for x in everything]
         total = Grads(*sums)
         for index, tile in enumerate(_slabs(plan, q_BNHD)):
             kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
@@ -83,7 +76,7 @@ def attend_backward(
                 part = parts[index] if parts else forward_tile(tile, inputs, kernel, plan.scale, pool)
                 dout, out, lse = _own_softmax(tile, dout, lse, part)
             total.add(tile, *backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool))
-        dq, dk, dv = (x.to(q_BNHD.dtype) for x in (total.dq_BNHD, total.dk_BNHD, total.dv_BNHD))
+        dq, dk, dv = (x.to(q_BNHD.dtype) for x in sums)
         return dq, dk, dv
 
 
@@ -117,9 +110,14 @@ class JointAttention(torch.autograd.Function):
         parts = list(zip(flat[::2], flat[1::2], strict=True))
         with torch.no_grad():
             grads = attend_backward(dout_BNHD, inputs, out_BNHD, lse_BNH, parts, ctx.plan, ctx.pool, seed)
-        if torch.is_grad_enabled():
-            grads = _OnceOnly.apply(dout_BNHD, q_BNHD, *grads)  # type: ignore[no-untyped-call]
-        return (*grads, None, None, None, None)
+        return (*once_only(dout_BNHD, q_BNHD, grads), None, None, None, None)
+
+
+def once_only(dout: Tensor, q: Tensor, grads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients, which under create_graph=True refuse to be differentiated again."""
+    if not torch.is_grad_enabled():
+        return grads
+    return cast(tuple[Tensor, Tensor, Tensor], _OnceOnly.apply(dout, q, *grads))  # type: ignore[no-untyped-call]
 
 
 class _OnceOnly(torch.autograd.Function):
@@ -160,6 +158,6 @@ def _own_softmax(
     return weighted, list(torch.split(out_i, sizes, 2)), lse_views
 
 
-def _full_precision(q: Tensor) -> contextlib.AbstractContextManager[object]:
+def full_precision(q: Tensor) -> contextlib.AbstractContextManager[object]:
     """Autocast would turn the plain path's float32 products into half precision."""
     return torch.amp.autocast(q.device.type, enabled=False)

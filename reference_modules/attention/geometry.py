@@ -76,6 +76,21 @@ class HeadRun:
             x_BNHx.storage_offset() + row * n_step + self.head * h_step,
         )
 
+    def halves(self) -> list[HeadRun]:
+        """Its first heads and its last, none where there is only one."""
+        first = self.count // 2
+        if first == 0:
+            return []
+        skip = first * self.row_shift
+        last = replace(
+            self,
+            head=self.head + first * self.head_step,
+            count=self.count - first,
+            q_row=self.q_row + skip,
+            k_row=self.k_row + skip,
+        )
+        return [replace(self, count=first), last]
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -109,6 +124,16 @@ class Tile:
         """Split so that no slab has more than `most` segments: temporaries stay small at any length."""
         for first in range(0, self.segments, most):
             yield self.part(first, min(first + most, self.segments))
+
+    def halves(self) -> list[Tile]:
+        """Two tiles that do the same, by segments or else by heads; none where there is one of each."""
+        if self.segments > 1:
+            middle = self.segments // 2
+            return [self.part(0, middle), self.part(middle, self.segments)]
+        if len(self.runs) > 1:
+            middle = len(self.runs) // 2
+            return [replace(self, runs=self.runs[:middle]), replace(self, runs=self.runs[middle:])]
+        return [replace(self, runs=(run,)) for run in self.runs[0].halves()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,13 +96,18 @@ class Softmax:
     lse_BNH: Tensor
 
     def merge(self, tile: Tile, out_BSHLD: Tensor, lse_BSHL: Tensor) -> None:
+        """Take in what one tile returned; a failure changes nothing, because all is computed first."""
+        steps = []
         for run, heads in _spans(tile):
             lse = run.view(self.lse_BNH.unsqueeze(-1), run.q_row, tile, tile.q_rows).squeeze(-1)
             out = run.view(self.out_BNHD, run.q_row, tile, tile.q_rows)
             lse_i = lse_BSHL[:, :, heads].to(lse.dtype)
             share = torch.sigmoid(lse_i - lse).masked_fill_(lse_i == -math.inf, 0.0)  # −inf − −inf is NaN
-            out.lerp_(out_BSHLD[:, :, heads].to(out.dtype), share.unsqueeze(-1).to(out.dtype))
-            lse.copy_(torch.logaddexp(lse, lse_i))
+            out_i = out_BSHLD[:, :, heads].to(out.dtype)
+            steps.append((out, out_i, share.unsqueeze(-1).to(out.dtype), lse, torch.logaddexp(lse, lse_i)))
+        for out, out_i, share, lse, new_lse in steps:
+            out.lerp_(out_i, share)
+            lse.copy_(new_lse)
 
 
 @dataclass(frozen=True, slots=True)

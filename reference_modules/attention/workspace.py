@@ -37,6 +37,16 @@ def temporary(
         yield leased
 
 
+@contextmanager
+def accumulator(like: Tensor, dtype: torch.dtype, pool: Pool | None) -> Iterator[Tensor]:
+    """Zeros shaped like `like`; from the pool only where they are cast afterwards, else they leave the call."""
+    if dtype == like.dtype:
+        yield torch.zeros_like(like, memory_format=torch.contiguous_format)
+        return
+    with temporary(pool, like.shape, dtype, like.device, zero=True) as total:
+        yield total
+
+
 class ModulePool:
     """A pooled module's temporaries as a Pool: its own threshold and its own pool apply."""
 
