@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reference_modules.attention.geometry import Branch, Chunk, Tile, tiles
 from reference_modules.attention.joint import Grads, Inputs, Plan, Softmax, lse_dtype
-from reference_modules.attention.pairwise import Held, any_tile, backward_pair, forward_pair
+from reference_modules.attention.pairwise import DilatedWork, Held
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.ring_pass import Ring
 from reference_modules.attention.workspace import Pool, temporary
@@ -30,13 +30,13 @@ class Squeezed:
     ring: Ring
     index: int
     branch: Branch
-    plan: Plan  # of the squeezed problem
+    work: DilatedWork  # the squeezed problem
 
     @staticmethod
     def of(ring: Ring, plan: Plan, index: int) -> Squeezed:
         branch = plan.branches[index]
         small = replace(branch, segment=branch.segment // branch.dilation, dilation=1)
-        return Squeezed(ring, index, branch, replace(plan, branches=(small,)))
+        return Squeezed(ring, index, branch, DilatedWork(replace(plan, branches=(small,))))
 
     def held_by(self, rank: int) -> Held:
         r = self.branch.dilation
@@ -45,7 +45,7 @@ class Squeezed:
     def sources(self, rank: int, like: Tensor) -> list[int]:
         """The other ranks whose keys this rank's queries see."""
         others = [other for other in range(self.ring.peers.ranks) if other != rank]
-        return [s for s in others if any_tile(self.plan, self.held_by(rank), self.held_by(s), like)]
+        return [s for s in others if self.work.sees(self.held_by(rank), self.held_by(s), like)]
 
     def takers(self, like: Tensor) -> list[int]:
         """The ranks that see this rank's keys."""
@@ -105,7 +105,7 @@ class Gathering:
         lse = torch.full(q.shape[:3], -torch.inf, dtype=lse_dtype(q.dtype), device=q.device)
         small, mine = Softmax(out, lse), branch.held_by(branch.ring.peers.rank)
         for rank, (k, v) in self._keys.items():
-            forward_pair(branch.plan, Inputs(q, k, v), mine, branch.held_by(rank), small, pool)
+            branch.work.forward(Inputs(q, k, v), mine, branch.held_by(rank), small, pool)
         state.merge(branch.rows, out.unsqueeze(3), lse.unsqueeze(3))  # a tile of one row a head and stretch
 
     def backward(self, dout_BNHD: Tensor, state: Softmax, grads: Grads) -> None:
@@ -130,7 +130,7 @@ class Gathering:
                 ours, theirs = branch.held_by(peers.rank), branch.held_by(source)
                 total = Grads(dq, bucket[0], bucket[1])
                 small = Softmax(out, lse)
-                backward_pair(branch.plan, dout, Inputs(q, k, v), ours, theirs, small, total, pool)
+                branch.work.backward(dout, Inputs(q, k, v), ours, theirs, small, total, pool)
             sends = {source: buckets[source]} if j and source in buckets else {}
             receives = {taker: arriving[taker]} if j and taker in arriving else {}
             what = f"gradients of branch {branch.index}"

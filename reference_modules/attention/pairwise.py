@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,57 +29,86 @@ from reference_modules.attention.workspace import Pool
 Held = Sequence[Chunk]  # one after the other in the rank's tensors
 
 
-def any_tile(plan: Plan, queries: Held, keys: Held, like: Tensor) -> bool:
-    """Whether any query of the one sees any key of the other."""
-    return any(True for q in queries for k in keys for _ in plan.slabs(like, q, k))
+class Work(Protocol):
+    """What is done with the keys of one rank; all ranks can tell who sees whom."""
+
+    def sees(self, queries: Held, keys: Held, like: Tensor) -> bool:
+        """Whether any query of the one sees any key of the other."""
+        ...
+
+    def forward(self, inputs: Inputs, queries: Held, keys: Held, state: Softmax, pool: Pool | None) -> None:
+        """Merge what these keys give into the state of the queries."""
+        ...
+
+    def backward(
+        self,
+        dout_BNHD: Tensor,
+        inputs: Inputs,
+        queries: Held,
+        keys: Held,
+        state: Softmax,
+        grads: Grads,
+        pool: Pool | None,
+    ) -> None:
+        """Add these keys' share of dq and these queries' share of dk and dv; `state` is the final one."""
+        ...
 
 
-def forward_pair(
-    plan: Plan, inputs: Inputs, queries: Held, keys: Held, state: Softmax, pool: Pool | None
-) -> None:
-    """Merge what these keys give into the state of the queries."""
-    kernel = plan.kernel_for(inputs.q_BNHD, False, pool, None)
-    for q, q_rows in _rows(queries):
-        for k, k_rows in _rows(keys):
-            part = _narrow(inputs, q_rows, k_rows)
-            rows = Softmax(state.out_BNHD[:, q_rows], state.lse_BNH[:, q_rows])
+@dataclass(frozen=True, slots=True)
+class DilatedWork:
+    """All branches of a plan."""
 
-            def run(tile: Tile, part: Inputs = part, rows: Softmax = rows) -> None:
-                rows.merge(tile, *forward_tile(tile, part, kernel, plan.scale, pool))
+    plan: Plan
 
-            for tile in plan.slabs(part.q_BNHD, q, k):
-                _in_halves_if_needed(tile, run)
+    def sees(self, queries: Held, keys: Held, like: Tensor) -> bool:
+        """Any tile at all."""
+        return any(True for q in queries for k in keys for _ in self.plan.slabs(like, q, k))
 
+    def forward(self, inputs: Inputs, queries: Held, keys: Held, state: Softmax, pool: Pool | None) -> None:
+        """Tile by tile."""
+        plan = self.plan
+        kernel = plan.kernel_for(inputs.q_BNHD, False, pool, None)
+        for q, q_rows in _rows(queries):
+            for k, k_rows in _rows(keys):
+                part = _narrow(inputs, q_rows, k_rows)
+                rows = Softmax(state.out_BNHD[:, q_rows], state.lse_BNH[:, q_rows])
 
-def backward_pair(
-    plan: Plan,
-    dout_BNHD: Tensor,
-    inputs: Inputs,
-    queries: Held,
-    keys: Held,
-    state: Softmax,
-    grads: Grads,
-    pool: Pool | None,
-) -> None:
-    """Add these keys' share of dq and these queries' share of dk and dv; `state` is the final one."""
-    kernel = plan.kernel_for(inputs.q_BNHD, False, pool, None)
-    for q, q_rows in _rows(queries):
-        for k, k_rows in _rows(keys):
-            part = _narrow(inputs, q_rows, k_rows)
-            total = Grads(grads.dq_BNHD[:, q_rows], grads.dk_BNHD[:, k_rows], grads.dv_BNHD[:, k_rows])
-            at = (dout_BNHD[:, q_rows], state.out_BNHD[:, q_rows], state.lse_BNH[:, q_rows])
+                def run(tile: Tile, part: Inputs = part, rows: Softmax = rows) -> None:
+                    rows.merge(tile, *forward_tile(tile, part, kernel, plan.scale, pool))
 
-            def run(
-                tile: Tile,
-                part: Inputs = part,
-                total: Grads = total,
-                at: tuple[Tensor, Tensor, Tensor] = at,
-            ) -> None:
-                dout, out, lse = tile.query_views(at[0]), *joint_views(tile, *at[1:])
-                total.add(tile, *backward_tile(tile, dout, part, out, lse, kernel, plan.scale, pool))
+                for tile in plan.slabs(part.q_BNHD, q, k):
+                    _in_halves_if_needed(tile, run)
 
-            for tile in plan.slabs(part.q_BNHD, q, k):
-                _in_halves_if_needed(tile, run)
+    def backward(
+        self,
+        dout_BNHD: Tensor,
+        inputs: Inputs,
+        queries: Held,
+        keys: Held,
+        state: Softmax,
+        grads: Grads,
+        pool: Pool | None,
+    ) -> None:
+        """Tile by tile."""
+        plan = self.plan
+        kernel = plan.kernel_for(inputs.q_BNHD, False, pool, None)
+        for q, q_rows in _rows(queries):
+            for k, k_rows in _rows(keys):
+                part = _narrow(inputs, q_rows, k_rows)
+                total = Grads(grads.dq_BNHD[:, q_rows], grads.dk_BNHD[:, k_rows], grads.dv_BNHD[:, k_rows])
+                at = (dout_BNHD[:, q_rows], state.out_BNHD[:, q_rows], state.lse_BNH[:, q_rows])
+
+                def run(
+                    tile: Tile,
+                    part: Inputs = part,
+                    total: Grads = total,
+                    at: tuple[Tensor, Tensor, Tensor] = at,
+                ) -> None:
+                    dout, out, lse = tile.query_views(at[0]), *joint_views(tile, *at[1:])
+                    total.add(tile, *backward_tile(tile, dout, part, out, lse, kernel, plan.scale, pool))
+
+                for tile in plan.slabs(part.q_BNHD, q, k):
+                    _in_halves_if_needed(tile, run)
 
 
 def _rows(held: Held) -> Iterator[tuple[Chunk, slice]]:

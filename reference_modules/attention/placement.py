@@ -45,7 +45,7 @@ def shard(x: Tensor, rank: int, ranks: int, placement: Placement = "contiguous",
     pieces = ranks if placement == "contiguous" else 2 * ranks
     if x.shape[dim] % pieces:
         raise ValueError(
-            f"{x.shape[dim]} tokens do not split into {pieces} equal parts for {placement} over {ranks} ranks: "
+            f"{x.shape[dim]} tokens do not split into {pieces} equal parts ({placement}, {ranks} ranks): "
             f"pad to {-(-x.shape[dim] // pieces) * pieces}"
         )
     tokens = x.shape[dim] // ranks

@@ -1,4 +1,4 @@
-"""`RingDilatedAttention`, `DistributedDilatedAttention`: a sequence over many ranks, the numbers of one device."""
+"""`RingDilatedAttention`, `DistributedDilatedAttention`: a sequence over ranks, the numbers of one device."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from reference_modules.attention.exchange import Peers, Pending
-from reference_modules.attention.joint import Grads, Inputs, Plan, Softmax
-from reference_modules.attention.pairwise import Held, any_tile, backward_pair, forward_pair
+from reference_modules.attention.joint import Grads, Inputs, Softmax
+from reference_modules.attention.pairwise import Held, Work
 from reference_modules.attention.placement import Placement, chunks_of
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.workspace import Pool, temporary
@@ -39,30 +39,30 @@ class Ring:
     def mine(self) -> Held:
         return self.held_by(self.peers.rank)
 
-    def steps(self, plan: Plan, like: Tensor) -> int:
+    def steps(self, work: Work, like: Tensor) -> int:
         """How many steps, the first with a rank's own keys included, until no rank sees any more keys."""
         ranks = range(self.peers.ranks)
         farthest = [
-            s for s in ranks if any(any_tile(plan, self.held_by(i), self.held_by(i - s), like) for i in ranks)
+            s for s in ranks if any(work.sees(self.held_by(i), self.held_by(i - s), like) for i in ranks)
         ]
         return max(farthest, default=0) + 1
 
 
-def ring_forward(ring: Ring, plan: Plan, inputs: Inputs, state: Softmax, pool: Pool | None) -> None:
+def ring_forward(ring: Ring, work: Work, inputs: Inputs, state: Softmax, pool: Pool | None) -> None:
     """Merge what every rank's keys give into `state`."""
-    peers, steps = ring.peers, ring.steps(plan, inputs.q_BNHD)
+    peers, steps = ring.peers, ring.steps(work, inputs.q_BNHD)
     with ExitStack() as held:
         travel = _KeysTravel(peers, inputs, steps, pool, held)
         for step in range(steps):
             k, v = travel.start(step)
             theirs = ring.held_by(peers.rank - step)
-            forward_pair(plan, Inputs(inputs.q_BNHD, k, v), ring.mine, theirs, state, pool)
+            work.forward(Inputs(inputs.q_BNHD, k, v), ring.mine, theirs, state, pool)
             travel.finish()
 
 
 def ring_backward(
     ring: Ring,
-    plan: Plan,
+    work: Work,
     dout_BNHD: Tensor,
     inputs: Inputs,
     state: Softmax,
@@ -70,19 +70,18 @@ def ring_backward(
     pool: Pool | None,
 ) -> None:
     """Add to dq what all keys give, and to dk and dv what all ranks' queries give."""
-    peers, steps = ring.peers, ring.steps(plan, inputs.q_BNHD)
+    peers, steps = ring.peers, ring.steps(work, inputs.q_BNHD)
     k = inputs.k_BNHD
-    shape, work = (2, *k.shape), accumulation_dtype(k.dtype)
+    shape, dtype = (2, *k.shape), accumulation_dtype(k.dtype)
     with ExitStack() as held:
         travel = _KeysTravel(peers, inputs, steps, pool, held)
-        sums = [held.enter_context(temporary(pool, shape, work, k.device)) for _ in range(min(steps, 2))]
-        arriving = held.enter_context(temporary(pool, shape, work, k.device))
+        sums = [held.enter_context(temporary(pool, shape, dtype, k.device)) for _ in range(min(steps, 2))]
+        arriving = held.enter_context(temporary(pool, shape, dtype, k.device))
         passed_on: Pending | None = None
         for step in range(steps):
             k_step, v_step = travel.start(step)
             at_hand = sums[step % 2].zero_()
-            backward_pair(
-                plan,
+            work.backward(
                 dout_BNHD,
                 Inputs(inputs.q_BNHD, k_step, v_step),
                 ring.mine,

@@ -14,6 +14,7 @@ from torch import Tensor
 from reference_modules.attention.autograd import full_precision, once_only
 from reference_modules.attention.gather_pass import Gathering, Squeezed
 from reference_modules.attention.joint import Grads, Inputs, Plan, Softmax, lse_dtype
+from reference_modules.attention.pairwise import DilatedWork, Work
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.ring_pass import Ring, ring_backward, ring_forward
 from reference_modules.attention.workspace import Pool, accumulator
@@ -28,9 +29,10 @@ class Job:
     gathered: tuple[int, ...] = ()
 
     @property
-    def ring_plan(self) -> Plan:
+    def around_the_ring(self) -> Work:
+        """All branches that do not gather."""
         kept = tuple(x for i, x in enumerate(self.plan.branches) if i not in self.gathered)
-        return replace(self.plan, branches=kept)
+        return DilatedWork(replace(self.plan, branches=kept))
 
     def start_gathering(self, inputs: Inputs, pool: Pool | None, held: ExitStack) -> Sequence[Gathering]:
         return [Gathering(Squeezed.of(self.ring, self.plan, i), inputs, pool, held) for i in self.gathered]
@@ -68,7 +70,7 @@ class ShardedAttention(torch.autograd.Function):
             out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool))
             state = Softmax(out_BNHD, lse_BNH)
             gathering = job.start_gathering(inputs, pool, held)
-            ring_forward(job.ring, job.ring_plan, inputs, state, pool)
+            ring_forward(job.ring, job.around_the_ring, inputs, state, pool)
             for branch in gathering:
                 branch.forward(state)
             out_BNHD = out_BNHD.to(q_BNHD.dtype)
@@ -88,7 +90,7 @@ class ShardedAttention(torch.autograd.Function):
             sums = [held.enter_context(accumulator(x, work, pool)) for x in (q_BNHD, k_BNHD, v_BNHD)]
             grads = Grads(*sums)
             gathering = job.start_gathering(inputs, pool, held)
-            ring_backward(job.ring, job.ring_plan, dout_BNHD, inputs, state, grads, pool)
+            ring_backward(job.ring, job.around_the_ring, dout_BNHD, inputs, state, grads, pool)
             for branch in gathering:
                 branch.backward(dout_BNHD, state, grads)
             dq, dk, dv = (x.to(q_BNHD.dtype) for x in sums)

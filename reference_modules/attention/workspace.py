@@ -39,7 +39,7 @@ def temporary(
 
 @contextmanager
 def accumulator(like: Tensor, dtype: torch.dtype, pool: Pool | None) -> Iterator[Tensor]:
-    """Zeros shaped like `like`; from the pool only where they are cast afterwards, else they leave the call."""
+    """Zeros shaped like `like`; from the pool only where they are cast later, else they leave the call."""
     if dtype == like.dtype:
         yield torch.zeros_like(like, memory_format=torch.contiguous_format)
         return

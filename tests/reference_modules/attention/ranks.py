@@ -42,7 +42,10 @@ def run(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
+    context = mp.get_context(
+        "forkserver"
+    )  # clean children, and torch is imported once instead of once a rank
+    context.set_forkserver_preload(["torch", "reference_modules.attention", "reference_modules.pool"])
     results = context.Queue()
     started = [
         context.Process(target=_main, args=(rank, ranks, port, results, body, arguments), daemon=True)

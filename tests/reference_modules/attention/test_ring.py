@@ -35,21 +35,23 @@ TOKENS = 96  # splits into 2 · ranks parts for 2, 3 and 4 ranks
 
 
 def cases() -> list[dict[str, Any]]:
-    return [
+    """All combinations for the first branches; the others with each form once, turn and turn about."""
+    found = [
         {
             "segments": w,
             "dilations": r,
             "form": form,
             "placement": placement,
             "is_causal": causal,
-            "rule": rule,
+            "rule": "paper",
         }
         for i, (w, r) in enumerate(BRANCHES)
-        for form in FORMS
-        for placement in ("contiguous", "zigzag")
+        for j, form in enumerate(FORMS)
+        for k, placement in enumerate(("contiguous", "zigzag"))
         for causal in (False, True)
-        for rule in (["paper", "torchscale"] if i == 0 else ["paper"])
+        if i == 0 or (k == (i + j) % 2 and causal == bool((i // 2 + k) % 2))
     ]
+    return [*found, {**found[1], "rule": "torchscale"}, {**found[-1], "rule": "torchscale"}]
 
 
 def one_case(
@@ -122,10 +124,11 @@ def test_without_a_group_it_is_dilated_attention() -> None:
 def test_the_ring_stops_where_no_rank_sees_more() -> None:
     from reference_modules.attention.exchange import Peers
     from reference_modules.attention.joint import Plan
+    from reference_modules.attention.pairwise import DilatedWork
 
     def steps(pairs: list[tuple[int, int]], placement: str = "contiguous", causal: bool = False) -> int:
         ring = Ring(Peers(None, 0, 4), placement, 16)
-        return ring.steps(Plan.of(pairs, 2, "paper", causal, 1.0), torch.zeros(1, 16, 2, 4))
+        return ring.steps(DilatedWork(Plan.of(pairs, 2, "paper", causal, 1.0)), torch.zeros(1, 16, 2, 4))
 
     assert steps([(16, 1), (8, 2)]) == 1
     assert steps([(32, 1)]) == 4  # to the right neighbour is three steps around

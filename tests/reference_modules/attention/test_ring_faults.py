@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -72,10 +73,13 @@ def test_disagreement_is_an_error_everywhere_at_once(form: str) -> None:
     assert "zigzag needs an even number" in found[0][5]["message"]
 
 
+NEVER = 1 << 40
+
+
 class DyingPool(TensorPool):
     """Ends the process at the k-th lease: somewhere in the middle of the ring."""
 
-    countdown = 10**9
+    countdown = NEVER
 
     def allocate(self, *arguments: Any, **options: Any) -> torch.Tensor:
         DyingPool.countdown -= 1
@@ -88,16 +92,20 @@ def die(rank: int, ranks: int, form: str, at: str) -> dict[str, Any]:
     pool = DyingPool("cpu", threshold_mb=0)
     module = FORMS[form]([64], [2], enable_memory_pool=True, pool=pool)
     inputs = [torch.randn(1, 16, 2, 4, requires_grad=True) for _ in range(3)]
-    module(*inputs).sum().backward()  # everyone is connected
+    out = module(*inputs)
+    of_forward = NEVER - DyingPool.countdown
+    out.sum().backward()  # everyone is connected
     if rank == 1:
         if at == "before":
             os._exit(1)
-        DyingPool.countdown = {"forward": 3, "backward": 12}[at]
+        DyingPool.countdown = {"forward": 2, "backward": of_forward + 2}[at]
     return attempt(module, inputs, pool, backward=True)
 
 
-@pytest.mark.parametrize("form", ["ring", "distributed"])
-@pytest.mark.parametrize("at", ["before", "forward", "backward"])
+@pytest.mark.parametrize(
+    ("form", "at"),
+    [("ring", "before"), ("ring", "forward"), ("ring", "backward"), ("distributed", "backward")],
+)
 def test_a_dead_rank_is_an_error_on_all_others(form: str, at: str) -> None:
     found = all_returned(run(3, die, form, at, answers=2))
     assert len(found) == 2
@@ -178,3 +186,23 @@ def test_out_of_memory_goes_on_in_halves_and_says_so() -> None:
     for difference, spoken in all_returned(run(2, tight)):
         assert difference <= 1e-12
         assert any("out of memory on" in message and "going on in halves" in message for message in spoken)
+
+
+def stay_away(rank: int, ranks: int, in_backward: bool) -> dict[str, Any]:
+    pool = TensorPool("cpu", threshold_mb=0)
+    module = RingDilatedAttention([64], [2], enable_memory_pool=True, pool=pool, timeout=timedelta(seconds=1))
+    inputs = [torch.randn(1, 16, 2, 4, requires_grad=True) for _ in range(3)]
+    if rank == 1:
+        if in_backward:
+            module(*inputs)
+        time.sleep(4)
+        return {}
+    return attempt(module, inputs, pool, backward=True)
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_rank_that_never_comes_is_an_error_within_the_modules_timeout(in_backward: bool) -> None:
+    found = all_returned(run(3, stay_away, in_backward))
+    for ended in (found[0], found[2]):
+        assert (ended["error"], ended["leases"]) == ("ExchangeError", 0)
+        assert ended["seconds"] < 3.5
