@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from reference_modules.attention.exchange import Peers
@@ -22,7 +23,8 @@ def agree(peers: Peers, q: Tensor, settings: str, check: Callable[[], None]) -> 
         own_fault = error
     shape = list(q.shape)[:4] + [0] * (4 - q.dim())
     described = zlib.crc32(f"{q.dtype} {settings}".encode())
-    everyone = peers.gather_numbers([int(own_fault is None), *shape, described], q.device)
+    mine = torch.tensor([int(own_fault is None), *shape, described], dtype=torch.int64, device=q.device)
+    everyone = [x.tolist() for x in peers.gather(mine, "comparing shapes")]
     if own_fault is not None:
         raise own_fault
     refused = [rank for rank, (accepted, *_) in enumerate(everyone) if not accepted]

@@ -40,10 +40,15 @@ class Pending:
 class Peers:
     """This rank's place in its group, and how it reaches the others."""
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None
     rank: int
     ranks: int
     timeout: timedelta | None = None  # None: the group's own
+
+    @staticmethod
+    def nobody() -> Peers:
+        """A single rank, which exchanges nothing."""
+        return Peers(None, 0, 1)
 
     @staticmethod
     def of(group: dist.ProcessGroup | None, timeout: timedelta | None) -> Peers | None:
@@ -77,18 +82,20 @@ class Peers:
         after, before = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         return self.swap({after: send}, {before: receive}, what, tag)
 
-    def gather_numbers(self, numbers: list[int], device: torch.device) -> list[list[int]]:
-        """Every rank's list, in rank order; all must be equally long."""
-        mine = torch.tensor(numbers, dtype=torch.int64, device=device)
+    def gather(self, mine: Tensor, what: str) -> list[Tensor]:
+        """Every rank's tensor, in rank order; all must have one shape."""
+        if self.ranks == 1:
+            return [mine]
         everyone = [torch.empty_like(mine) for _ in range(self.ranks)]
-        what = f"rank {self.rank} of {self.ranks}: comparing shapes"
+        what = f"rank {self.rank} of {self.ranks}: {what}"
         try:
             work = dist.all_gather(everyone, mine, group=self.group, async_op=True)
         except RuntimeError as error:
             raise ExchangeError(f"{what} could not start: a rank died or left ({error})") from error
         if work is not None:
             Pending((work,), what, self.timeout).wait()
-        return [x.tolist() for x in everyone]
+        return everyone
 
     def _global(self, peer: int) -> int:
+        assert self.group is not None
         return dist.get_global_rank(self.group, peer)

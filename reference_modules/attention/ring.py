@@ -17,7 +17,7 @@ from reference_modules.attention.geometry import OffsetRule
 from reference_modules.attention.joint import Plan
 from reference_modules.attention.placement import Placement, check_placement, check_tokens
 from reference_modules.attention.ring_pass import Ring
-from reference_modules.attention.sharded import Job, ShardedAttention, what_gathers
+from reference_modules.attention.sharded import Job, ShardedAttention
 from reference_modules.attention.workspace import pool_of
 from reference_modules.mixin import MemoryPoolMixin
 
@@ -73,7 +73,7 @@ class RingDilatedAttention(MemoryPoolMixin, nn.Module):
         pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
         plan = Plan.of(pairs, q.shape[2], self.offset_rule, is_causal, scale, kernel=self.kernel)
         ring = Ring(peers, self.placement, q.shape[1])
-        job = Job(ring, plan, what_gathers(ring, plan, q, self.gather_at_most))
+        job = Job.of(ring, plan, q, self.gather_at_most)
         out, _ = ShardedAttention.apply(q, k, v, job, pool_of(self))  # type: ignore[no-untyped-call]
         return cast(Tensor, out)
 

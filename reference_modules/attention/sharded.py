@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,20 +21,23 @@ from reference_modules.attention.workspace import Pool, accumulator
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Which branches gather their keys; all the others go around the ring, which stops early where it can."""
+    """What goes around the ring, which stops early where it can, and what is gathered instead."""
 
     ring: Ring
-    plan: Plan
-    gathered: tuple[int, ...] = ()
+    work: Work
+    squeezed: tuple[Squeezed, ...] = ()
 
-    @property
-    def around_the_ring(self) -> Work:
-        """All branches that do not gather."""
-        kept = tuple(x for i, x in enumerate(self.plan.branches) if i not in self.gathered)
-        return DilatedWork(replace(self.plan, branches=kept))
+    @staticmethod
+    def of(ring: Ring, plan: Plan, like: Tensor, gather_at_most: float) -> Job:
+        """Gather where that takes at most so many times a rank's own keys."""
+        gathered = what_gathers(ring, plan, like, gather_at_most)
+        others = tuple(x for i, x in enumerate(plan.branches) if i not in gathered)
+        squeezed = tuple(Squeezed.of(ring, plan, i) for i in gathered)
+        return Job(ring, DilatedWork(replace(plan, branches=others)), squeezed)
 
-    def start_gathering(self, inputs: Inputs, pool: Pool | None, held: ExitStack) -> Sequence[Gathering]:
-        return [Gathering(Squeezed.of(self.ring, self.plan, i), inputs, pool, held) for i in self.gathered]
+    def start_gathering(self, inputs: Inputs, pool: Pool | None, held: ExitStack) -> list[Gathering]:
+        """The exchanges are under way when this returns."""
+        return [Gathering(branch, inputs, pool, held) for branch in self.squeezed]
 
 
 def what_gathers(ring: Ring, plan: Plan, like: Tensor, most: float) -> tuple[int, ...]:
@@ -70,7 +72,7 @@ class ShardedAttention(torch.autograd.Function):
             out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool))
             state = Softmax(out_BNHD, lse_BNH)
             gathering = job.start_gathering(inputs, pool, held)
-            ring_forward(job.ring, job.around_the_ring, inputs, state, pool)
+            ring_forward(job.ring, job.work, inputs, state, pool)
             for branch in gathering:
                 branch.forward(state)
             out_BNHD = out_BNHD.to(q_BNHD.dtype)
@@ -90,7 +92,7 @@ class ShardedAttention(torch.autograd.Function):
             sums = [held.enter_context(accumulator(x, work, pool)) for x in (q_BNHD, k_BNHD, v_BNHD)]
             grads = Grads(*sums)
             gathering = job.start_gathering(inputs, pool, held)
-            ring_backward(job.ring, job.around_the_ring, dout_BNHD, inputs, state, grads, pool)
+            ring_backward(job.ring, job.work, dout_BNHD, inputs, state, grads, pool)
             for branch in gathering:
                 branch.backward(dout_BNHD, state, grads)
             dq, dk, dv = (x.to(q_BNHD.dtype) for x in sums)
