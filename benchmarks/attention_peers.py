@@ -62,7 +62,7 @@ def _branch(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
 
 
 def flex_joint(q: Tensor, k: Tensor, v: Tensor, branches: Branches, causal: bool) -> Callable[[], Tensor]:
-    """One compiled flex_attention with the joint mask; the log of a pair's multiplicity is added to its score."""
+    """One compiled flex_attention with the joint mask; the log of each pair's count is added to its score."""
     heads, n = q.shape[2], q.shape[1]
 
     def count(h: Tensor, t: Tensor, s: Tensor) -> Tensor:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from torch import Tensor
@@ -185,9 +188,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     machine = Machine.here(options.clock, options.rounds)
     limit = machine.matmul_limit()
-    print(
-        f"{platform.processor() or platform.machine()}, {options.threads} threads, torch {torch.__version__}, "
-    )
+    print(f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}")
     print(f"{machine.device} {machine.dtype}, {machine.clock} clock, matmul limit {limit / 1e9:.0f} Gop/s")
     rows = []
     for n in options.tokens:
