@@ -38,15 +38,16 @@ def attend(
     q_BNHD = inputs.q_BNHD
     b, n, h, _ = q_BNHD.shape
     work = accumulation_dtype(q_BNHD.dtype)
+    slabs, first = _slabs(plan, q_BNHD)
     lse_BNH = torch.full((b, n, h), -math.inf, dtype=lse_dtype(q_BNHD.dtype), device=q_BNHD.device)
     parts: Parts = []
     with ExitStack() as held, full_precision(q_BNHD):
-        out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool))
+        out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool, zero=first == 0))
         state = Softmax(out_BNHD, lse_BNH)
-        for index, tile in enumerate(_slabs(plan, q_BNHD)):
+        for index, tile in enumerate(slabs):
             kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
             part = forward_tile(tile, inputs, kernel, plan.scale, pool)
-            state.merge(tile, *part)
+            (state.put if index < first else state.merge)(tile, *part)
             if plan.detach_mixing:
                 parts.append(part)
         return out_BNHD.to(q_BNHD.dtype), lse_BNH, parts
@@ -67,15 +68,17 @@ def attend_backward(
     work = accumulation_dtype(q_BNHD.dtype)
     with ExitStack() as held, full_precision(q_BNHD):
         everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
-        sums = [held.enter_context(accumulator(x, work, pool)) for x in everything]
+        slabs, first = _slabs(plan, q_BNHD)
+        sums = [held.enter_context(accumulator(x, work, pool, zero=first == 0)) for x in everything]
         total = Grads(*sums)
-        for index, tile in enumerate(_slabs(plan, q_BNHD)):
+        for index, tile in enumerate(slabs):
             kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
             dout, out, lse = tile.query_views(dout_BNHD), *joint_views(tile, out_BNHD, lse_BNH)
             if plan.detach_mixing:
                 part = parts[index] if parts else forward_tile(tile, inputs, kernel, plan.scale, pool)
                 dout, out, lse = _own_softmax(tile, dout, lse, part)
-            total.add(tile, *backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool))
+            grads = backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
+            (total.put if index < first else total.add)(tile, *grads)
         dq, dk, dv = (x.to(q_BNHD.dtype) for x in sums)
         return dq, dk, dv
 
@@ -135,9 +138,10 @@ class _OnceOnly(torch.autograd.Function):
         )
 
 
-def _slabs(plan: Plan, q_BNHD: Tensor) -> list[Tile]:
+def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[list[Tile], int]:
+    """All kernel calls, and how many of them write rows that hold nothing yet."""
     whole = Chunk(0, q_BNHD.shape[1])
-    return list(plan.slabs(q_BNHD, whole, whole))
+    return list(plan.slabs(q_BNHD, whole, whole)), plan.first_slabs(q_BNHD, whole)
 
 
 def _seed(seed: Tensor | None, index: int) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.workspace import Pool, temporary
 
 SLAB_BYTES = {
-    "cpu": 16 << 20,
+    "cpu": 2 << 20,
     "cuda": 256 << 20,
-}  # of queries in one kernel call, where segments can be split off
+}  # queries of a kernel call; small slabs stay in the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,15 @@ class Plan:
             for tile in tiles(branch, queries, keys, self.causal):
                 one = b * tile.heads * max(tile.q_rows, tile.k_rows) * d * q_BNHD.element_size()
                 yield from tile.slabs(max(1, budget // max(one, 1)))
+
+    def first_slabs(self, q_BNHD: Tensor, whole: Chunk) -> int:
+        """How many slabs come from a first branch that covers every row of every head; 0 where it does not.
+
+        What they return is the first value of each row, so that nothing need be set to zero before.
+        """
+        if self.branches[0].dilation > 1:
+            return 0
+        return sum(1 for _ in replace(self, branches=self.branches[:1]).slabs(q_BNHD, whole, whole))
 
     def kernel_for(self, q_BNHD: Tensor, masked: bool, pool: Pool | None, seed: int | None) -> Kernel:
         return choose(Need.of(q_BNHD, masked, self.dropout, self.scale), self.kernel, pool, seed)
@@ -121,6 +130,13 @@ class Softmax:
         for step in steps:
             step.apply()
 
+    def put(self, tile: Tile, out_BSHLD: Tensor, lse_BSHL: Tensor) -> None:
+        """Merge into rows that hold nothing yet."""
+        for run, heads in _spans(tile):
+            lse = run.view(self.lse_BNH.unsqueeze(-1), run.q_row, tile, tile.q_rows).squeeze(-1)
+            run.view(self.out_BNHD, run.q_row, tile, tile.q_rows).copy_(out_BSHLD[:, :, heads])
+            lse.copy_(lse_BSHL[:, :, heads])
+
 
 @dataclass(frozen=True, slots=True)
 class Grads:
@@ -135,6 +151,13 @@ class Grads:
             run.view(self.dq_BNHD, run.q_row, tile, tile.q_rows).add_(dq_BSHLD[:, :, heads])
             run.view(self.dk_BNHD, run.k_row, tile, tile.k_rows).add_(dk_BSHSD[:, :, heads])
             run.view(self.dv_BNHD, run.k_row, tile, tile.k_rows).add_(dv_BSHSD[:, :, heads])
+
+    def put(self, tile: Tile, dq_BSHLD: Tensor, dk_BSHSD: Tensor, dv_BSHSD: Tensor) -> None:
+        """Add to rows that hold nothing yet."""
+        for run, heads in _spans(tile):
+            run.view(self.dq_BNHD, run.q_row, tile, tile.q_rows).copy_(dq_BSHLD[:, :, heads])
+            run.view(self.dk_BNHD, run.k_row, tile, tile.k_rows).copy_(dk_BSHSD[:, :, heads])
+            run.view(self.dv_BNHD, run.k_row, tile, tile.k_rows).copy_(dv_BSHSD[:, :, heads])
 
 
 def lse_dtype(dtype: torch.dtype) -> torch.dtype:

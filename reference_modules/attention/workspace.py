@@ -38,12 +38,14 @@ def temporary(
 
 
 @contextmanager
-def accumulator(like: Tensor, dtype: torch.dtype, pool: Pool | None) -> Iterator[Tensor]:
-    """Zeros shaped like `like`; from the pool only where they are cast later, else they leave the call."""
+def accumulator(
+    like: Tensor, dtype: torch.dtype, pool: Pool | None, *, zero: bool = True
+) -> Iterator[Tensor]:
+    """A sum shaped like `like`; from the pool only where it is cast later, else it leaves the call."""
     if dtype == like.dtype:
-        yield torch.zeros_like(like, memory_format=torch.contiguous_format)
+        yield (torch.zeros_like if zero else torch.empty_like)(like, memory_format=torch.contiguous_format)
         return
-    with temporary(pool, like.shape, dtype, like.device, zero=True) as total:
+    with temporary(pool, like.shape, dtype, like.device, zero=zero) as total:
         yield total
 
 
