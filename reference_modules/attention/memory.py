@@ -8,8 +8,8 @@ import torch
 
 from reference_modules.attention.joint import SLAB_BYTES
 
-# Alive at once: q, k, v, out and dout packed, dout corrected for lse's rounding, three gradients, the kernel's
-# buffers.  The other four were measured: what the C allocator keeps of slabs that were freed.
+# Alive at once: q, k, v, out and dout packed, dout corrected for lse's rounding, three gradients and the
+# kernel's buffers.  The other four were measured: what the C allocator keeps of slabs that were freed.
 TENSORS_OF_A_SLAB = 14
 
 
