@@ -1,4 +1,5 @@
-"""MemoryPoolMixin: pooled temporaries for an nn.Module, off by default. One file that works alone with only torch.
+"""MemoryPoolMixin: pooled temporaries for an nn.Module, off by default. One file that works alone with only
+torch.
 
     class Block(MemoryPoolMixin, nn.Module):
         def __init__(self, enable_memory_pool=False, memory_pool_threshold_mb=None):
@@ -9,8 +10,9 @@
             with self._lease_tensor(x.shape, x.dtype, x.device, zero_init=False) as scratch:
                 ...
 
-Beside `reference_modules.pool` it uses that package's pools; copied alone into a repository it brings `SmallPool`, which works
-by the same rule: memory is used again when nothing refers to the storage of its lease any more.
+Beside `reference_modules.pool` it uses that package's pools; copied alone into a repository it brings
+`SmallPool`, which works by the same rule: memory is used again when nothing refers to the storage of its
+lease any more.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from typing import Any
 
 import torch
 
+Shape = Sequence[int]
+Where = torch.device | str | None
 DEFAULT_THRESHOLD_MB = 16.0
 MOST_IDLE_BYTES = 1 << 30
 
 
 class SmallPool:
-    """A minimal lease pool for CPU tensors of 16 MB and more; smaller ones and other devices are plain torch memory."""
+    """A minimal lease pool for CPU tensors of 16 MB and more; all else is plain torch memory."""
 
     def __init__(self, *, name: str = "vendored") -> None:
         self.name = name
@@ -46,7 +50,7 @@ class SmallPool:
         self._figures = {"abandoned": 0, "hits": 0, "misses": 0, "bypassed": 0}
 
     def allocate(
-        self, shape: Sequence[int], dtype: torch.dtype, device: Any = None, *, zero: bool = False
+        self, shape: Shape, dtype: torch.dtype, device: Where = None, *, zero: bool = False
     ) -> torch.Tensor:
         """A fresh tensor; it owes one `deallocate`."""
         return self.allocate_above(int(DEFAULT_THRESHOLD_MB * (1 << 20)), shape, dtype, device, zero=zero)
@@ -54,9 +58,9 @@ class SmallPool:
     def allocate_above(
         self,
         threshold_bytes: int,
-        shape: Sequence[int],
+        shape: Shape,
         dtype: torch.dtype,
-        device: Any = None,
+        device: Where = None,
         *,
         zero: bool = False,
     ) -> torch.Tensor:
@@ -71,7 +75,7 @@ class SmallPool:
                 tensor = self._over_memory(nbytes, shape, dtype)
             self._figures["abandoned"] += (
                 id(tensor) in self._leases
-            )  # that one's tensor is dead, or it had its id
+            )  # whose tensor has died, or it had its id
             self._leases[id(tensor)] = weakref.ref(tensor)
         return tensor.zero_() if zero else tensor
 
@@ -96,7 +100,7 @@ class SmallPool:
             self._lent.clear()
             self._idle_bytes = 0
 
-    def _over_memory(self, nbytes: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def _over_memory(self, nbytes: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         idle = self._idle.get(nbytes)
         memory = idle.pop() if idle else None
         self._figures["misses" if memory is None else "hits"] += 1
@@ -122,24 +126,25 @@ class SmallPool:
 _vendored = SmallPool()
 
 
-def _global_pool(device: torch.device) -> Any:
+def _pool_for(device: torch.device, own_name: str | None) -> Any:
+    """The process's pool for the device, or a new one of this name; None where no pool lives."""
     try:
-        from reference_modules.pool import get_global_memory_pool
+        from reference_modules.pool import TensorPool, get_global_memory_pool
     except ModuleNotFoundError:  # this file was copied alone
-        return _vendored
-    return get_global_memory_pool(device) if device.type in ("cpu", "cuda") else None
-
-
-def _private_pool(device: torch.device, name: str) -> Any:
-    try:
-        from reference_modules.pool import TensorPool
-    except ModuleNotFoundError:
-        return SmallPool(name=name)
-    return TensorPool(device, name=name, tracking=True) if device.type in ("cpu", "cuda") else None
+        return _vendored if own_name is None else SmallPool(name=own_name)
+    if device.type not in ("cpu", "cuda"):
+        return None
+    return (
+        get_global_memory_pool(device)
+        if own_name is None
+        else TensorPool(device, name=own_name, tracking=True)
+    )
 
 
 class MemoryPoolMixin:
-    """Gives a module temporaries from a pool. With the switch off every method is plain torch and costs nothing."""
+    """Gives a module temporaries from a pool. With the switch off every method is plain torch and costs
+    nothing.
+    """
 
     enable_memory_pool: bool = False
     memory_pool_threshold_mb: float | None = None
@@ -155,13 +160,16 @@ class MemoryPoolMixin:
     ) -> None:
         """Call once, after `super().__init__()`.
 
-        `memory_pool_threshold_mb`: smaller tensors are plain torch; None leaves that to the pool (16 MB where nothing was measured).
-        `lightweight_pool`: share the process's pool; False makes a pool of the module's own that names call sites.
+        `memory_pool_threshold_mb`: smaller tensors are plain torch; None leaves that to the pool (16
+        MB where nothing was measured).
+        `lightweight_pool`: share the process's pool; False makes a pool of the module's own that
+        names call sites.
         `pool`: use exactly this one.
         """
         if memory_pool_threshold_mb is not None and not memory_pool_threshold_mb >= 0:
             raise ValueError(
-                f"memory_pool_threshold_mb={memory_pool_threshold_mb} must be 0 or more, or None for the pool's own"
+                f"memory_pool_threshold_mb={memory_pool_threshold_mb} must be 0 or more, or None for the "
+                "pool's own"
             )
         self.enable_memory_pool = enable_memory_pool
         self.memory_pool_threshold_mb = memory_pool_threshold_mb
@@ -171,39 +179,29 @@ class MemoryPoolMixin:
         self._own_pools: dict[torch.device, Any] = {}
 
     def _allocate_tensor(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-        *,
-        zero_init: bool = True,
+        self, shape: Shape, dtype: torch.dtype, device: Where, *, zero_init: bool = True
     ) -> torch.Tensor:
-        """A temporary of this module; owes one `_deallocate_tensor`. Never for what autograd keeps or a caller gets."""
+        """A temporary of this module; owes one `_deallocate_tensor`. Never for what autograd keeps or a
+        caller gets.
+        """
         make = torch.zeros if zero_init else torch.empty
         if not self.enable_memory_pool:
             return make(tuple(shape), dtype=dtype, device=device)
         home = torch.device(device) if device is not None else torch.get_default_device()
-        pool = self._pool_on(home)
+        pool, threshold_mb = self._pool_on(home), self.memory_pool_threshold_mb
+        tensor: torch.Tensor
         if pool is None:
             tensor = make(tuple(shape), dtype=dtype, device=home)
+        elif threshold_mb is None:
+            tensor = pool.allocate(tuple(shape), dtype, home, zero=zero_init)
         else:
-            tensor = self._draw(pool, tuple(shape), dtype, home, zero_init)
+            threshold = int(threshold_mb * (1 << 20))
+            tensor = pool.allocate_above(threshold, tuple(shape), dtype, home, zero=zero_init)
         leases, key = self._pool_leases, id(tensor)
         leases[key] = (
             weakref.ref(tensor, lambda _: leases.pop(key, None)),
             pool,
         )  # the pool counts it as abandoned
-        return tensor
-
-    def _draw(
-        self, pool: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, zero: bool
-    ) -> torch.Tensor:
-        threshold_mb = self.memory_pool_threshold_mb
-        tensor: torch.Tensor
-        if threshold_mb is None:
-            tensor = pool.allocate(shape, dtype, device, zero=zero)
-        else:
-            tensor = pool.allocate_above(int(threshold_mb * (1 << 20)), shape, dtype, device, zero=zero)
         return tensor
 
     def _deallocate_tensor(self, tensor: torch.Tensor) -> None:
@@ -226,12 +224,7 @@ class MemoryPoolMixin:
 
     @contextmanager
     def _lease_tensor(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-        *,
-        zero_init: bool = True,
+        self, shape: Shape, dtype: torch.dtype, device: Where, *, zero_init: bool = True
     ) -> Iterator[torch.Tensor]:
         """A temporary for the length of a `with` block, given back on every way out."""
         tensor = self._allocate_tensor(shape, dtype, device, zero_init=zero_init)
@@ -241,7 +234,9 @@ class MemoryPoolMixin:
             self._deallocate_tensor(tensor)
 
     def cleanup_memory_pool(self) -> None:
-        """Give back every temporary this module still holds and close the pools of its own. May be called again."""
+        """Give back every temporary this module still holds and close the pools of its own. May be called
+        again.
+        """
         if not self._has_pool_state():
             return
         leases, self._pool_leases = self._pool_leases, {}
@@ -265,18 +260,17 @@ class MemoryPoolMixin:
         """The switch, the threshold, what this module holds now, and the figures of each pool it uses."""
         leases = self._pool_leases if self._has_pool_state() else {}
         held = [tensor for tensor in (lease() for lease, _ in leases.values()) if tensor is not None]
-        pools = {pool.name: pool for _, pool in leases.values() if pool is not None}
-        if self.enable_memory_pool and self._memory_pool is not None:
-            pools[self._memory_pool.name] = self._memory_pool
-        if self._has_pool_state():
-            pools.update((pool.name, pool) for pool in self._own_pools.values() if pool is not None)
+        used = [pool for _, pool in leases.values()] + (
+            [self._memory_pool] if self.enable_memory_pool else []
+        )
+        used += self._own_pools.values() if self._has_pool_state() else []
         return {
             "enabled": self.enable_memory_pool,
             "threshold_mb": self.memory_pool_threshold_mb,
             "lightweight": self.lightweight_pool,
             "leases": len(held),
             "bytes_in_use": sum(tensor.numel() * tensor.element_size() for tensor in held),
-            "pools": {name: pool.stats() for name, pool in pools.items()},
+            "pools": {pool.name: pool.stats() for pool in used if pool is not None},
         }
 
     def _pool_on(self, device: torch.device) -> Any:
@@ -286,16 +280,18 @@ class MemoryPoolMixin:
             home = getattr(given, "device", device)
             return given if home.type == device.type and device.index in (None, home.index) else None
         if self.lightweight_pool:
-            return _global_pool(device)
+            return _pool_for(device, None)
         if device not in self._own_pools:
-            self._own_pools[device] = _private_pool(device, f"{type(self).__name__}-{id(self):x}-{device}")
+            self._own_pools[device] = _pool_for(device, f"{type(self).__name__}-{id(self):x}-{device}")
         return self._own_pools[device]
 
     def _has_pool_state(self) -> bool:
         return "_pool_leases" in self.__dict__  # not where `_init_memory_pool` was never called
 
     def __getstate__(self) -> Any:
-        """Pickles and deep-copies without pool and leases: the copy keeps the switch and finds a pool of its own."""
+        """Pickles and deep-copies without pool and leases: the copy keeps the switch and finds a pool of its
+        own.
+        """
         state = super().__getstate__()
         if not isinstance(state, dict) or "_pool_leases" not in state:
             return state
@@ -311,7 +307,8 @@ class MemoryPoolMixin:
 def set_memory_pool(
     module: torch.nn.Module, pool: Any | None, *, memory_pool_threshold_mb: float | None = None
 ) -> int:
-    """Hand a pool to every pooled module of the tree, or switch them all off with None; returns how many there were.
+    """Hand a pool to every pooled module of the tree, or switch them all off with None; returns how many
+    there were.
 
     Temporaries that are out go back to the pool they came from, whatever was set since.
     """

@@ -1,9 +1,10 @@
 """Blocks of host memory, and how a lease is laid over one so that the death of its storage is heard.
 
-Every lease gets a storage of its own over the block's bytes, made by `torch.frombuffer` from a fresh memoryview. torch keeps that
-memoryview until the storage itself dies, whoever refers to it: views, detached and numpy and dlpack aliases, autograd. So a
-weak reference to the memoryview is told exactly once, exactly when nothing can read the block through torch any more. The callback
-may run on any thread and inside the garbage collector; it is `deque.append`, which takes no lock and runs no Python code.
+Every lease gets a storage of its own over the block's bytes, made by `torch.frombuffer` from a fresh
+memoryview. torch keeps that memoryview until the storage itself dies, whoever refers to it: views, detached
+and numpy and dlpack aliases, autograd. So a weak reference to the memoryview is told exactly once, exactly
+when nothing can read the block through torch any more. The callback may run on any thread and inside the
+garbage collector; it is `deque.append`, which takes no lock and runs no Python code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from reference_modules.pool.size_classes import SizeClass
 
 LARGE = 1 << 20
-"""From here a block is a mapping of its own, which goes back to the system in one piece; below, heap memory."""
+"""From here a block is a mapping of its own, which goes back to the system in one piece; below, heap memory.
+"""
 HUGE_PAGE = 1 << 21
 ALIGNMENT = 64
 
@@ -38,13 +40,16 @@ class Memory(Protocol):
 class HostMemory:
     """Ordinary memory of this process.
 
-    Mappings are private: Python's default for anonymous ones is shared, and then a forked child would write into its parent's tensors.
+    Mappings are private: Python's default for anonymous ones is shared, and then a forked child would write
+    into its parent's tensors.
     """
 
     clears = True
 
     def make(self, nbytes: int) -> memoryview:
-        """A mapping with huge pages where the block is large, an aligned part of a bytearray where it is small."""
+        """A mapping with huge pages where the block is large, an aligned part of a bytearray where it is
+        small.
+        """
         if nbytes < LARGE:
             return _aligned(bytearray(nbytes + ALIGNMENT), nbytes)
         mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -101,9 +106,11 @@ class Signal(weakref.ref[memoryview]):
 def lay_over(
     block: Block, nbytes: int, shape: Sequence[int], dtype: torch.dtype, died: deque[Signal]
 ) -> tuple[torch.Tensor, Signal]:
-    """A fresh tensor whose storage is exactly the first `nbytes` of the block, and the signal that goes to `died` at its death.
+    """A fresh tensor whose storage is exactly the first `nbytes` of the block, and the signal that goes to
+    `died` at its death.
 
-    `resize_` and not `view`: a view carries its base along, and one made under no_grad may not be written in place later.
+    `resize_` and not `view`: a view carries its base along, and one made under no_grad may not be written
+    in place later.
     """
     part = block.memory[:nbytes]
     signal = Signal(part, died.append)

@@ -1,4 +1,6 @@
-"""Measures from which size reuse wins on this machine: several buffers live and freed together, every page touched."""
+"""Measures from which size reuse wins on this machine: several buffers live and freed together, every page
+touched.
+"""
 
 from __future__ import annotations
 

@@ -33,9 +33,10 @@ def of_another_pool(pool: str, other: str, lease: Lease) -> PoolError:
 
 
 def never_allocated(pool: str, tensor: object) -> PoolError:
-    """Nothing is known of the tensor: a stranger, an alias of a lease, or released before without tracking."""
+    """Nothing is known of the tensor: a stranger, an alias, or released before without tracking."""
     return PoolError(
-        f"pool {pool!r}: the {type(tensor).__name__} released at {call_site()} is no lease of this pool: it was never allocated here, "
+        f"pool {pool!r}: the {type(tensor).__name__} released at {call_site()} is no lease of this pool: "
+        "it was never allocated here, "
         "or was released before; release the very object that allocate returned, not a view of it, once"
     )
 
@@ -48,8 +49,10 @@ def closed(pool: str) -> PoolError:
 def no_room(pool: str, nbytes: int, max_bytes: int, in_use: int, waiting: int) -> PoolError:
     """The limit forbids the request even with every idle block given back."""
     return PoolError(
-        f"pool {pool!r}: {nbytes} bytes ({megabytes(nbytes)}) do not fit: max_bytes is {max_bytes}, {in_use} bytes are leased and "
-        f"{waiting} blocks wait for their last alias; release leases and drop their aliases, or raise max_bytes"
+        f"pool {pool!r}: {nbytes} bytes ({megabytes(nbytes)}) do not fit: max_bytes is {max_bytes}, "
+        f"{in_use} bytes are leased and "
+        f"{waiting} blocks wait for their last alias; release leases and drop their aliases, or raise "
+        "max_bytes"
     )
 
 
@@ -63,7 +66,8 @@ def still_held(
         held[lease.site or UNTRACKED] += 1
         nbytes += lease.nbytes
     lines = [
-        f"pool {pool!r} closed with {held.total()} outstanding leases ({megabytes(nbytes)}) and {abandoned_count} abandoned ones; "
+        f"pool {pool!r} closed with {held.total()} outstanding leases ({megabytes(nbytes)}) and "
+        f"{abandoned_count} abandoned ones; "
         "every allocate needs one deallocate"
     ]
     lines += _named("outstanding", held)

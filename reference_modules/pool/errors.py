@@ -4,11 +4,13 @@ from __future__ import annotations
 
 
 class PoolError(RuntimeError):
-    """Wrong use of a pool: the message names the pool, the places involved (in tracking mode) and the way out."""
+    """Wrong use of a pool: the message names the pool, the places involved (in tracking mode) and the way
+    out.
+    """
 
 
 class PoolValueError(PoolError, ValueError):
-    """An argument no pool can serve: a negative shape, an unknown dtype, a device the pool does not live on."""
+    """An argument no pool can serve: a negative shape, an unknown dtype, another device."""
 
 
 class NoRoom(Exception):

@@ -1,4 +1,6 @@
-"""Fragmentation as four numbers, because no single one tells waste inside blocks from blocks that nobody can use."""
+"""Fragmentation as four numbers, because no single one tells waste inside blocks from blocks that nobody can
+use.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class Fragmentation(TypedDict):
     reserve_overhead: float
     """1 − peak bytes in use / peak bytes reserved."""
     external: float | None
-    """1 − largest free / total free; None, because separate blocks cannot merge and the number would mean nothing."""
+    """1 − largest free / total free; None, because separate blocks cannot merge and the number would mean
+    nothing.
+    """
     refusals: int
     """Requests that were refused or left to plain torch while at least that many bytes were free."""
 

@@ -14,7 +14,9 @@ _making = threading.Lock()
 
 
 def get_global_memory_pool(device: str | int | torch.device | None = None) -> TensorPool:
-    """The process's pool for this device (None: torch's default device), made when first asked for, and anew once it was closed."""
+    """The process's pool for this device (None: torch's default device), made when first asked for, and anew
+    once it was closed.
+    """
     home = resolve_device(torch.get_default_device() if device is None else device)
     pool = _pools.get(home)
     if pool is not None and not pool.closed:

@@ -1,8 +1,8 @@
 """Leases: who holds what, told by the identity of the tensor that was handed out.
 
-A lease is a weak reference to its tensor. When the tensor dies unreleased the reference puts itself into a queue (no lock, any
-thread, inside the collector too) and the table counts it as abandoned; an id is looked up only after that queue was emptied, so a
-new tensor at the same address is never taken for a dead one.
+A lease is a weak reference to its tensor. When the tensor dies unreleased the reference puts itself into a
+queue (no lock, any thread, inside the collector too) and the table counts it as abandoned; an id is looked up
+only after that queue was emptied, so a new tensor at the same address is never taken for a dead one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ ELSEWHERE = "other places"
 
 
 class Lease(weakref.ref[torch.Tensor]):
-    """One allocation: the tensor (weakly), its bytes, the signal of its storage if a block lies under it, where it was made."""
+    """One allocation in plain memory: the tensor (weakly) and its bytes."""
 
-    __slots__ = ("key", "nbytes", "signal", "site")
+    __slots__ = ("key", "nbytes")
     key: int
     nbytes: int
-    signal: Signal | None
-    site: str | None
+    signal: Signal | None = None
+    """The signal of its storage, where a block lies under it."""
+    site: str | None = None
+    """Where it was made, in tracking mode."""
+
+
+class DetailedLease(Lease):
+    """A lease with a block under it or a place to name; apart, because the plain one is made a hundred
+    thousand times.
+    """
+
+    __slots__ = ("signal", "site")
 
 
 class LeaseTable:
@@ -65,7 +75,9 @@ class LeaseTable:
 
 
 def call_site() -> str:
-    """File and line of the code that uses the pool: the first frame outside the pool, the mixin and contextlib."""
+    """File and line of the code that uses the pool: the first frame outside the pool, the mixin and
+    contextlib.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_plumbing(frame.f_globals.get("__name__", "")):
         frame = frame.f_back

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from reference_modules.pool.blocks import Signal
-from reference_modules.pool.leases import Lease, LeaseTable, call_site
+from reference_modules.pool.leases import DetailedLease, Lease, LeaseTable, call_site
 from reference_modules.pool.statistics import Counters, PoolStats, read
 from reference_modules.pool.stores import Store
 
@@ -27,15 +27,18 @@ class Ledger:
         leases, counters = self.leases, self.counters
         if leases.died:  # only now, after the tensor was made: one that died before may have had its id
             self.bury()
-        lease = Lease(tensor, leases.bury_later)
-        lease.key = key = id(tensor)
-        lease.nbytes = nbytes
-        lease.signal = signal
-        lease.site = site
-        leases.standing[key] = lease
-        counters.in_use = in_use = counters.in_use + nbytes
         if signal is None:
             counters.plain += nbytes
+        if signal is None and site is None:
+            lease = Lease(tensor, leases.bury_later)
+        else:
+            lease = DetailedLease(tensor, leases.bury_later)
+            lease.signal = signal
+            lease.site = site
+        lease.key = key = id(tensor)
+        lease.nbytes = nbytes
+        leases.standing[key] = lease
+        counters.in_use = in_use = counters.in_use + nbytes
         if in_use > counters.peak_in_use:
             counters.peak_in_use = in_use
         reserved = self.store.reserved + counters.plain

@@ -1,4 +1,6 @@
-"""All pools of the process, weakly: for errors that name the right pool, and so that a fork leaves both sides whole."""
+"""All pools of the process, weakly: for errors that name the right pool, and so that a fork leaves both sides
+whole.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _held: list[TensorPool] = []
 
 
 def _before_fork() -> None:
-    """Wait until no thread is inside a pool: the child gets only this thread, and must find every table whole."""
+    """Wait until no thread is inside a pool: the child gets only this thread, and must find every table
+    whole.
+    """
     for pool in list(pools):
         pool.lock.acquire()
         _held.append(pool)

@@ -14,7 +14,8 @@ from reference_modules.pool.uncleared import tensors_are_fake
 OUT_OF_MEMORY = (MemoryError, OSError, torch.OutOfMemoryError)
 
 Obtained = tuple[torch.Tensor, Signal | None, bool]
-"""The tensor, the signal of its block's storage if a block serves it, and whether it already reads as zeros."""
+"""The tensor, the signal of its block's storage if a block serves it, and whether it already reads as zeros.
+"""
 
 
 class Policy:

@@ -1,11 +1,14 @@
-"""Whether the machine runs out of memory, read from Linux where it says so: then idle blocks go back before new ones are made."""
+"""Whether the machine runs out of memory, read from Linux where it says so: then idle blocks go back before
+new ones are made.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 LOOK_EVERY = 64 << 20
-"""Bytes of new blocks between two looks: a look costs about 30 µs, touching that much new memory about 20 ms."""
+"""Bytes of new blocks between two looks: a look costs about 30 µs, touching that much new memory about 20 ms.
+"""
 KEEP_FREE = 0.05
 """Share of the machine's memory that stays available to others."""
 
@@ -20,7 +23,9 @@ class Pressure:
         self._unlooked = LOOK_EVERY
 
     def before(self, nbytes: int) -> int:
-        """Bytes to give back before `nbytes` of new memory are taken: 0 where there is enough or nobody knows."""
+        """Bytes to give back before `nbytes` of new memory are taken: 0 where there is enough or nobody
+        knows.
+        """
         self._unlooked += nbytes
         if self._unlooked < LOOK_EVERY:
             return 0

@@ -1,4 +1,6 @@
-"""What a caller may ask a pool for: shape, dtype and device, checked, with errors that name the value and the way out."""
+"""What a caller may ask a pool for: shape, dtype and device, checked, with errors that name the value and the
+way out.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def checked_bytes(sizes: tuple[int, ...], dtype: torch.dtype, pool: str) -> int:
     nbytes = math.prod(sizes) * dtype.itemsize
     if nbytes > MOST_BYTES:
         raise PoolValueError(
-            f"pool {pool!r}: shape {tuple(sizes)} of {dtype} asks for {nbytes} bytes, more than a process can address "
+            f"pool {pool!r}: shape {tuple(sizes)} of {dtype} asks for {nbytes} bytes, more than a process "
+            "can address "
             f"({MOST_BYTES}); look at the shape"
         )
     return nbytes
@@ -54,5 +57,6 @@ def checked_device(device: str | int | torch.device | None, home: torch.device, 
     same_index = home.type == "cpu" or asked.index in (None, home.index)
     if asked.type != home.type or not same_index:
         raise PoolValueError(
-            f"pool {pool!r} lives on {home} and cannot serve {asked}; use get_global_memory_pool({str(asked)!r}) or a pool made for it"
+            f"pool {pool!r} lives on {home} and cannot serve {asked}; use "
+            f"get_global_memory_pool({str(asked)!r}) or a pool made for it"
         )

@@ -1,4 +1,6 @@
-"""What a pool was made with, checked once: a pool pickles and deep-copies as these settings, without memory and leases."""
+"""What a pool was made with, checked once: a pool pickles and deep-copies as these settings, without memory
+and leases.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Settings:
             )
         if self.threshold_mb is not None and not self.threshold_mb >= 0:
             raise PoolValueError(
-                f"pool {self.name!r}: threshold_mb={self.threshold_mb} must be 0 (pool everything) or more, or None (measured)"
+                f"pool {self.name!r}: threshold_mb={self.threshold_mb} must be 0 (pool everything) or "
+                "more, or None (measured)"
             )
 
 
@@ -48,7 +51,8 @@ def resolve_device(device: str | int | torch.device) -> torch.device:
         ) from error
     if resolved.type not in ("cpu", "cuda"):
         raise PoolValueError(
-            f"no pool can live on device {device!r}: it has no memory that could be pooled or no backend here; use 'cpu' or 'cuda[:index]'"
+            f"no pool can live on device {device!r}: it has no memory that could be pooled or no backend "
+            "here; use 'cpu' or 'cuda[:index]'"
         )
     if resolved.type == "cpu":
         return torch.device("cpu")

@@ -1,8 +1,9 @@
 """How large a new block is and which idle block may serve a request: a fine grid, plus the sizes really seen.
 
-The grid has 16 steps an octave and an idle block may be one sixteenth larger than the request, so no lease wastes more than 1/17
-(5.9 %) of its block, whatever the sizes (powers of two: 50 %). A size that comes again gets blocks of exactly that size: a
-training step repeats its few sizes for ever and then wastes nothing, while lengths that vary share the grid's blocks.
+The grid has 16 steps an octave and an idle block may be one sixteenth larger than the request, so no lease
+wastes more than 1/17 (5.9 %) of its block, whatever the sizes (powers of two: 50 %). A size that comes again
+gets blocks of exactly that size: a training step repeats its few sizes for ever and then wastes nothing,
+while lengths that vary share the grid's blocks.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class SizeClasses:
         self.served += found.size
 
     def drop(self, block: Block) -> None:
-        """The block left the store; a class off the grid goes with its last block, its figures to the grid's."""
+        """The block left; a class off the grid goes with its last block, its figures to the grid's."""
         found = block.size_class
         found.blocks -= 1
         home = grid_size(found.size)

@@ -20,7 +20,8 @@ class PoolStats:
     bytes_in_use: int
     """Requested bytes of the leases that are neither given back nor abandoned."""
     bytes_reserved: int
-    """Bytes held for the pool: blocks leased, waiting or idle, and the plain memory of live bypassed leases."""
+    """Bytes held for the pool: blocks leased, waiting or idle, and the plain memory of live bypassed leases.
+    """
     peak_bytes_in_use: int
     peak_bytes_reserved: int
     hits: int
@@ -28,7 +29,9 @@ class PoolStats:
     misses: int
     """Allocations for which a new block was made."""
     bypassed: int
-    """Allocations in plain torch memory because the pool steps aside there: below the threshold, or a size that never came back."""
+    """Allocations in plain torch memory because the pool steps aside there: below the threshold, or a size
+    that never came back.
+    """
     evictions: int
     """Idle blocks given back to the system: for the limit, under pressure, or by trim."""
     waiting: int

@@ -1,4 +1,6 @@
-"""The lease store: idle blocks by size and by age, blocks out on lease, blocks that wait for their last alias."""
+"""The lease store: idle blocks by size and by age, blocks out on lease, blocks that wait for their last
+alias.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,18 @@ from reference_modules.pool.size_classes import SizeClass, SizeClasses, grain_si
 from reference_modules.pool.usefulness import Usefulness
 
 SLACK_SHARE = 0.04
-"""Under a limit, blocks that are out may exceed what was asked of them by this share of it: the rest is room for requests."""
+"""Under a limit, blocks that are out may exceed what was asked of them by this share of it: the rest is room
+for requests.
+"""
+
+NOTHING = memoryview(b"")
 
 
 class Fences(Protocol):
-    """Holds back blocks that a device may still read or write after their storage has died (pinned memory)."""
+    """Holds back blocks that a device may still use after their storage has died (pinned memory)."""
+
+    def drawn(self, block: Block) -> None:
+        """The block goes out on lease."""
 
     def hold(self, block: Block) -> bool:
         """Take the block if work on it may still run; False where it is free already."""
@@ -33,7 +42,7 @@ class Fences(Protocol):
 
 
 class BlockStore:
-    """Hands out blocks and takes them back when their storage dies. Every method runs under the pool's lock."""
+    """Hands out blocks, takes them back when their storage dies. Every method runs under the pool's lock."""
 
     def __init__(
         self, memory: Memory | None = None, *, pressure: Pressure | None = None, fences: Fences | None = None
@@ -62,13 +71,16 @@ class BlockStore:
     ) -> tuple[torch.Tensor, Signal]:
         """A tensor of exactly `nbytes` over an idle block or a new one.
 
-        NoRoom where `limit` forbids a new one; MemoryError or OSError where the system does; nothing is held then.
+        NoRoom where `limit` forbids a new one; MemoryError or OSError where the system does; nothing is held
+        then.
         """
         slack = nbytes if limit is None else int(limit * SLACK_SHARE) - self.slack
         found = self.classes.fit(nbytes, slack)
         hit = found is not None
         block = self._reuse(found) if found is not None else self._new(nbytes, limit)
         try:
+            if self._fences is not None:
+                self._fences.drawn(block)
             tensor, signal = lay_over(block, nbytes, shape, dtype, self.died)
         except BaseException:
             self._discard(block)
@@ -82,9 +94,11 @@ class BlockStore:
         return tensor, signal
 
     def part(self, signal: Signal) -> None:
-        """The lease is over: from now on its block waits for that storage to die, unless it has (`set_` and the like)."""
+        """The lease is over: from now on its block waits for that storage to die, unless it has (`set_` and
+        the like).
+        """
         block = signal.block
-        if block.signal is signal:
+        if block.signal is signal and block in self._out:
             block.parted = True
             self.waiting += 1
 
@@ -106,7 +120,9 @@ class BlockStore:
                 self._rest(block)
 
     def evict(self, nbytes: int) -> int:
-        """Give idle blocks back to the system, the longest idle first, until `nbytes` have gone; returns how many."""
+        """Give idle blocks back to the system, the longest idle first, until `nbytes` have gone; returns how
+        many.
+        """
         gone = 0
         while self._ages and gone < nbytes:
             gone += self._evict_oldest()
@@ -124,11 +140,15 @@ class BlockStore:
         return self._pressure.missing(0)
 
     def abandon(self) -> None:
-        """Forget every block: those still referred to live as long as their aliases do, the rest goes back now."""
+        """Forget every block: those still referred to live as long as their aliases do, the rest goes back
+        now.
+        """
         if self._fences is not None:
             self._fences.wait()
         self.settle()
         self.evict(self.idle_bytes)
+        for block in self._out:
+            block.memory = NOTHING  # a lease may keep the block known; the memory is its aliases' alone now
         self.reserved = self.slack = self.waiting = 0
         self._out.clear()
         self.died = deque()
@@ -146,12 +166,19 @@ class BlockStore:
         return self.classes.report()
 
     def reset_after_fork(self) -> None:
-        """Blocks of ordinary memory are the child's own copies; only their device work is not."""
-        self._fences = None
+        """Blocks of ordinary memory are the child's own copies. Page-locked ones are not: the child forgets
+        them, and makes plain ones.
+        """
+        if self._fences is not None:
+            self._fences = None
+            self.memory = HostMemory()
+            self.abandon()
 
     def state(self) -> tuple[object, ...]:
-        """All that future decisions depend on while no lease is out."""
-        return (tuple(block.size for block in self._ages), self.classes.state(), self.usefulness.state())
+        """All that future decisions depend on while no lease is out and the threshold is given (`usefulness`
+        unasked).
+        """
+        return (tuple(block.size for block in self._ages), self.classes.state())
 
     def _reuse(self, found: SizeClass) -> Block:
         block = found.idle.pop()
@@ -196,5 +223,6 @@ class BlockStore:
 
     def _discard(self, block: Block) -> None:
         block.signal = None
+        block.memory = NOTHING
         self.reserved -= block.size
         self.classes.drop(block)

@@ -1,4 +1,6 @@
-"""What a pool needs from the memory beneath it; two kinds: blocks of our own (`lease`), the device's allocator (`native`)."""
+"""What a pool needs from the memory beneath it; two kinds: blocks of our own (`lease`), the device's
+allocator (`native`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TensorPool: allocate and deallocate tensors whose memory is used again, without ever corrupting a value that can still be read."""
+"""TensorPool: allocate and deallocate tensors whose memory is used again, without ever corrupting a value
+that can still be read.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,16 @@ from reference_modules.pool.stores import Store, make_store
 from reference_modules.pool.uncleared import poison
 
 Device = str | int | torch.device
+_F32 = torch.float32
 _empty, _zeros, _in_inference = torch.empty, torch.zeros, torch.is_inference_mode_enabled
 
 
 class TensorPool:
-    """A pool of tensors on one device; every `allocate` owes one `deallocate`. docs/pool.md tells the whole story.
+    """A pool of tensors on one device; every `allocate` owes one `deallocate`. docs/pool.md tells the whole
+    story.
 
-    All methods may be called from any thread. A lease that nobody gives back costs no memory once its tensor has died, but stays
-    counted as abandoned and is named by `close`.
+    All methods may be called from any thread. A lease that nobody gives back costs no memory once its tensor
+    has died, but stays counted as abandoned and is named by `close`.
     """
 
     def __init__(
@@ -57,25 +61,23 @@ class TensorPool:
         self._settings = Settings(home, name, max_bytes, threshold_mb, backend, tracking, debug)
         self.device = home
         self.name = name
-        self.fault_hook = fault_hook
+        self._fault_hook = fault_hook
         self.lock = threading.RLock()
-        """Reentrant, because the collector may run a finaliser that releases a lease while this thread is inside the pool."""
+        """Reentrant, because the collector may run a finaliser that releases a lease while this thread is
+        inside the pool.
+        """
         self._store = store or make_store(backend, home)
         self._ledger = Ledger(self._store, tracking=tracking)
+        self._counters, self._hold = self._ledger.counters, self._ledger.hold
         self._policy = Policy(self._settings, self._ledger)
         self._background: Background | None = None
         self.set_threshold(threshold.default(home) if threshold_mb is None else threshold_mb)
         living.pools.add(self)
 
     def allocate(
-        self,
-        shape: Shape,
-        dtype: torch.dtype = torch.float32,
-        device: Device | None = None,
-        *,
-        zero: bool = False,
+        self, shape: Shape, dtype: torch.dtype = _F32, device: Device | None = None, *, zero: bool = False
     ) -> torch.Tensor:
-        """A fresh contiguous tensor without gradient history; uncleared unless `zero`. Give it back with `deallocate`."""
+        """A fresh contiguous tensor, uncleared unless `zero`. Give it back with `deallocate`."""
         try:
             nbytes = prod(shape) * dtype.itemsize  # type: ignore[arg-type]
         except (TypeError, AttributeError):  # an int, or wrong: decided with care below
@@ -88,15 +90,15 @@ class TensorPool:
             checked_shape(shape, self.name)
             raise
         with self.lock:
-            self._ledger.counters.bypassed += 1
-            self._ledger.hold(tensor, nbytes)
+            self._counters.bypassed += 1
+            self._hold(tensor, nbytes)
         return tensor
 
     def allocate_above(
         self,
         threshold_bytes: int,
         shape: Shape,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = _F32,
         device: Device | None = None,
         *,
         zero: bool = False,
@@ -105,8 +107,8 @@ class TensorPool:
         sizes = checked_shape(shape, self.name)
         nbytes = checked_bytes(sizes, dtype, self.name)
         checked_device(device, self.device, self.name)
-        if self.fault_hook is not None:
-            self.fault_hook(nbytes)
+        if self._fault_hook is not None:
+            self._fault_hook(nbytes)
         site = call_site() if self._settings.tracking else None
         with self.lock, torch.inference_mode(False) if _in_inference() else nullcontext():
             if self.closed:
@@ -120,19 +122,14 @@ class TensorPool:
         return tensor
 
     def deallocate(self, tensor: torch.Tensor) -> None:
-        """End the lease. The memory is used again when nothing refers to its storage any more, `tensor` itself included."""
+        """End the lease. The memory is used again when nothing, `tensor` included, refers to its storage."""
         with self.lock:
             if not self._ledger.release(tensor):
                 raise complaints.wrong_release(self, tensor, living.pools)
 
     @contextmanager
     def lease(
-        self,
-        shape: Shape,
-        dtype: torch.dtype = torch.float32,
-        device: Device | None = None,
-        *,
-        zero: bool = False,
+        self, shape: Shape, dtype: torch.dtype = _F32, device: Device | None = None, *, zero: bool = False
     ) -> Iterator[torch.Tensor]:
         """A tensor for the length of a `with` block, given back on every way out."""
         tensor = self.allocate(shape, dtype, device, zero=zero)
@@ -166,7 +163,9 @@ class TensorPool:
             return self._store.report()
 
     def outstanding(self) -> dict[str, int]:
-        """How many leases stand, by the file and line that made them (tracking mode; else under one unknown place)."""
+        """How many leases stand, by the file and line that made them (tracking mode; else under one unknown
+        place).
+        """
         with self.lock:
             self._ledger.settle()
             sites = Counter(lease.site or complaints.UNTRACKED for lease in self.leases.standing.values())
@@ -177,10 +176,12 @@ class TensorPool:
         settings = self._settings
         self._threshold = int(threshold_mb * (1 << 20))
         plain = settings.max_bytes is None and not (settings.tracking or settings.debug)
-        self._plain_below = self._threshold if plain and self.fault_hook is None and not self.closed else 0
+        self._plain_below = self._threshold if plain and self._fault_hook is None and not self.closed else 0
 
     def calibrate(self) -> float:
-        """Measure from which size reuse wins on this machine; pools without a threshold of their own take it. In MB."""
+        """Measure from which size reuse wins on this machine; pools without a threshold of their own take it.
+        In MB.
+        """
         if self.device.type == "cpu":
             threshold.remember(self.device, calibration.measure())
         for pool in list(living.pools):
@@ -189,13 +190,17 @@ class TensorPool:
         return self._threshold / (1 << 20)
 
     def trim(self, keep_bytes: int = 0) -> int:
-        """Give idle blocks back to the system, the longest idle first, until `keep_bytes` of them are left; returns how many bytes went."""
+        """Give idle blocks back to the system, the longest idle first, until `keep_bytes` of them are left;
+        returns how many bytes went.
+        """
         with self.lock:
             self._ledger.settle()
             return self._store.evict(self._store.idle_bytes - keep_bytes)
 
     def give_back_step(self, idle_seconds: float, most_bytes: int) -> int:
-        """One step of giving back: blocks idle for longer, at most about `most_bytes`; everything idle under memory pressure."""
+        """One step of giving back: blocks idle for longer, at most about `most_bytes`; everything idle under
+        memory pressure.
+        """
         with self.lock:
             self._ledger.settle()
             gone = self._store.evict_older(time.monotonic() - idle_seconds, most_bytes)
@@ -204,7 +209,9 @@ class TensorPool:
     def start_giving_back(
         self, *, idle_seconds: float = 30.0, every_seconds: float = 5.0, step_bytes: int = 256 << 20
     ) -> None:
-        """Let a daemon thread take `give_back_step` regularly; it ends with the pool, `close` or `stop_giving_back`."""
+        """Let a daemon thread take `give_back_step` regularly; it ends with the pool, `close` or
+        `stop_giving_back`.
+        """
         self.stop_giving_back()
         self._background = Background(self, idle_seconds, every_seconds, step_bytes)
 
@@ -215,7 +222,8 @@ class TensorPool:
             background.stop()
 
     def close(self) -> None:
-        """Give every block back and serve no more. PoolError, afterwards, names leases that were never given back.
+        """Give every block back and serve no more. PoolError, afterwards, names leases that were never given
+        back.
 
         Tensors that are still referred to stay valid, and their leases may still be released.
         """
@@ -235,12 +243,24 @@ class TensorPool:
         return self._ledger.leases
 
     @property
+    def fault_hook(self) -> FaultHook | None:
+        """Called with the bytes of every allocation before anything is held; the caller gets what it raises."""
+        return self._fault_hook
+
+    @fault_hook.setter
+    def fault_hook(self, hook: FaultHook | None) -> None:
+        self._fault_hook = hook
+        self.set_threshold(self._threshold / (1 << 20))
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._ledger.open
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the tables are whole (living.py), the lock's owner and the background thread are not here."""
+        """In a forked child: the tables are whole (living.py), the lock's owner and the background thread are
+        not here.
+        """
         self.lock = threading.RLock()
         self._background = None
         self._store.reset_after_fork()
@@ -274,13 +294,7 @@ class TensorPool:
 
 
 def _made_again(settings: Settings) -> TensorPool:
-    """An empty pool with these settings: what a pickled or deep-copied pool becomes (a fault hook stays behind)."""
-    return TensorPool(
-        settings.device,
-        name=settings.name,
-        max_bytes=settings.max_bytes,
-        threshold_mb=settings.threshold_mb,
-        backend=settings.backend,
-        tracking=settings.tracking,
-        debug=settings.debug,
-    )
+    """An empty pool with these settings: what a pickled or deep-copied pool becomes (a fault hook stays
+    behind).
+    """
+    return TensorPool(**vars(settings))

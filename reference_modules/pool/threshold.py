@@ -1,4 +1,6 @@
-"""From which size on a pool reuses memory: measured on this machine by `calibrate`, 16 MB where nothing was measured."""
+"""From which size on a pool reuses memory: measured on this machine by `calibrate`, 16 MB where nothing was
+measured.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Whether keeping blocks of some size pays: the running statistics by which the pool steps aside where it cannot win.
+"""Whether keeping blocks of some size pays: the running statistics by which the pool steps aside where it
+cannot win.
 
-A block that went back to the system without ever serving a second lease was kept for nothing. Where that happens again and again
-and reuse stays rare, requests of that order of size go to plain torch memory for a while; then the pool tries again.
+A block that went back to the system without ever serving a second lease was kept for nothing. Where that
+happens again and again and reuse stays rare, requests of that order of size go to plain torch memory for a
+while; then the pool tries again.
 """
 
 from __future__ import annotations
@@ -54,8 +56,3 @@ class Usefulness:
         self._aside.pop(step)
         self._kept_for_nothing[step] = TELLING // 2
         return True
-
-    def state(self) -> tuple[object, ...]:
-        """All that future answers depend on."""
-        tables = (self._reused, self._kept_for_nothing, self._aside)
-        return tuple(tuple(sorted(table.items())) for table in tables)
