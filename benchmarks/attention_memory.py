@@ -2,7 +2,7 @@
 
     python benchmarks/attention_memory.py [--tokens 1048576] [--heads 1] [--dim 64]
 
-A fresh process does a small step first, so that code and thread pools are loaded, and then the large one.  Its peak
+A fresh process does a small step first, so that code and threads are loaded, then the large one.  Its peak
 resident memory, less what was resident before, is the step's peak.
 """
 

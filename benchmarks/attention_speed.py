@@ -193,8 +193,9 @@ def main() -> None:
     rows = []
     for n in options.tokens:
         for causal in (False, True):
-            scaled = tuple(n // 16 * 2**i for i in range(3))
-            rows += compare(Problem(n, scaled, (1, 2, 4), causal), machine, ["per-branch SDPA"], limit)
+            for share in (4, 16):  # the longer the segments, the less the rest weighs
+                scaled = tuple(n // share * 2**i for i in range(3))
+                rows += compare(Problem(n, scaled, (1, 2, 4), causal), machine, ["per-branch SDPA"], limit)
     if min(options.tokens) <= 4096:
         rows += compare(
             Problem(4096, (1024, 2048, 4096), (1, 2, 4), False),

@@ -14,13 +14,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from reference_modules.attention.geometry import Chunk, Tile
+from reference_modules.attention.geometry import Chunk, Tile, tiles
 from reference_modules.attention.joint import (
     Grads,
     Inputs,
     Plan,
     Softmax,
     backward_tile,
+    compute_dtype,
     forward_tile,
     joint_views,
     lse_dtype,
@@ -36,21 +37,27 @@ def attend(
 ) -> tuple[Tensor, Tensor, Parts]:
     """out in the queries' type, lse in `lse_dtype`, and the parts if the gradient will want them."""
     q_BNHD = inputs.q_BNHD
-    b, n, h, _ = q_BNHD.shape
+    masked = inputs.visible_BNH1 is not None
     work = accumulation_dtype(q_BNHD.dtype)
-    slabs, first = _slabs(plan, q_BNHD)
-    lse_BNH = torch.full((b, n, h), -math.inf, dtype=lse_dtype(q_BNHD.dtype), device=q_BNHD.device)
     parts: Parts = []
     with ExitStack() as held, full_precision(q_BNHD):
-        out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool, zero=first == 0))
-        state = Softmax(out_BNHD, lse_BNH)
-        for index, tile in enumerate(slabs):
-            kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
+        slabs, first = _slabs(plan, q_BNHD)
+        done = 0
+        if (tile := _whole_tile(plan, q_BNHD)) is not None:
+            kernel = plan.kernel_for(q_BNHD, masked, pool, None)
+            state = _adopt(forward_tile(tile, inputs, kernel, plan.scale, pool), q_BNHD)
+            done = first
+        else:
+            out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool, zero=first == 0))
+            lse_BNH = q_BNHD.new_full(q_BNHD.shape[:3], -math.inf, dtype=lse_dtype(q_BNHD.dtype))
+            state = Softmax(out_BNHD, lse_BNH)
+        for index, tile in enumerate(slabs[done:], done):
+            kernel = plan.kernel_for(q_BNHD, masked, pool, _seed(seed, index))
             part = forward_tile(tile, inputs, kernel, plan.scale, pool)
             (state.put if index < first else state.merge)(tile, *part)
             if plan.detach_mixing:
                 parts.append(part)
-        return out_BNHD.to(q_BNHD.dtype), lse_BNH, parts
+        return state.out_BNHD.to(q_BNHD.dtype), state.lse_BNH, parts
 
 
 def attend_backward(
@@ -142,6 +149,28 @@ def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[list[Tile], int]:
     """All kernel calls, and how many of them write rows that hold nothing yet."""
     whole = Chunk(0, q_BNHD.shape[1])
     return list(plan.slabs(q_BNHD, whole, whole)), plan.first_slabs(q_BNHD, whole)
+
+
+def _whole_tile(plan: Plan, q_BNHD: Tensor) -> Tile | None:
+    """A first branch in one kernel call, where its output can serve as the sum.
+
+    Not where it is kept as it is (detach_mixing), where backward must cut alike to draw the same dropout, nor
+    where sums have another type.
+    """
+    w, n = plan.branches[0].segment, q_BNHD.shape[1]
+    plain_sum = compute_dtype(q_BNHD) == accumulation_dtype(q_BNHD.dtype) == q_BNHD.dtype
+    if plan.branches[0].dilation > 1 or plan.detach_mixing or plan.dropout or not plain_sum or not n:
+        return None
+    whole = Chunk(0, n)
+    return tiles(plan.branches[0], whole, whole, plan.causal)[0] if n % w == 0 or n < w else None
+
+
+def _adopt(part: tuple[Tensor, Tensor], q_BNHD: Tensor) -> Softmax:
+    """What a tile over all rows returned; the fused CPU kernel lays it out as (b, n, h, d) already."""
+    out_BSHLD, lse_BSHL = part
+    out_BNHD = out_BSHLD.transpose(2, 3).reshape(q_BNHD.shape).contiguous()
+    lse_BNH = lse_BSHL.transpose(2, 3).reshape(q_BNHD.shape[:3])
+    return Softmax(out_BNHD, lse_BNH.to(lse_dtype(q_BNHD.dtype)).contiguous())
 
 
 def _seed(seed: Tensor | None, index: int) -> int | None:
