@@ -1,18 +1,12 @@
-"""MemoryPoolMixin: pooled temporaries for an nn.Module, off by default. One file that works alone with only
-torch.
+"""MemoryPoolMixin: pooled temporaries for an nn.Module. One file that works alone with only torch.
 
     class Block(MemoryPoolMixin, nn.Module):
         def __init__(self, enable_memory_pool=False, memory_pool_threshold_mb=None):
             super().__init__()
             self._init_memory_pool(enable_memory_pool, memory_pool_threshold_mb)
 
-        def forward(self, x):
-            with self._lease_tensor(x.shape, x.dtype, x.device, zero_init=False) as scratch:
-                ...
-
 Beside `reference_modules.pool` it uses that package's pools; copied alone into a repository it brings
-`SmallPool`, which works by the same rule: memory is used again when nothing refers to the storage of its
-lease any more.
+`SmallPool`, with the same rule: memory is used again when nothing refers to its lease's storage any more.
 """
 
 from __future__ import annotations
@@ -24,14 +18,15 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partialmethod
 from typing import Any
 
 import torch
 
 Shape = Sequence[int]
 Where = torch.device | str | None
-DEFAULT_THRESHOLD_MB = 16.0
+DEFAULT_THRESHOLD_BYTES = 16 << 20
 MOST_IDLE_BYTES = 1 << 30
 
 
@@ -49,12 +44,6 @@ class SmallPool:
         self._idle_bytes = 0
         self._figures = {"abandoned": 0, "hits": 0, "misses": 0, "bypassed": 0}
 
-    def allocate(
-        self, shape: Shape, dtype: torch.dtype, device: Where = None, *, zero: bool = False
-    ) -> torch.Tensor:
-        """A fresh tensor; it owes one `deallocate`."""
-        return self.allocate_above(int(DEFAULT_THRESHOLD_MB * (1 << 20)), shape, dtype, device, zero=zero)
-
     def allocate_above(
         self,
         threshold_bytes: int,
@@ -64,7 +53,7 @@ class SmallPool:
         *,
         zero: bool = False,
     ) -> torch.Tensor:
-        """`allocate` with another threshold."""
+        """A fresh tensor that owes one `deallocate`; pooled if it is at least this large."""
         nbytes = math.prod(shape) * dtype.itemsize
         with self._lock:
             self._settle()
@@ -78,6 +67,8 @@ class SmallPool:
             )  # whose tensor has died, or it had its id
             self._leases[id(tensor)] = weakref.ref(tensor)
         return tensor.zero_() if zero else tensor
+
+    allocate = partialmethod(allocate_above, DEFAULT_THRESHOLD_BYTES)
 
     def deallocate(self, tensor: torch.Tensor) -> None:
         """End the lease; its memory is used again when the last alias has died."""
@@ -134,17 +125,13 @@ def _pool_for(device: torch.device, own_name: str | None) -> Any:
         return _vendored if own_name is None else SmallPool(name=own_name)
     if device.type not in ("cpu", "cuda"):
         return None
-    return (
-        get_global_memory_pool(device)
-        if own_name is None
-        else TensorPool(device, name=own_name, tracking=True)
-    )
+    if own_name is None:
+        return get_global_memory_pool(device)
+    return TensorPool(device, name=own_name, tracking=True)
 
 
 class MemoryPoolMixin:
-    """Gives a module temporaries from a pool. With the switch off every method is plain torch and costs
-    nothing.
-    """
+    """Gives a module temporaries from a pool. With the switch off every method is plain torch."""
 
     enable_memory_pool: bool = False
     memory_pool_threshold_mb: float | None = None
@@ -160,17 +147,13 @@ class MemoryPoolMixin:
     ) -> None:
         """Call once, after `super().__init__()`.
 
-        `memory_pool_threshold_mb`: smaller tensors are plain torch; None leaves that to the pool (16
-        MB where nothing was measured).
-        `lightweight_pool`: share the process's pool; False makes a pool of the module's own that
-        names call sites.
+        `memory_pool_threshold_mb`: smaller tensors are plain torch; None leaves that to the pool (16 MB).
+        `lightweight_pool`: share the process's pool; False makes one of the module's own, with call sites.
         `pool`: use exactly this one.
         """
         if memory_pool_threshold_mb is not None and not memory_pool_threshold_mb >= 0:
-            raise ValueError(
-                f"memory_pool_threshold_mb={memory_pool_threshold_mb} must be 0 or more, or None for the "
-                "pool's own"
-            )
+            wrong = f"memory_pool_threshold_mb={memory_pool_threshold_mb}"
+            raise ValueError(f"{wrong} must be 0 or more, or None for the pool's own")
         self.enable_memory_pool = enable_memory_pool
         self.memory_pool_threshold_mb = memory_pool_threshold_mb
         self.lightweight_pool = lightweight_pool
@@ -181,9 +164,7 @@ class MemoryPoolMixin:
     def _allocate_tensor(
         self, shape: Shape, dtype: torch.dtype, device: Where, *, zero_init: bool = True
     ) -> torch.Tensor:
-        """A temporary of this module; owes one `_deallocate_tensor`. Never for what autograd keeps or a
-        caller gets.
-        """
+        """A temporary: owes one `_deallocate_tensor`; never for what autograd keeps or a caller gets."""
         make = torch.zeros if zero_init else torch.empty
         if not self.enable_memory_pool:
             return make(tuple(shape), dtype=dtype, device=device)
@@ -195,13 +176,10 @@ class MemoryPoolMixin:
         elif threshold_mb is None:
             tensor = pool.allocate(tuple(shape), dtype, home, zero=zero_init)
         else:
-            threshold = int(threshold_mb * (1 << 20))
-            tensor = pool.allocate_above(threshold, tuple(shape), dtype, home, zero=zero_init)
+            tensor = pool.allocate_above(int(threshold_mb * (1 << 20)), shape, dtype, home, zero=zero_init)
         leases, key = self._pool_leases, id(tensor)
-        leases[key] = (
-            weakref.ref(tensor, lambda _: leases.pop(key, None)),
-            pool,
-        )  # the pool counts it as abandoned
+        forget = weakref.ref(tensor, lambda _: leases.pop(key, None))  # the pool counts it as abandoned
+        leases[key] = forget, pool
         return tensor
 
     def _deallocate_tensor(self, tensor: torch.Tensor) -> None:
@@ -240,13 +218,14 @@ class MemoryPoolMixin:
         if not self._has_pool_state():
             return
         leases, self._pool_leases = self._pool_leases, {}
-        for lease, pool in leases.values():
-            tensor = lease()
-            if tensor is not None and pool is not None:
-                pool.deallocate(tensor)
         pools, self._own_pools = self._own_pools, {}
-        for pool in pools.values():
-            pool.close()
+        with ExitStack() as everything:  # one failure must not keep the rest from going back
+            for pool in filter(None, pools.values()):
+                everything.callback(pool.close)
+            for lease, pool in leases.values():
+                tensor = lease()
+                if tensor is not None and pool is not None:
+                    everything.callback(pool.deallocate, tensor)
 
     @contextmanager
     def memory_pool_scope(self) -> Iterator[None]:
@@ -260,9 +239,8 @@ class MemoryPoolMixin:
         """The switch, the threshold, what this module holds now, and the figures of each pool it uses."""
         leases = self._pool_leases if self._has_pool_state() else {}
         held = [tensor for tensor in (lease() for lease, _ in leases.values()) if tensor is not None]
-        used = [pool for _, pool in leases.values()] + (
-            [self._memory_pool] if self.enable_memory_pool else []
-        )
+        used = [pool for _, pool in leases.values()]
+        used += [self._memory_pool] if self.enable_memory_pool else []
         used += self._own_pools.values() if self._has_pool_state() else []
         return {
             "enabled": self.enable_memory_pool,
@@ -289,9 +267,7 @@ class MemoryPoolMixin:
         return "_pool_leases" in self.__dict__  # not where `_init_memory_pool` was never called
 
     def __getstate__(self) -> Any:
-        """Pickles and deep-copies without pool and leases: the copy keeps the switch and finds a pool of its
-        own.
-        """
+        """Pickles and deep-copies without pool and leases; the copy keeps the switch."""
         state = super().__getstate__()
         if not isinstance(state, dict) or "_pool_leases" not in state:
             return state
@@ -307,9 +283,7 @@ class MemoryPoolMixin:
 def set_memory_pool(
     module: torch.nn.Module, pool: Any | None, *, memory_pool_threshold_mb: float | None = None
 ) -> int:
-    """Hand a pool to every pooled module of the tree, or switch them all off with None; returns how many
-    there were.
-
+    """Hand a pool to every pooled module of the tree, or switch all off with None; returns how many.
     Temporaries that are out go back to the pool they came from, whatever was set since.
     """
     switched = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
 
 import torch
@@ -38,9 +39,9 @@ def _reuse_wins(nbytes: int) -> bool:
     pool = TensorPool(threshold_mb=0, name="calibration")
 
     def pooled() -> None:
-        held = [pool.allocate((nbytes,), torch.uint8).fill_(1) for _ in range(count)]
-        for tensor in held:
-            pool.deallocate(tensor)
+        with ExitStack() as held:
+            for _ in range(count):
+                held.enter_context(pool.lease((nbytes,), torch.uint8)).fill_(1)
 
     def plain() -> None:
         held = [torch.empty((nbytes,), dtype=torch.uint8).fill_(1) for _ in range(count)]

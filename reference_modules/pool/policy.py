@@ -9,7 +9,7 @@ from reference_modules.pool.blocks import Signal
 from reference_modules.pool.errors import NoRoom, PoolError
 from reference_modules.pool.ledger import Ledger
 from reference_modules.pool.settings import Settings
-from reference_modules.pool.uncleared import tensors_are_fake
+from reference_modules.pool.uncleared import memory_is_out_of_reach
 
 OUT_OF_MEMORY = (MemoryError, OSError, torch.OutOfMemoryError)
 
@@ -32,7 +32,7 @@ class Policy:
         """A tensor of this shape: from a block if `pooled` and the pool has reason to, else plain."""
         max_bytes, counters = self._settings.max_bytes, self._counters
         limit = None if max_bytes is None else max_bytes - counters.plain
-        if not (pooled and nbytes and self._worth(nbytes)) or tensors_are_fake():
+        if not (pooled and nbytes and self._worth(nbytes)) or memory_is_out_of_reach():
             tensor = self._plain(sizes, dtype, nbytes, limit, zero)
             counters.bypassed += 1
             return tensor, None, zero

@@ -20,10 +20,10 @@ Shape = int | Sequence[int]
 def checked_shape(shape: Shape, pool: str) -> tuple[int, ...]:
     """The shape as a tuple of sizes; an int is one dimension, as for torch.empty."""
     try:
-        sizes = tuple(torch.Size((shape,) if isinstance(shape, int) else shape))
+        sizes = torch.Size((shape,) if isinstance(shape, int) else shape)
     except TypeError as error:
         raise PoolValueError(f"pool {pool!r}: shape {shape!r} is not a sequence of integers") from error
-    if any(size < 0 for size in sizes):
+    if sizes and min(sizes) < 0:
         raise PoolValueError(
             f"pool {pool!r}: shape {shape!r} has a negative size; every size must be 0 or more"
         )

@@ -30,6 +30,7 @@ from reference_modules.pool.uncleared import poison
 
 Device = str | int | torch.device
 _F32 = torch.float32
+_AS_IT_IS = nullcontext()
 _empty, _zeros, _in_inference = torch.empty, torch.zeros, torch.is_inference_mode_enabled
 
 
@@ -110,7 +111,7 @@ class TensorPool:
         if self._fault_hook is not None:
             self._fault_hook(nbytes)
         site = call_site() if self._settings.tracking else None
-        with self.lock, torch.inference_mode(False) if _in_inference() else nullcontext():
+        with self.lock, torch.inference_mode(False) if _in_inference() else _AS_IT_IS:
             if self.closed:
                 raise complaints.closed(self.name)
             self._ledger.settle()
@@ -244,7 +245,7 @@ class TensorPool:
 
     @property
     def fault_hook(self) -> FaultHook | None:
-        """Called with the bytes of every allocation before anything is held; the caller gets what it raises."""
+        """Called with the bytes of every allocation before anything is held; what it raises, callers get."""
         return self._fault_hook
 
     @fault_hook.setter

@@ -1,4 +1,4 @@
-"""What a lease holds before the first write, and whether tensors hold anything at all just now."""
+"""What a lease holds before the first write, and when a block cannot be written at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ def poison(tensor: torch.Tensor) -> None:
         torch.tensor((), dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).fill_(POISON)
 
 
-def tensors_are_fake() -> bool:
-    """Whether a FakeTensorMode is active: then nothing has memory and the pool steps aside."""
+def memory_is_out_of_reach() -> bool:
+    """Whether the pool must step aside: under a FakeTensorMode nothing has memory, and inside a functional
+    transform (torch.func) a block made outside it may not be written.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
     if not torch._C._len_torch_dispatch_stack():
         return False
     return any(type(mode).__name__ == "FakeTensorMode" for mode in _get_current_dispatch_mode_stack())

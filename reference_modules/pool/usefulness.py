@@ -28,6 +28,8 @@ class Usefulness:
 
     def reused(self, nbytes: int) -> None:
         """A block of this size served another lease."""
+        if not self._kept_for_nothing:
+            return
         step = grid_size(nbytes)
         if step in self._kept_for_nothing:
             self._reused[step] = min(self._reused.get(step, 0) + 1, PATIENCE)

@@ -255,3 +255,34 @@ def test_fake_tensors_get_no_block(pool):
     with FakeTensorMode(), pool.lease((4,)) as tensor:
         assert isinstance(tensor, FakeTensor)
     assert pool.stats().bypassed == 1
+
+
+def test_functional_transforms_get_memory_of_their_own(pool):
+    def work(x):
+        with pool.lease((3,), zero=True) as scratch:
+            return (scratch.add_(x) * x).sum()
+
+    assert torch.func.grad(work)(torch.ones(3)).tolist() == [2, 2, 2]
+    assert pool.stats().bypassed == 1
+    assert pool.stats().leases == 0
+
+
+def test_the_default_device_does_not_decide(pool):
+    with torch.device("meta"), pool.lease((3,)) as pooled, TensorPool().lease((3,)) as plain:
+        assert (pooled.device.type, plain.device.type) == ("cpu", "cpu")
+
+
+def test_a_dispatch_mode_sees_no_foreign_operation(pool):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Seen(), pool.lease((3, 4)):
+        pass
+    assert set(seen) <= {"aten.resize_.default"}
+    assert pool.stats().misses == 1
