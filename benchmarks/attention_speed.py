@@ -209,7 +209,11 @@ def main() -> None:
         )
         rows += compare(Problem(32768, (2048, 4096, 8192), (1, 2, 4), False), machine, peers, limit)
     if options.output:
-        described = {"machine": platform.platform(), "threads": options.threads, "torch": torch.__version__}
+        described = {
+            "machine": f"{platform.system()} {platform.machine()}",
+            "threads": options.threads,
+            "torch": torch.__version__,
+        }
         options.output.write_text(json.dumps({**described, "matmul_limit": limit, "rows": rows}, indent=2))
 
 
