@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
+from auditor.source.newer_syntax import in_older_syntax
 
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
 
@@ -307,7 +308,7 @@ class Project:
     def _parse(self, path: str) -> Module | None:
         text = self.sources[path]
         try:
-            return read_module(path, text, ast.parse(text))
+            return read_module(path, text, _syntax_tree(text))
         except SyntaxError as error:
             self.failed[path] = (error.lineno or 0, f"invalid syntax: {error.msg}")
         except ValueError as error:
@@ -354,6 +355,16 @@ class Project:
             if aliased is not None and aliased[0] != parts[0]:
                 return self.member(module, [*aliased, *parts[1:]], depth + 1)
         return None
+
+
+def _syntax_tree(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        older = in_older_syntax(text)
+        if older is None:
+            raise
+        return ast.parse(older)
 
 
 def dotted_name(node: ast.expr) -> list[str] | None:

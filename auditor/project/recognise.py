@@ -2,6 +2,7 @@
 tables."""
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,8 @@ from auditor.project.modules import Class, Function
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
+
+GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,10 @@ class Recogniser:
         return self.wrappers.get(target)
 
     def _by_pattern(self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str) -> Source | None:
+        guard = GUARD.search(text) is not None
         for protocol in protocols:
+            if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
+                continue  # `pool.lock.acquire()` takes the lock
             for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
                 for pattern in patterns:
                     if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
