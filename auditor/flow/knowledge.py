@@ -24,7 +24,8 @@ Knowledge = frozenset[tuple[str, bool]]
 NOTHING: Knowledge = frozenset()
 FILLING = frozenset({"append", "appendleft", "add", "insert"})
 EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"})
-"""Lists that are filled together are tested for one another: `if keys:` after `keys.append`, `blocks.append`."""
+"""Lists that are filled together are tested for one another: `if keys:` after `keys.append`,
+`blocks.append`."""
 
 
 def join(left: Knowledge, right: Knowledge) -> Knowledge:
@@ -53,8 +54,11 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Call(receiver=(name,)) if op.method in EMPTYING:
             return forget(graph, (name,), known)
         case Unpack(targets=targets):
+            before = known
             for _, target in targets:
                 known = forget(graph, target, known)
+            for component, target in targets:
+                known = _copy(known, target, (*op.source, component), before)
     return known
 
 
@@ -125,14 +129,15 @@ def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
     return known | facts
 
 
-def _copy(known: Knowledge, target: Path, source: Path) -> Knowledge:
-    """`y = x`: what is known of x's truth is known of y's."""
-    if len(target) != 1 or len(source) != 1:
+def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None = None) -> Knowledge:
+    """`y = x`: what is known of x's truth is known of y's; what is known of `t`'s items is known of an
+    unpacked `t`."""
+    if len(target) != 1:
         return known
-    old, new = source[0].lstrip("@"), target[0].lstrip("@")
+    old, new = "".join(source).lstrip("@"), target[0].lstrip("@")
     copied = {
         (new + key[len(old) :], truth)
-        for key, truth in known
-        if key == old or key == f"{old} is None" or key.startswith(f"{old} == ")
+        for key, truth in (known if before is None else before)
+        if key == old or key == f"{old} is None" or key.startswith((f"{old} == ", f"{old}["))
     }
     return known | copied

@@ -42,7 +42,8 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or `leases[*]`."""
+    """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or
+    `leases[*]`."""
 
     owner: str
     path: str
@@ -71,7 +72,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StoredField:
-    """A field that holds the lease when the function is left, and what the rest of the project does with it."""
+    """A field that holds the lease when the function is left, and what the rest of the project does with
+    it."""
 
     field: Field
     at: Span

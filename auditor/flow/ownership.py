@@ -1,15 +1,15 @@
 """The ownership domain: where one lease is held, and what each operation does to that.
 
-A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is the set of
-places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the function is left while only
-locals hold it.
-"""
+A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is
+the set of places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the
+function is left while only locals hold it."""
 
 import ast
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import BORROWED, Acquisition, Effects, Fate, Handle, Position, Treatment, Value
 from auditor.flow.lease import Loss
+from auditor.flow.limits import TooManyStates
 from auditor.flow.places import begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -41,6 +41,8 @@ from auditor.ir.ops import (
 
 Places = frozenset[Path]
 NOWHERE: Places = frozenset()
+PATH_LENGTH = 6
+PLACES_PER_STATE = 24
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
 
@@ -49,8 +51,8 @@ PROCESS_POSITION = "<process>"
 class Held:
     """One lease as it is held. `maybe` are places that may hold it too; `seen` are loops that looked at it.
 
-    `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an intermediate value held it.
-    """
+    `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an
+    intermediate value held it."""
 
     places: Places
     maybe: Places = NOWHERE
@@ -94,9 +96,9 @@ class Ownership:
         """The states after `node` along `edge`; endings are noted on the way."""
         op = self.graph.ops[node]
         if isinstance(op, Call):
-            return self._call(node, op, held, edge)
+            return tuple(_limited(after) for after in self._call(node, op, held, edge))
         after = self._after(node, op, held, edge)
-        return (after,) if after is not None else ()
+        return (_limited(after),) if after is not None else ()
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:
@@ -111,7 +113,8 @@ class Ownership:
             case Next():
                 return self._next(node, op, held, edge)
             case Leave():
-                return self._leave(node, op, held)
+                self._leave(node, op, held)
+                return None
             case Make(target=target, items=items):
                 gained = [self._copied(held, (*target, component), source) for component, source in items]
                 return self._rebind(node, held, target, gained)
@@ -217,7 +220,10 @@ class Ownership:
     # Operations ---------------------------------------------------------------------------------------------
 
     def _assume(self, node: int, op: Assume, held: Held) -> Held | None:
-        """A held lease is neither None nor false, and a container of it is not empty."""
+        """A held lease is neither None nor false, and a container of it is not empty; it is itself and
+        nothing else."""
+        if op.kind == "same":
+            return held if self._identical(op, held) in (op.value, None) else None
         if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
             return held
         if any(begins_with(place, op.subject) for place in held.places):
@@ -226,6 +232,15 @@ class Ownership:
             self.endings.unknown.add(node)
             return None
         return held
+
+    def _identical(self, op: Assume, held: Held) -> bool | None:
+        """Whether `subject is other`, as far as one of them is the lease."""
+        if op.subject is None or op.other is None or self.acquisition.keyed:
+            return None
+        holding = (op.subject in held.places, op.other in held.places)
+        if not any(holding) or {op.subject, op.other} & held.maybe:
+            return None
+        return all(holding)
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING and all(is_temporary(place) for place in held.places):
@@ -258,7 +273,7 @@ class Ownership:
             return held
         inside = [place for place in held.places if begins_with(place, op.source)]
         if edge is Edge.EXHAUSTED:
-            counting = op.counted and (
+            counting = (op.counted or self.acquisition.value is Value.INDEX) and (
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
@@ -267,13 +282,13 @@ class Ownership:
             return replace(held, seen=held.seen - {node})
         element = (*op.source, "[*]")
         after = self._rebind(node, held, op.target, [self._copied(held, op.target, element)])
-        return replace(after, seen=after.seen | {node}) if after is not None and (inside or op.counted) else after
+        return replace(after, seen=after.seen | {node}) if after is not None else after
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
         value = self.acquisition.value
         if op.sliced and value is Value.TENSOR:
             return held
-        target = op.target[:-1] + ("[*]",) if op.target[-1] == "[:]" else op.target
+        target = (*op.target[:-1], "[*]") if op.target[-1] == "[:]" else op.target
         sure, maybe = self._copied(held, target, op.source)
         if op.sliced and value is Value.INDEX and sure:
             sure = frozenset({target})
@@ -303,7 +318,9 @@ class Ownership:
             self.endings.unknown.add(node)
             return None
         if target[0] in self.parameters or target[0][0] == "@":
-            return replace(held, places=held.places | sure, kept=True)  # the same function may still give it back
+            return replace(
+                held, places=held.places | sure, kept=True
+            )  # the same function may still give it back
         self.endings.stored.setdefault(node, min(sure))
         return None
 
@@ -341,11 +358,12 @@ class Ownership:
 
     def _yield(self, node: int, op: Yield, held: Held, edge: Edge) -> Held | None:
         if self.lends:
-            unnamed = op.source is not None and not named(held.places) and self._inside(held, op.source) is not None
+            unnamed = (
+                op.source is not None and not named(held.places) and self._inside(held, op.source) is not None
+            )
             return replace(held, lent=True) if unnamed else held
-        if op.source is not None and (op.delegates or self._inside(held, op.source) is not None):
-            if not op.delegates or self._inside(held, op.source) is not None:
-                held = replace(held, lent=True)
+        if op.source is not None and self._inside(held, op.source) is not None:
+            held = replace(held, lent=True)
         return None if edge in RAISING and held.lent else held
 
     def _end_statement(self, node: int, op: EndStatement, held: Held) -> Held | None:
@@ -353,7 +371,9 @@ class Ownership:
             return held
         places = frozenset(place for place in held.places if not is_temporary(place))
         maybe = frozenset(place for place in held.maybe if not is_temporary(place))
-        loss = Loss.DISCARDED if not held.kept else Loss.DROPPED if isinstance(op.at, ast.Expr) else Loss.REBOUND
+        loss = (
+            Loss.DISCARDED if not held.kept else Loss.DROPPED if isinstance(op.at, ast.Expr) else Loss.REBOUND
+        )
         return self._keep(node, held, replace(held, places=places, maybe=maybe), loss)
 
     def _leave(self, node: int, op: Leave, held: Held) -> None:
@@ -361,11 +381,22 @@ class Ownership:
         endings = self.endings
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
         elsewhere = [place for place in outside if place not in self.acquisition.places]
-        fields = [place for place in elsewhere or outside if not any(piece.startswith("[") for piece in place)]
+        fields = [
+            place for place in elsewhere or outside if not any(piece.startswith("[") for piece in place)
+        ]
         fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
         lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
-        if op.way is Way.RETURN and kept is None and not lent_out and self._returned(node, held):
+        tabled = self.acquisition.value is Value.INDEX and bool(
+            elsewhere
+        )  # written down, a number has been handed over
+        if (
+            op.way is Way.RETURN
+            and kept is None
+            and not lent_out
+            and not tabled
+            and self._returned(node, held)
+        ):
             return
         if held.lent:
             endings.taken.add(node)
@@ -395,7 +426,9 @@ class Ownership:
             return ()
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
-        fresh = self._rebind(node, held, call.target, [], Loss.NEXT_TURN)  # left from an earlier turn of a loop
+        fresh = self._rebind(
+            node, held, call.target, [], Loss.NEXT_TURN
+        )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
@@ -509,6 +542,16 @@ def operands(call: Call) -> list[tuple[Position, Path]]:
     for name, path in call.kwargs:
         given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
     return given
+
+
+def _limited(held: Held) -> Held:
+    """Keeps states finite where a container is put into itself again and again. Raises TooManyStates."""
+    if len(held.places) + len(held.maybe) > PLACES_PER_STATE:
+        raise TooManyStates
+    if all(len(place) <= PATH_LENGTH for place in held.places | held.maybe):
+        return held
+    shortened = [frozenset(place[:PATH_LENGTH] for place in places) for places in (held.places, held.maybe)]
+    return replace(held, places=shortened[0], maybe=shortened[1] - shortened[0])
 
 
 def _overwrites(target: Path, place: Path) -> bool:

@@ -29,13 +29,17 @@ CONTAINERS = frozenset(
     }
 )
 OPTIONAL = frozenset({"Optional", "Final", "ClassVar", "Annotated"})
+DEPTH = 40
+"""A type that hangs on so many others is not worth the search."""
+
 RESULT_WRAPPERS = frozenset(
     {"Awaitable", "Coroutine", "AbstractContextManager", "AbstractAsyncContextManager"}
 )
 
 
 class ClassModel:
-    """Types by declaration and by construction; it never runs anything and never guesses between two answers."""
+    """Types by declaration and by construction; it never runs anything and never guesses between two
+    answers."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -108,7 +112,8 @@ class ClassModel:
     # Names --------------------------------------------------------------------------------------------------
 
     def named(self, module: Module, node: ast.expr) -> Class | Function | Module | str | None:
-        """What a name or dotted name means at module level; the dotted text where it lies outside the project."""
+        """What a name or dotted name means at module level; the dotted text where it lies outside the
+        project."""
         parts = dotted_name(node)
         if parts is None:
             return None
@@ -186,7 +191,7 @@ class ClassModel:
         return None
 
     def _guarded(self, key: object, function: Function, node: ast.expr) -> Type | None:
-        if key in self._busy:
+        if key in self._busy or len(self._busy) >= DEPTH:
             return None
         self._busy.add(key)
         try:
