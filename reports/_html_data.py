@@ -16,10 +16,20 @@ BEFORE = 60  # of which so many stand before the first place of interest, if the
 Object = dict[str, Any]
 
 
+class _Texts(dict[str, int]):
+    """Paths and notes, each carried once and named by its number: many findings share most of them."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = len(self)
+        return self[text]
+
+
 def data(run: Run, packages: Mapping[str, str]) -> str:
     """JSON that may stand inside a script element: no `<`, so nothing in it ends that element."""
+    texts = _Texts()
     document = {
-        "findings": [_finding(finding, run, packages) for finding in run.findings],
+        "findings": [_finding(finding, run, packages, texts) for finding in run.findings],
+        "texts": list(texts),
         "sources": _sources(run),
         "classes": [_class(row, packages) for row in run.classes],
     }
@@ -34,7 +44,7 @@ def visible(text: str) -> str:
     return "".join(char if char == "\t" else safe_char(char) for char in text)
 
 
-def _finding(finding: Finding, run: Run, packages: Mapping[str, str]) -> Object:
+def _finding(finding: Finding, run: Run, packages: Mapping[str, str], texts: _Texts) -> Object:
     span = finding.span
     steps = finding.trace or (Step(span.path, span.line, span.column, ""),)
     return {
@@ -48,20 +58,15 @@ def _finding(finding: Finding, run: Run, packages: Mapping[str, str]) -> Object:
         "length": span.end_column - span.column if span.line == span.end_line else 0,
         "symbol": _short(finding.symbol),
         "message": _short(finding.message),
-        "steps": [_step(step) for step in steps],
+        "steps": [_step(step, texts) for step in steps],
         "fix": _fix(finding.fix, run) if finding.fix else None,
         "fingerprint": finding.fingerprint,
         "proof": finding.proof,
     }
 
 
-def _step(step: Step) -> Object:
-    return {
-        "path": visible(step.path),
-        "line": step.line,
-        "column": step.column,
-        "note": _short(step.note),
-    }
+def _step(step: Step, texts: _Texts) -> list[int]:
+    return [texts[visible(step.path)], step.line, step.column, texts[_short(step.note)]]
 
 
 def _fix(fix: FixOffer, run: Run) -> Object:
@@ -88,8 +93,8 @@ def _diff(fix: FixOffer, excerpts: Mapping[str, Mapping[int, str]]) -> list[list
     return rows
 
 
-def _sources(run: Run) -> dict[str, dict[int, Object]]:
-    """path -> line -> `text`, and the `offset` of its first character where the line was cut."""
+def _sources(run: Run) -> dict[str, dict[int, Object | str]]:
+    """path -> line -> its text; where that was cut, also from which `offset`, and whether there is `more`."""
     first: dict[tuple[str, int], int] = defaultdict(lambda: 10**9)
     for finding in run.findings:
         places = [(step.path, step.line, step.column) for step in finding.trace]
@@ -101,11 +106,11 @@ def _sources(run: Run) -> dict[str, dict[int, Object]]:
     }
 
 
-def _cut(line: str, place: int) -> Object:
+def _cut(line: str, place: int) -> Object | str:
     start = 0 if place < LONGEST // 2 else place - BEFORE
     text = visible(line[start : start + LONGEST])
-    cut = {"offset": start, "more": True} if start + LONGEST < len(line) else {"offset": start}
-    return {"text": text, **cut} if start or "more" in cut else {"text": text}
+    more = start + LONGEST < len(line)
+    return {"text": text, "offset": start, "more": more} if start or more else text
 
 
 def _class(row: ClassRow, packages: Mapping[str, str]) -> Object:

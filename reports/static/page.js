@@ -2,6 +2,9 @@
 // The page's data, and the few ways in which anything is put on the page. Text goes into text nodes only.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
+for (const finding of DATA.findings) {
+  finding.steps = finding.steps.map(([path, line, column, note]) => ({ path: DATA.texts[path], line, column, note: DATA.texts[note] }));
+}
 const SEVERITIES = ["error", "warning", "info"];
 
 function element(tag, properties, ...children) {

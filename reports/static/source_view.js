@@ -57,7 +57,7 @@ function lineNumbers(stretch, lines) {
     }
   }
   const sorted = [...numbers].sort((one, other) => one - other);
-  const said = (number) => stretch.some((step) => step.line === number) || lines[number]?.text.trim();
+  const said = (number) => stretch.some((step) => step.line === number) || (lines[number]?.text ?? lines[number])?.trim();
   while (!said(sorted.at(-1))) sorted.pop();  // blank lines at the ends say nothing
   while (!said(sorted[0])) sorted.shift();
   return sorted;
@@ -65,7 +65,8 @@ function lineNumbers(stretch, lines) {
 
 function lineView(number, source, steps, finding) {
   const row = element("div", { class: steps.length ? "line at" : "line" }, element("span", { class: "number" }, String(number)));
-  if (!source) return row.append(element("span", { class: "dim" }, "(source not at hand)")), row;
+  if (source === undefined) return row.append(element("span", { class: "dim" }, "(source not at hand)")), row;
+  if (typeof source === "string") source = { text: source, offset: 0, more: false };
   const text = element("span", { class: "text" });
   if (source.offset) text.append("…");
   text.append(...marked(source, steps, finding));
@@ -77,7 +78,7 @@ function lineView(number, source, steps, finding) {
 // Columns count characters, JavaScript counts UTF-16 units: so the line is taken apart into characters first.
 function marked(source, steps, finding) {
   const characters = [...source.text];
-  const offset = source.offset || 0;
+  const offset = source.offset;
   const pieces = [];
   let done = 0;
   for (const step of [...steps].sort((one, other) => one.column - other.column)) {
