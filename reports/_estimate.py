@@ -14,6 +14,8 @@ _LENGTH = re.compile(
 )
 _HEADS = re.compile(r"(?:^|[._])h$|heads", re.IGNORECASE)
 
+MOST_LENGTHS = 2  # nobody makes a tensor cubic in the length: in `b*n*n_q*n_k` the `n` counts heads
+
 
 @dataclass(frozen=True, slots=True)
 class Powers:
@@ -36,6 +38,9 @@ def powers(expression: str) -> Powers:
             continue
         for kind in _kinds(part):
             counts[kind] += 1
+    surplus = max(counts["length"] - MOST_LENGTHS, 0)
+    counts["length"] -= surplus
+    counts["width" if counts["heads"] else "heads"] += surplus
     return Powers(factor, **counts)
 
 

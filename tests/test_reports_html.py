@@ -319,6 +319,7 @@ def test_the_wheel_takes_templates_and_scripts_along() -> None:
         ("bsz*self.num_heads*tgt_len*tgt_len*4", Powers(4, batch=1, heads=1, length=2)),
         ("batch_size*length*4*(self.max_num_bins + 1)*4", Powers(16, batch=1, length=1, width=1)),
         ("x.shape[0]*(a * b)*2", Powers(2, batch=1, width=1)),
+        ("b*n*n_q*n_k*4", Powers(4, batch=1, heads=1, length=2)),
         ("", Powers()),
     ],
 )

@@ -11,11 +11,14 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
 
 from auditor.model import Failure, Run, Span
 from reports.markdown import LIMIT
 from tests.command_line import PROJECT, poolaudit
 from tests.fixtures.reports.sample_runs import ACROSS, EARLY, EMPTY, HOSTILE, TYPICAL
+from tests.test_reports_text import PROPERTY
+from tests.test_reports_text import RUNS as ANY_RUN
 
 SCHEMA = Path(sys.prefix) / "share" / "sarif" / "sarif-2.1.0-rtm.4.json"
 RUNS = {"typical": TYPICAL, "hostile": HOSTILE, "empty": EMPTY}
@@ -164,3 +167,15 @@ def test_a_fence_is_longer_than_any_in_the_code() -> None:
     excerpts = {"longdoc/ring.py": {5: '        """````` ~~~ ```"""'}}
     text = _rendered("markdown", replace(TYPICAL, findings=(replace(EARLY, trace=()),), excerpts=excerpts))
     assert text.count("\n``````text\n") == text.count("\n``````\n") == 1
+
+
+@PROPERTY
+@given(ANY_RUN)
+def test_property_every_format_can_be_read_back(run: Run) -> None:
+    assert _violations(_sarif(run)) == []
+    assert len(json.loads(_rendered("gitlab", run))) == len(run.findings) + len(run.failures)
+    cases = ElementTree.fromstring(_rendered("junit", run)).findall("testsuite/testcase")
+    assert len(cases) == max(len(run.findings) + len(run.failures), 1)
+    assert len(_rendered("markdown", run).encode()) < LIMIT
+    page = re.findall(r'(?s)<script type="application/json" id="data">(.*?)</script>', _rendered("html", run))
+    assert [len(json.loads(data)["findings"]) for data in page] == [len(run.findings)]
