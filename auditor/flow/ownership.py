@@ -243,11 +243,17 @@ class Ownership:
         return all(holding)
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
-        if edge in RAISING and all(is_temporary(place) for place in held.places):
+        if edge in RAISING and self._just_acquired(op, held):
             return None  # the awaited acquire itself failed: nothing was acquired
         if edge in RAISING or op.target == op.source:
             return held
         return self._rebind(node, held, op.target, [self._copied(held, op.target, op.source)])
+
+    def _just_acquired(self, op: Move | Await, held: Held) -> bool:
+        site = self.graph.ops[self.site] if self.site >= 0 else None
+        if isinstance(site, Call) and op.source == site.target:
+            return True
+        return all(is_temporary(place) for place in held.places)
 
     def _unpack(self, node: int, op: Unpack, held: Held) -> Held | None:
         gained = []
