@@ -80,6 +80,10 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
 
+    def on_paper(self) -> None:
+        """Style the page as for print."""
+        self._call("Emulation.setEmulatedMedia", media="print")
+
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression; promises are awaited."""
         done = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

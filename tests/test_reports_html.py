@@ -299,6 +299,18 @@ def test_printing_opens_what_is_folded(browser: Browser, tmp_path: Path) -> None
     assert browser.run("document.querySelectorAll('#finding-list .detail').length") == len(TYPICAL.findings)
 
 
+@needs_browser
+def test_paper_is_light(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, TYPICAL, tmp_path)
+    style = "getComputedStyle(e)"
+    colours = f"[document.body, document.querySelector('.verdict')].map(e => [{style}.backgroundColor, {style}.color])"
+    browser.on_paper()
+    light = browser.run(colours)
+    browser.run("document.documentElement.dataset.theme = 'dark'")
+    assert browser.run(colours) == light
+    assert light[0] == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
+
+
 def test_the_wheel_takes_templates_and_scripts_along() -> None:
     tomllib = importlib.import_module("tomllib")
     root = Path(__file__).parent.parent
