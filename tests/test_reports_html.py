@@ -1,8 +1,6 @@
 """The HTML report in a real browser: it opens, filters and sorts, and text of the audited code stays text."""
 
-import importlib
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,38 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from auditor.model import (
-    ClassRow,
-    Failure,
-    Finding,
-    FixOffer,
-    ProtocolUse,
-    Run,
-    Safety,
-    Severity,
-    Span,
-    Step,
-    Summary,
-)
-from reports import html
-from reports._estimate import Powers, powers
+from auditor.model import Finding, Run, Severity, Span, Step
 from tests.browser import CHROMIUM, Browser
+from tests.fixtures.reports.page_runs import MARKUP, evil, many, page
 from tests.fixtures.reports.sample_runs import EMPTY, HOSTILE, TYPICAL
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-MANY = 5_000
-MARKUP = '</script><script>window.pwned=1</script><img src=x onerror="window.pwned=1"><!--{{ 7*7 }}\'"&lt;'
-LONG_NOTE = "taken when `self.world_size > 1 and self.pool is not None` is true"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with Browser() as opened:
         yield opened
-
-
-def page(run: Run) -> str:
-    return html.render(run, color=False, width=80)
 
 
 def opened(browser: Browser, run: Run, folder: Path) -> Browser:
@@ -51,67 +29,6 @@ def opened(browser: Browser, run: Run, folder: Path) -> Browser:
     browser.resize(1280, 900)
     browser.open(file)
     return browser
-
-
-def many() -> Run:
-    """Five thousand findings in five hundred files, each with four steps and their surroundings."""
-    findings, excerpts = [], {}
-    for number in range(MANY):
-        path, line = f"package_{number % 25}/module_{number % 500:03}.py", 20 * (number // 500) + 5
-        steps = tuple(Step(path, line + 4 * n, 9, LONG_NOTE) for n in range(4))
-        code, severity = (("PA102", Severity.ERROR), ("PA103", Severity.WARNING))[number % 2]
-        message = f"`buffer_{number}` from `self.pool.allocate((batch, heads, length, length))` is still held"
-        span = Span(path, line, 9, line, 40)
-        findings.append(
-            Finding(
-                code,
-                "early-exit-leak",
-                severity,
-                span,
-                f"Module{number}.forward",
-                message,
-                steps,
-                fingerprint=f"{number:016x}",
-            )
-        )
-        excerpts.setdefault(path, {}).update(
-            {
-                at: f"        buffer_{at} = self.pool.allocate(({at}, heads, length, length), dtype=x.dtype)"
-                for at in range(line - 2, line + 15)
-            }
-        )
-    classes = tuple(
-        ClassRow(
-            f"Module{n}", f"package_{n % 25}/module_{n % 500:03}.py", 1, ("torch.nn.Module",), None, None,
-            False, False, False, ("none", "partial", "full")[n % 3], "high", "b*h*n*n*4", "quadratic in n",
-        )
-        for n in range(1_000)
-    )  # fmt: skip
-    return Run(
-        "0.1.0",
-        Summary(files=500, findings={"PA102": 2500, "PA103": 2500}),
-        classes,
-        tuple(findings),
-        excerpts=excerpts,
-    )
-
-
-def evil() -> Run:
-    """Markup wherever the audited tree has a say."""
-    path = f"{MARKUP}.py"
-    finding = Finding(
-        "PA101", "never-released", Severity.ERROR, Span(path, 1, 1, 1, 5), MARKUP, f"`{MARKUP}` {MARKUP}",
-        (Step(path, 1, 1, MARKUP), Step(path, 2, 3, f"`{MARKUP}`")), FixOffer(Safety.SAFE, MARKUP), "f",
-    )  # fmt: skip
-    row = ClassRow(
-        MARKUP, path, 1, (MARKUP,), MARKUP, True, True, False, False, "none", "high", MARKUP, MARKUP
-    )
-    summary = Summary(
-        files=1, not_followed=1, protocols=(ProtocolUse(MARKUP, "discovered", 1, 1),),
-        acquire_names=(MARKUP,), release_names=(MARKUP,), findings={"PA101": 1},
-    )  # fmt: skip
-    failure = Failure(path, 1, MARKUP)
-    return Run("0", summary, (row,), (finding,), (failure,), (failure,), {path: {1: MARKUP, 2: MARKUP}})
 
 
 def heads(browser: Browser) -> list[str]:
@@ -124,28 +41,6 @@ def heads(browser: Browser) -> list[str]:
 def choose(browser: Browser, field: str, value: str) -> None:
     event = "dispatchEvent(new Event('input', {bubbles: true}))"
     browser.run(f"(f => {{ f.value = {json.dumps(value)}; f.{event}; }})(document.getElementById('{field}'))")
-
-
-@pytest.mark.parametrize("run", [TYPICAL, HOSTILE, EMPTY], ids=["typical", "hostile", "empty"])
-def test_nothing_is_fetched(run: Run) -> None:
-    text = page(run)
-    outside = re.sub(r"(?s)<script.*?</script>", "", text)
-    assert set(re.findall(r'<[^>]*\s(?:src|href)="(.)', outside)) <= {"#"}
-    assert not re.search(r"url\(|@import", outside)
-    assert "default-src 'none'" in text
-
-
-def test_the_data_cannot_end_its_script() -> None:
-    inside = re.search(r'(?s)<script type="application/json" id="data">(.*?)</script>', page(evil()))
-    assert inside is not None
-    assert "<" not in inside[1]
-    document = json.loads(inside[1])
-    assert document["findings"][0]["symbol"] == MARKUP
-    assert document["classes"][0]["name"] == MARKUP
-
-
-def test_two_renderings_are_one() -> None:
-    assert page(TYPICAL) == page(TYPICAL)
 
 
 @needs_browser
@@ -302,38 +197,14 @@ def test_printing_opens_what_is_folded(browser: Browser, tmp_path: Path) -> None
 @needs_browser
 def test_paper_is_light(browser: Browser, tmp_path: Path) -> None:
     opened(browser, TYPICAL, tmp_path)
-    style = "getComputedStyle(e)"
-    colours = f"[document.body, document.querySelector('.verdict')].map(e => [{style}.backgroundColor, {style}.color])"
+    colours = """
+        [document.body, document.querySelector('.verdict')].map(element => {
+            const style = getComputedStyle(element);
+            return [style.backgroundColor, style.color];
+        })
+    """
     browser.on_paper()
     light = browser.run(colours)
     browser.run("document.documentElement.dataset.theme = 'dark'")
     assert browser.run(colours) == light
     assert light[0] == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
-
-
-def test_the_wheel_takes_templates_and_scripts_along() -> None:
-    tomllib = importlib.import_module("tomllib")
-    root = Path(__file__).parent.parent
-    wanted = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
-        "reports"
-    ]
-    packed = {file for pattern in wanted for file in (root / "reports").glob(pattern)}
-    there = {file for folder in ("templates", "static") for file in (root / "reports" / folder).iterdir()}
-    assert packed == there
-
-
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("b*h*n*n*4", Powers(4, batch=1, length=2, heads=1)),
-        ("q.shape[:-1].numel()*k.shape[-2]*4", Powers(4, batch=1, heads=1, length=2)),
-        ("hidden_states.numel()*4", Powers(4, batch=1, length=1, width=1)),
-        ("bsz*self.num_heads*tgt_len*tgt_len*4", Powers(4, batch=1, heads=1, length=2)),
-        ("batch_size*length*4*(self.max_num_bins + 1)*4", Powers(16, batch=1, length=1, width=1)),
-        ("x.shape[0]*(a * b)*2", Powers(2, batch=1, width=1)),
-        ("b*n*n_q*n_k*4", Powers(4, batch=1, heads=1, length=2)),
-        ("", Powers()),
-    ],
-)
-def test_estimates_grow_with_what_they_name(expression: str, expected: Powers) -> None:
-    assert powers(expression) == expected
