@@ -19,7 +19,7 @@ function sourceView(finding) {
   const view = element("div", { class: "source" });
   const shown = finding.steps.slice(0, MOST_STEPS);
   for (const stretch of stretches(shown)) {
-    view.append(element("div", { class: "file" }, `${stretch[0].path}:${stretch[0].line}`));
+    view.append(element("div", { class: "file" }, ...breakable(`${stretch[0].path}:${stretch[0].line}`)));
     view.append(stretchView(stretch, finding));
   }
   if (finding.steps.length > shown.length) {
@@ -48,6 +48,7 @@ function grouped(stretch) {
   return groups;
 }
 
+// The lines around the steps; a blank one at an edge says nothing.
 function lineNumbers(stretch, lines) {
   const numbers = new Set();
   for (const step of stretch) {
@@ -56,11 +57,9 @@ function lineNumbers(stretch, lines) {
       if (number in lines) numbers.add(number);
     }
   }
-  const sorted = [...numbers].sort((one, other) => one - other);
   const said = (number) => stretch.some((step) => step.line === number) || (lines[number]?.text ?? lines[number])?.trim();
-  while (!said(sorted.at(-1))) sorted.pop();  // blank lines at the ends say nothing
-  while (!said(sorted[0])) sorted.shift();
-  return sorted;
+  const inside = (number) => numbers.has(number - 1) && numbers.has(number + 1);
+  return [...numbers].filter((number) => said(number) || inside(number)).sort((one, other) => one - other);
 }
 
 function lineView(number, source, steps, finding) {
