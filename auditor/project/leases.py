@@ -244,7 +244,8 @@ class Follower:
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
 
     def _broadly(self, onward: list[Station], line: int) -> bool:
-        """Not a handler around the acquire too, of one named failure that calls before it were expected to raise."""
+        """Not a handler around the acquire too, of one named failure that calls before it were expected to
+        raise."""
         for later in onward:
             handler = self.graph.ops[later.node].at
             if isinstance(handler, ast.ExceptHandler) and handler.type is not None:
