@@ -5,14 +5,13 @@ import re
 from collections.abc import Iterator
 
 from auditor.source.entries import PoolImport, Source, module_name
+from auditor.source.nodes import every_node, holds_statements, statements_in
 
 _POOL = re.compile(r"memory_pool|MemoryPool")
 _DELIBERATE = re.compile(
     r"#\s*(?:noqa(?!:)|noqa:[^#]*F401|pylint:[^#]*unused-import|isort:\s*skip|re-?export)", re.I
 )
 _WORD = re.compile(r"\w+")
-
-_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 
 Import = ast.Import | ast.ImportFrom
 
@@ -24,15 +23,8 @@ def statements(tree: ast.Module) -> Iterator[Import]:
         node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-            continue
-        waiting += statements_in(node)
-
-
-def statements_in(node: ast.AST) -> list[ast.AST]:
-    """The statements right below a node, and the handlers and cases that hold more; expressions are passed
-    over.
-    """
-    return [child for name in _BLOCKS for child in getattr(node, name, ())]
+        elif holds_statements(node):
+            waiting += statements_in(node)
 
 
 def origins(source: Source) -> dict[str, str]:
@@ -98,8 +90,8 @@ class _Used:
     def __init__(self, tree: ast.Module) -> None:
         self.words: set[str] = set()
         self.chains: set[str] = set()
-        skip = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        skip = {id(node.value) for node in every_node(tree) if isinstance(node, ast.Expr)}
+        for node in every_node(tree):
             match node:
                 case ast.Name(id=name):
                     self.words.add(name)
@@ -118,7 +110,7 @@ class _Used:
 
 def _probes(tree: ast.Module) -> Iterator[Import]:
     """Imports tried only to see whether they succeed: `try: import x` whose handler catches ImportError."""
-    for node in ast.walk(tree):
+    for node in every_node(tree):
         if isinstance(node, ast.Try) and any(_catches_import(handler) for handler in node.handlers):
             for inner in node.body:
                 yield from (each for each in ast.walk(inner) if isinstance(each, ast.Import | ast.ImportFrom))

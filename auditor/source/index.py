@@ -3,12 +3,13 @@
 import ast
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from auditor.source.class_reader import ClassReader
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport, Source
 from auditor.source.imports import origins, pool_imports, renames
-from auditor.source.outline import Uncut, outline
+from auditor.source.load import lines_of
+from auditor.source.nodes import every_node
 from auditor.source.vocabulary import Need, count_lines, prefilter
 
 __all__ = [
@@ -43,15 +44,14 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
         return FileIndex(path, lines)
     with _no_collection():
         text = text.removeprefix("\ufeff")
-        tree, outlined = _parse(text, need)
-        source = Source(path, tuple(text.split("\n")), tree)
+        source = Source(path, lines_of(text), ast.parse(text))
         names_pool = need is Need.WHOLE
-        classes = ClassReader(source, origins(source), outlined, names_pool).classes()
+        classes = ClassReader(source, origins(source), names_pool).classes()
         return FileIndex(
             path=path,
             lines=lines,
             pool_imports=pool_imports(source) if names_pool else (),
-            uses_pool=names_pool and _uses_pool(tree),
+            uses_pool=names_pool and _uses_pool(source.tree),
             classes=tuple(sorted(classes, key=lambda each: each.span)),
             renames=renames(source),
         )
@@ -69,15 +69,5 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _parse(text: str, need: Need) -> tuple[ast.Module, bool]:
-    """The tree, and whether it is of an outline. An outline that does not parse is answered by the whole
-    file.
-    """
-    if need is Need.MODULES:
-        with suppress(Uncut, SyntaxError):
-            return ast.parse(outline(text)), True
-    return ast.parse(text), False
-
-
 def _uses_pool(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.Attribute) and "memory_pool" in node.attr for node in ast.walk(tree))
+    return any(isinstance(node, ast.Attribute) and "memory_pool" in node.attr for node in every_node(tree))

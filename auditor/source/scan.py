@@ -76,6 +76,8 @@ def _failure(path: str, error: Exception) -> Failure:
 
 
 def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
-    """The index of a file that is valid Python; the indexer itself parses no more than it needs."""
-    symtable.symtable(text, path, "exec")  # half of what ast.parse costs, and it checks as much
-    return index_file(path, text, Need.WHOLE if relevant else prefilter(data))
+    """The index of a file that is valid Python, which has to be asked of one that is not parsed for it."""
+    need = Need.WHOLE if relevant else prefilter(data)
+    if need is Need.NOTHING:
+        symtable.symtable(text, path, "exec")  # two thirds of what ast.parse costs, and it checks as much
+    return index_file(path, text, need)
