@@ -11,7 +11,7 @@ from auditor.model import Span
 from auditor.source.entries import ClassIndex, Source
 from auditor.source.forward_path import forward_path, large_allocations
 from auditor.source.imports import dotted_text
-from auditor.source.nodes import holds_statements, statements_in
+from auditor.source.nodes import HOLDERS, statements_in
 from auditor.source.pool_use import Function, methods_of, pool_use
 
 _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
@@ -37,7 +37,7 @@ class ClassReader:
                 elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                     if self.names_pool:
                         waiting.append((child, f"{prefix}{child.name}.<locals>."))
-                elif holds_statements(child):
+                elif type(child) in HOLDERS:
                     waiting.append((child, prefix))
 
     def _read(self, node: ast.ClassDef, prefix: str) -> ClassIndex:

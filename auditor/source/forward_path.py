@@ -14,7 +14,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _MOST = 20  # a table row names one; more a class helps nobody and fills the cache
 _ENTRY_POINTS = ("forward", "__call__")
-_SELF_CALL = re.compile(r"self(?<!\wself)\.(\w+)\(")  # starts with a literal: searched three times as fast as \b
+_SELF_CALL = re.compile(
+    r"self(?<!\wself)\.(\w+)\("
+)  # starts with a literal: searched three times as fast as \b
 
 # A method without any of these allocates nothing that could be called large. Plain substrings: `in` runs at
 # memory speed where an alternation of the same words costs more than the reading that it saves.

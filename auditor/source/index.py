@@ -51,7 +51,7 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
             path=path,
             lines=lines,
             pool_imports=pool_imports(source) if names_pool else (),
-            uses_pool=names_pool and _uses_pool(source.tree),
+            uses_pool=names_pool and "memory_pool" in text and _uses_pool(source.tree),
             classes=tuple(sorted(classes, key=lambda each: each.span)),
             renames=renames(source),
         )

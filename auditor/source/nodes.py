@@ -9,6 +9,8 @@ _BLOCKS_OF: dict[type[ast.AST], tuple[str, ...]] = {
     for base in (ast.mod, ast.stmt, ast.excepthandler, ast.match_case)
     for kind in (base, *base.__subclasses__())
 }
+HOLDERS = frozenset(kind for kind, blocks in _BLOCKS_OF.items() if blocks)
+_LEAVES = frozenset((ast.Name, ast.Constant, ast.Load, ast.alias))  # half of all nodes
 
 
 def every_node(root: ast.AST) -> Iterator[ast.AST]:
@@ -21,8 +23,10 @@ def every_node(root: ast.AST) -> Iterator[ast.AST]:
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below a node, in the order of its fields."""
+    """The nodes right below a node, in the order of its fields; names and constants have none."""
     found: list[ast.AST] = []
+    if type(node) in _LEAVES:
+        return found
     for value in node.__dict__.values():
         if isinstance(value, ast.AST):
             found.append(value)
@@ -36,7 +40,3 @@ def statements_in(node: ast.AST) -> list[ast.AST]:
     passed over.
     """
     return [child for name in _BLOCKS_OF[type(node)] for child in getattr(node, name)]
-
-
-def holds_statements(node: ast.AST) -> bool:
-    return bool(_BLOCKS_OF[type(node)])
