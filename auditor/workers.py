@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-CHUNKS_PER_WORKER = 8  # enough to even out slow chunks, few enough that messages cost nothing
+CHUNKS_PER_WORKER = 32  # enough to even out slow chunks, few enough that messages cost nothing
 
 if sys.platform == "linux":
     _context = multiprocessing.get_context("fork")  # starts without importing everything again

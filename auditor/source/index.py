@@ -1,9 +1,6 @@
 """What is known of every file from its bytes and its stdlib syntax tree, without flow analysis."""
 
 import ast
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from auditor.source.class_reader import ClassReader
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport, Source
@@ -42,31 +39,18 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
     lines = text.count("\n") + (not text.endswith("\n") if text else 0)
     if need is Need.NOTHING:
         return FileIndex(path, lines)
-    with _no_collection():
-        text = text.removeprefix("\ufeff")
-        source = Source(path, lines_of(text), ast.parse(text))
-        names_pool = need is Need.WHOLE
-        classes = ClassReader(source, origins(source), names_pool).classes()
-        return FileIndex(
-            path=path,
-            lines=lines,
-            pool_imports=pool_imports(source) if names_pool else (),
-            uses_pool=names_pool and "memory_pool" in text and _uses_pool(source.tree),
-            classes=tuple(sorted(classes, key=lambda each: each.span)),
-            renames=renames(source),
-        )
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A syntax tree holds no cycles, and looking for them while it grows costs a quarter of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+    text = text.removeprefix("\ufeff")
+    source = Source(path, lines_of(text), ast.parse(text))
+    names_pool = need is Need.WHOLE
+    classes = ClassReader(source, origins(source), names_pool).classes()
+    return FileIndex(
+        path=path,
+        lines=lines,
+        pool_imports=pool_imports(source) if names_pool else (),
+        uses_pool=names_pool and "memory_pool" in text and _uses_pool(source.tree),
+        classes=tuple(sorted(classes, key=lambda each: each.span)),
+        renames=renames(source),
+    )
 
 
 def _uses_pool(tree: ast.Module) -> bool:
