@@ -1,0 +1,20 @@
+"""The calls that really acquire or release, as the flow analysis recognised them, by class."""
+
+from dataclasses import dataclass
+
+from auditor.model import Span
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCall:
+    """One such call. `owner` is the class whose method makes it, `method` that method's name.
+
+    `on_self` is whether the receiver is the object itself: `self._allocate_tensor(...)`.
+    """
+
+    span: Span
+    owner: str
+    method: str
+    name: str
+    releases: bool
+    on_self: bool
