@@ -8,7 +8,7 @@ Why: reviewers look for the pair they know. `self._allocate_tensor` beside `self
 `self._alloc` in one project means that nobody can search for an acquire without its release.
 
 Not reported: `lease` and other context managers, calls on pool objects where only a majority speaks (the
-pool names its methods, not its user), the body of the method that has the standard name, classes that are
+pool names its methods, not its user), the bodies of the methods that the class acquires or releases by, classes that are
 neither modules nor have a switch.
 
 Example:
@@ -57,7 +57,12 @@ def check(facts: Facts) -> Iterator[Finding]:
         if not (each.entry.is_module or each.entry.switch is not None):
             continue
         told: set[tuple[str, bool]] = set()
+        own = {call.name for call in each.calls if call.on_self}
         for call in each.calls:
+            if (
+                call.method in own
+            ):  # the body of what the class calls acquire or release, reported by its name
+                continue
             wanted = _wanted(call, facts.standard)
             if wanted is not None and (call.name, call.releases) not in told:
                 told.add((call.name, call.releases))

@@ -1,8 +1,8 @@
 """PA303 support-incomplete: a class takes from the pool and has no way to give back.
 
-What: a class acquires leases that it loses or keeps on self, and neither it nor a base or subclass of it
-calls anything that releases; or it keeps a lease on self that is given back only while the object works
-(when it is taken anew), and no cleanup method gives back the last one.
+What: a module, or a class with a pool switch, acquires leases that it loses or keeps on self, and neither
+it nor a base or subclass of it calls anything that releases; or it keeps a lease on self that is given
+back only while the object works (when it is taken anew), and no cleanup method gives back the last one.
 
 Why: half of an adoption is worse than none. The pool counts these leases as held for as long as the
 process lives, so its memory only grows, and whoever reads the class believes that it is pooled. The single
@@ -10,7 +10,8 @@ acquires are reported by PA1 rules; this one says that the class was never finis
 
 Not reported: classes that only hand leases on (returned, yielded, given to somebody who keeps them),
 classes whose base or subclass releases, leases that other objects are handed or release, leases taken in a
-`with`, containers whose entries come and go with requests, and pools themselves.
+`with`, containers whose entries come and go with requests, classes that are neither modules nor switched
+(the PA1 rules speak of their acquires), and pools themselves.
 
 Example:
     class Attention(MemoryPoolMixin, nn.Module):
@@ -32,8 +33,8 @@ META = Meta(code="PA303", name="support-incomplete", severity=Severity.WARNING)
 
 BAD = """\
 class Scores:
-    def __init__(self, pool):
-        self.pool = pool
+    def __init__(self, pool, enable_memory_pool: bool = False):
+        self.pool = pool if enable_memory_pool else None
 
     def total(self, n):
         work = self.pool.allocate((n, n))
@@ -43,8 +44,8 @@ class Scores:
 
 GOOD = """\
 class Scores:
-    def __init__(self, pool):
-        self.pool = pool
+    def __init__(self, pool, enable_memory_pool: bool = False):
+        self.pool = pool if enable_memory_pool else None
 
     def total(self, n):
         work = self.pool.allocate((n, n))
@@ -57,6 +58,8 @@ class Scores:
 
 def check(facts: Facts) -> Iterator[Finding]:
     for each in facts.pooled:
+        if not (each.entry.is_module or each.entry.switch is not None):
+            continue
         found = _never_released(each) or _no_cleanup(each)
         if found is not None:
             message, lease, trace = found
