@@ -8,8 +8,8 @@ Why: reviewers look for the pair they know. `self._allocate_tensor` beside `self
 `self._alloc` in one project means that nobody can search for an acquire without its release.
 
 Not reported: `lease` and other context managers, calls on pool objects where only a majority speaks (the
-pool names its methods, not its user), the bodies of the methods that the class acquires or releases by, classes that are
-neither modules nor have a switch.
+pool names its methods, not its user), the bodies of the methods that the class acquires or releases by,
+classes that are neither modules nor have a switch.
 
 Example:
     scores = self._get_buffer((b, h, n, n))        # everywhere else: self._allocate_tensor(...)

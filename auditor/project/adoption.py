@@ -167,10 +167,16 @@ def _without_pool(
 
 
 def _pool_at_hand(classes: list[ClassIndex], files: list[FileIndex], table: ClassTable) -> bool:
-    """A pool of tensors in the project, or one imported from elsewhere; a pool of blocks or ids does not
-    serve.
+    """A pool of tensors that modules of the project use, or one imported from elsewhere.
+
+    A pool of blocks or ids does not serve, nor does one that only a transfer engine or a cache asks.
     """
-    if any(each.switch is not None or each.serves_tensors for each in classes):
+    if any(each.switch is not None for each in classes):
+        return True
+    served = any(each.is_module and (each.mentions_pool or each.acquires) for each in classes)
+    if any(
+        each.serves_tensors and (served or each.is_module or each.name.endswith("Mixin")) for each in classes
+    ):
         return True
     return any(
         _TENSOR_POOL.search(each.name)
