@@ -66,6 +66,7 @@ def examine(order: Order, cache: Cache) -> Examined:
         findings=tuple(findings),
         failures=failures,
         unfollowed=_in_order(flow.unfollowed),
+        conventions=adopted.conventions,
         excerpts=excerpts,
     )
     return Examined(run, scan.digests)

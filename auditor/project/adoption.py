@@ -8,8 +8,10 @@ from itertools import takewhile
 
 from auditor.config import StandardNames
 from auditor.flow.lease import Lease
-from auditor.model import ClassRow
+from auditor.model import ClassRow, Conventions
 from auditor.project.class_table import ClassTable
+from auditor.project.conventions import conventions
+from auditor.project.effort import edits
 from auditor.project.pool_call import PoolCall
 from auditor.project.pooled_class import Key, PooledClass, key_of, pooled_classes
 from auditor.project.repeats import Repeat, repeats
@@ -45,6 +47,7 @@ class Adoption:
     pool_has_threshold: bool = False
     repeated_allocators: tuple[Repeat, ...] = ()
     standard: Standard = field(default_factory=Standard)
+    conventions: Conventions = field(default_factory=Conventions)
 
 
 def adoption(
@@ -62,7 +65,8 @@ def adoption(
     pooled = pooled_classes(table, calls, leases)
     users = [each.entry for each in pooled if each.entry.is_module or each.entry.switch is not None]
     declaring = [each.entry for each in pooled if each.declares_switch]
-    rows = [row for each in classes if (row := _row(each, table)) is not None]
+    names = standard(settings or StandardNames(), users, declaring, calls)
+    rows = [row for each in classes if (row := _row(each, calls.get(key_of(each), ()))) is not None]
     return Adoption(
         files_importing_pool=sum(bool(file.pool_imports) for file in known),
         files_using_pool=sum(file.uses_pool for file in known),
@@ -74,7 +78,8 @@ def adoption(
         pooled=pooled,
         pool_has_threshold=any(_has_threshold(each) for each in table.classes()),
         repeated_allocators=repeats(table),
-        standard=standard(settings or StandardNames(), users, declaring, calls),
+        standard=names,
+        conventions=conventions(known, pooled, names),
     )
 
 
@@ -112,7 +117,7 @@ def _corrected(file: FileIndex, flow: Followed, calls: Mapping[Key, Sequence[Poo
     return replace(file, classes=tuple(classes))
 
 
-def _row(entry: ClassIndex, table: ClassTable) -> ClassRow | None:
+def _row(entry: ClassIndex, calls: Sequence[PoolCall]) -> ClassRow | None:
     if entry.defines_pool and not entry.is_module:
         return None
     uses = entry.switch is not None or entry.acquires or entry.releases
@@ -135,6 +140,7 @@ def _row(entry: ClassIndex, table: ClassTable) -> ClassRow | None:
         priority=_PRIORITY[heaviest.weight] if heaviest is not None and wanting else None,
         estimated_bytes=heaviest.bytes if heaviest is not None else None,
         reason=f"{heaviest.operation} of {heaviest.shape}: {heaviest.reason}" if heaviest is not None else "",
+        edits=edits(entry, support, calls),
     )
 
 

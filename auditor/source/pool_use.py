@@ -158,7 +158,11 @@ def _makes_pool(call: ast.Call) -> bool:
 
 
 def _passes_switch(call: ast.Call) -> bool:
-    return any(keyword.arg is not None and "memory_pool" in keyword.arg for keyword in call.keywords)
+    """`Layer(enable_memory_pool=...)`, or `Layer(config, enable_memory_pool)`."""
+    if any(keyword.arg is not None and "memory_pool" in keyword.arg for keyword in call.keywords):
+        return True
+    name = (dotted_text(call.func) or "").rpartition(".")[2].lstrip("_")
+    return name[:1].isupper() and any("memory_pool" in (dotted_text(each) or "") for each in call.args)
 
 
 def _builds(methods: dict[str, Function], origins: dict[str, str]) -> Iterator[str]:
