@@ -45,9 +45,7 @@ def run(pool, model, x):
 def check(facts: Facts) -> Iterator[Finding]:
     for lease in facts.leases:
         for leak in lease.leaks:
-            if leak.loss is Loss.RAISE or (
-                leak.loss in EXCEPTIONAL and lease.released and not lease.handed_over
-            ):
+            if leak.loss is Loss.RAISE or (leak.loss in EXCEPTIONAL and not lease.handed_over):
                 message = f"{named(lease)} from `{lease.text}` is lost if line {leak.at.line} raises"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break

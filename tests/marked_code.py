@@ -2,33 +2,57 @@
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from auditor.config import AnalysisSettings, ProtocolSettings
+import msgspec
+
+from auditor.config import Settings
+from auditor.engine import Request, audit
+from auditor.model import Run
 
 FIXTURES = Path(__file__).parent / "fixtures"
 _MARK = re.compile(r"#\s*expect:\s*(PA\d{3}(?:\s*,\s*PA\d{3})*)")
 _HEADER = re.compile(r"#\s*settings:\s*(\{.*\})\s*$")
 
-Expected = tuple[str, int, str]  # path, line, code
+Place = tuple[str, int, str]  # path, line, code
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One file, or one directory of files, that is analysed alone."""
+    """One file, or one directory of files, that is analysed alone; paths are relative to `folder`."""
 
+    folder: Path
     name: str
     sources: dict[str, str]
-    settings: AnalysisSettings
+    settings: Settings
 
-    def expected(self) -> set[Expected]:
+    def expected(self) -> set[Place]:
         return {mark for path, text in self.sources.items() for mark in _marks(path, text)}
 
+    def reported(self) -> set[Place]:
+        return places(audited(self.folder, self.name, self.settings))
 
-def _marks(path: str, text: str) -> Iterator[Expected]:
+
+def audited(folder: Path, name: str, settings: Settings) -> Run:
+    """The run of the public entry on one path below `folder`, as the command would make it there."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return audit(Request((name,), settings, folder)).run
+    finally:
+        os.chdir(before)
+
+
+def places(run: Run) -> set[Place]:
+    assert not run.failures, run.failures
+    return {(finding.span.path, finding.span.line, finding.code) for finding in run.findings}
+
+
+def _marks(path: str, text: str) -> Iterator[Place]:
     for number, line in enumerate(text.splitlines(), 1):
         if found := _MARK.search(line):
             yield from ((path, number, code.strip()) for code in found[1].split(","))
@@ -38,37 +62,22 @@ def _files(entry: Path) -> list[Path]:
     return sorted(entry.rglob("*.py")) if entry.is_dir() else [entry]
 
 
-def _settings(sources: dict[str, str]) -> AnalysisSettings:
+def _settings(sources: dict[str, str]) -> Settings:
     headers = [_HEADER.match(text.partition("\n")[0]) for text in sources.values()]
     given = [json.loads(header[1]) for header in headers if header]
     assert len(given) <= 1, "one file of a project carries the settings"
-    return settings_from(given[0] if given else {})
-
-
-def settings_from(keys: dict) -> AnalysisSettings:
-    """The contract's settings keys as the analysis takes them."""
-    return AnalysisSettings(
-        exceptions=keys.get("exceptions", "calls"),
-        protocols=tuple(_protocol(table) for table in keys.get("protocols", ())),
-        enable_protocols=tuple(keys.get("enable-protocols", ())),
-        disable_protocols=tuple(keys.get("disable-protocols", ())),
-    )
-
-
-def _protocol(table: dict) -> ProtocolSettings:
-    return ProtocolSettings(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+    return msgspec.convert({"select": ["PA1"], **(given[0] if given else {})}, Settings)
 
 
 def projects(folder: str) -> list[Project]:
     """Every project of a fixtures folder: a directory is one, and so is a single file."""
+    root = FIXTURES / folder
     found = []
-    for entry in sorted((FIXTURES / folder).iterdir()):
+    for entry in sorted(root.iterdir()):
         if entry.name == "__pycache__" or not (entry.is_dir() or entry.suffix == ".py"):
             continue
-        sources = {
-            str(p.relative_to(FIXTURES / folder)): p.read_text(encoding="utf-8") for p in _files(entry)
-        }
-        found.append(Project(f"{folder}/{entry.name}", sources, _settings(sources)))
+        sources = {str(p.relative_to(root)): p.read_text(encoding="utf-8") for p in _files(entry)}
+        found.append(Project(root, entry.name, sources, _settings(sources)))
     return found
 
 

@@ -1,25 +1,18 @@
 """Runs every fixture project: what is marked in the code is what is reported, line by line."""
 
+from pathlib import Path
+
 import pytest
 
-from auditor.arbitrate import arbitrate
-from auditor.config import AnalysisSettings
-from auditor.facts import Facts
-from auditor.project.analysis import analyse
+from auditor.config import Settings
 from auditor.rule import Rule, all_rules
-from tests.marked_code import Expected, Project, functions, projects
+from tests.marked_code import Place, Project, audited, functions, places, projects
 
 PROJECTS = [*projects("rules"), *projects("flow")]
-BALANCE = "PA1"
+NAMES = [f"{project.folder.name}/{project.name}" for project in PROJECTS]
 
 
-def _reported(project: Project) -> set[Expected]:
-    facts = Facts(leases=analyse(project.sources, project.settings).leases)
-    findings = arbitrate([finding for rule in all_rules() for finding in rule.check(facts)])
-    return {(f.span.path, f.span.line, f.code) for f in findings if f.code.startswith(BALANCE)}
-
-
-def _difference(project: Project, expected: set[Expected], reported: set[Expected]) -> str:
+def _difference(project: Project, expected: set[Place], reported: set[Place]) -> str:
     lines = [f"{project.name}: the marks and the findings differ"]
     for path, line, code in sorted(expected ^ reported):
         kind = "missing " if (path, line, code) in expected else "unmarked"
@@ -28,15 +21,14 @@ def _difference(project: Project, expected: set[Expected], reported: set[Expecte
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
+@pytest.mark.parametrize("project", PROJECTS, ids=NAMES)
 def test_marks_are_what_is_reported(project: Project) -> None:
-    expected = {mark for mark in project.expected() if mark[2].startswith(BALANCE)}
-    reported = _reported(project)
+    expected, reported = project.expected(), project.reported()
     if expected != reported:
         pytest.fail(_difference(project, expected, reported), pytrace=False)
 
 
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.name)
+@pytest.mark.parametrize("project", PROJECTS, ids=NAMES)
 def test_marks_agree_with_the_names(project: Project) -> None:
     """A mark stands in a `_bad` function and every `_bad` has one; FP_ and FN_ are the known misses."""
     marked = {(path, line) for path, line, _ in project.expected()}
@@ -51,16 +43,12 @@ def test_marks_agree_with_the_names(project: Project) -> None:
         assert not outside, f"{path}: marks outside any function on lines {sorted(outside)}"
 
 
-def _codes(source: str) -> set[str]:
-    facts = Facts(leases=analyse({"example.py": source}, AnalysisSettings()).leases)
-    return {finding.code for rule in all_rules() for finding in rule.check(facts)}
+def _codes(source: str, folder: Path) -> set[str]:
+    (folder / "example.py").write_text(source, encoding="utf-8")
+    return {code for _, _, code in places(audited(folder, ".", Settings(select=("ALL",))))}
 
 
-def _flow_rules() -> list[Rule]:
-    return [rule for rule in all_rules() if rule.meta.code.startswith(BALANCE)]
-
-
-@pytest.mark.parametrize("rule", _flow_rules(), ids=lambda rule: rule.meta.code)
-def test_bad_fires_and_good_is_silent(rule: Rule) -> None:
-    assert rule.meta.code in _codes(rule.bad)
-    assert _codes(rule.good) == set()
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.meta.code)
+def test_bad_fires_and_good_is_silent(rule: Rule, tmp_path: Path) -> None:
+    assert rule.meta.code in _codes(rule.bad, tmp_path)
+    assert _codes(rule.good, tmp_path) == set()

@@ -72,6 +72,8 @@ class Acquisition:
     text: str
     managed: bool = False  # entered by `with`, so it gives back by itself
     declared: bool = True  # by settings or a built-in table, not found in the tree
+    flags: frozenset[tuple[str, bool]] = frozenset()  # items of the result known to be true or false with it
+    inner: bool = False  # the class's own private helper: its bookkeeping, and nobody else's
     own_key: bool = False  # the object that stands for it was made in this function
 
     @property

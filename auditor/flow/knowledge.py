@@ -53,8 +53,11 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Call(receiver=(name,)) if op.method in EMPTYING:
             return forget(graph, (name,), known)
         case Unpack(targets=targets):
+            before = known
             for _, target in targets:
                 known = forget(graph, target, known)
+            for component, target in targets:
+                known = _copy(known, target, (*op.source, component), before)
     return known
 
 
@@ -125,14 +128,14 @@ def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
     return known | facts
 
 
-def _copy(known: Knowledge, target: Path, source: Path) -> Knowledge:
-    """`y = x`: what is known of x's truth is known of y's."""
-    if len(target) != 1 or len(source) != 1:
+def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None = None) -> Knowledge:
+    """`y = x`: what is known of x's truth is known of y's; what is known of `t`'s items is known of an unpacked `t`."""
+    if len(target) != 1:
         return known
-    old, new = source[0].lstrip("@"), target[0].lstrip("@")
+    old, new = "".join(source).lstrip("@"), target[0].lstrip("@")
     copied = {
         (new + key[len(old) :], truth)
-        for key, truth in known
-        if key == old or key == f"{old} is None" or key.startswith(f"{old} == ")
+        for key, truth in (known if before is None else before)
+        if key == old or key == f"{old} is None" or key.startswith((f"{old} == ", f"{old}["))
     }
     return known | copied

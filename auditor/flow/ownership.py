@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import BORROWED, Acquisition, Effects, Fate, Handle, Position, Treatment, Value
 from auditor.flow.lease import Loss
+from auditor.flow.limits import TooManyStates
 from auditor.flow.places import begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -41,6 +42,8 @@ from auditor.ir.ops import (
 
 Places = frozenset[Path]
 NOWHERE: Places = frozenset()
+PATH_LENGTH = 6
+PLACES_PER_STATE = 24
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
 
@@ -94,9 +97,9 @@ class Ownership:
         """The states after `node` along `edge`; endings are noted on the way."""
         op = self.graph.ops[node]
         if isinstance(op, Call):
-            return self._call(node, op, held, edge)
+            return tuple(_limited(after) for after in self._call(node, op, held, edge))
         after = self._after(node, op, held, edge)
-        return (after,) if after is not None else ()
+        return (_limited(after),) if after is not None else ()
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:
@@ -217,7 +220,9 @@ class Ownership:
     # Operations ---------------------------------------------------------------------------------------------
 
     def _assume(self, node: int, op: Assume, held: Held) -> Held | None:
-        """A held lease is neither None nor false, and a container of it is not empty."""
+        """A held lease is neither None nor false, and a container of it is not empty; it is itself and nothing else."""
+        if op.kind == "same":
+            return held if self._identical(op, held) in (op.value, None) else None
         if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
             return held
         if any(begins_with(place, op.subject) for place in held.places):
@@ -226,6 +231,15 @@ class Ownership:
             self.endings.unknown.add(node)
             return None
         return held
+
+    def _identical(self, op: Assume, held: Held) -> bool | None:
+        """Whether `subject is other`, as far as one of them is the lease."""
+        if op.subject is None or op.other is None or self.acquisition.keyed:
+            return None
+        holding = (op.subject in held.places, op.other in held.places)
+        if not any(holding) or {op.subject, op.other} & held.maybe:
+            return None
+        return all(holding)
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING and all(is_temporary(place) for place in held.places):
@@ -258,7 +272,7 @@ class Ownership:
             return held
         inside = [place for place in held.places if begins_with(place, op.source)]
         if edge is Edge.EXHAUSTED:
-            counting = op.counted and (
+            counting = (op.counted or self.acquisition.value is Value.INDEX) and (
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
@@ -267,7 +281,7 @@ class Ownership:
             return replace(held, seen=held.seen - {node})
         element = (*op.source, "[*]")
         after = self._rebind(node, held, op.target, [self._copied(held, op.target, element)])
-        return replace(after, seen=after.seen | {node}) if after is not None and (inside or op.counted) else after
+        return replace(after, seen=after.seen | {node}) if after is not None else after
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
         value = self.acquisition.value
@@ -365,7 +379,8 @@ class Ownership:
         fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
         lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
-        if op.way is Way.RETURN and kept is None and not lent_out and self._returned(node, held):
+        tabled = self.acquisition.value is Value.INDEX and bool(elsewhere)  # written down, a number has been handed over
+        if op.way is Way.RETURN and kept is None and not lent_out and not tabled and self._returned(node, held):
             return
         if held.lent:
             endings.taken.add(node)
@@ -509,6 +524,16 @@ def operands(call: Call) -> list[tuple[Position, Path]]:
     for name, path in call.kwargs:
         given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
     return given
+
+
+def _limited(held: Held) -> Held:
+    """Keeps states finite where a container is put into itself again and again. Raises TooManyStates."""
+    if len(held.places) + len(held.maybe) > PLACES_PER_STATE:
+        raise TooManyStates
+    if all(len(place) <= PATH_LENGTH for place in held.places | held.maybe):
+        return held
+    shortened = [frozenset(place[:PATH_LENGTH] for place in places) for places in (held.places, held.maybe)]
+    return replace(held, places=shortened[0], maybe=shortened[1] - shortened[0])
 
 
 def _overwrites(target: Path, place: Path) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from auditor.flow.limits import TooManyStates
 from auditor.flow.knowledge import Knowledge, join, learn
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Edge
@@ -18,10 +19,6 @@ State = TypeVar("State", bound=Hashable)
 
 STATES_PER_NODE = 48
 """More different ownership states than this at one place: the lease is not followed, and said to be so."""
-
-
-class TooManyStates(Exception):
-    """Widening would have to guess."""
 
 
 @dataclass(slots=True)

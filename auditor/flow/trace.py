@@ -2,13 +2,13 @@
 
 import ast
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.flow.ownership import Held, operands
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Next, Way
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Way
 from auditor.model import Span, Step
 
 
@@ -65,20 +65,25 @@ def _given(graph: Graph, node: int, held: Held) -> bool:
     return any(path[0] in roots for _, path in operands(op))
 
 
-def span_of(path: str, node: ast.AST) -> Span:
-    """Line and columns counted from 1. ast counts columns in UTF-8 bytes; callers with wide text correct them."""
+def span_of(path: str, node: ast.AST, lines: Sequence[str]) -> Span:
+    """Line and columns counted from 1, in characters (ast counts UTF-8 bytes)."""
     line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-    end_line, end_column = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
-    return Span(path, line, column + 1, end_line or line, (end_column or column) + 1)
+    end_line, end_column = getattr(node, "end_lineno", line) or line, getattr(node, "end_col_offset", column) or column
+    return Span(path, line, _characters(lines, line, column) + 1, end_line, _characters(lines, end_line, end_column) + 1)
 
 
-def tell(graph: Graph, path: str, stations: list[Station]) -> Iterator[Step]:
+def _characters(lines: Sequence[str], line: int, column: int) -> int:
+    text = lines[line - 1] if line <= len(lines) else ""
+    return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
+
+
+def tell(graph: Graph, path: str, stations: list[Station], lines: Sequence[str]) -> Iterator[Step]:
     """The decisions taken on the way: branches, loops left, calls that raised."""
     for station in stations:
         op = graph.ops[station.node]
         note = _note(op, station.edge)
         if note is not None:
-            at = span_of(path, op.at)
+            at = span_of(path, op.at, lines)
             yield Step(path, at.line, at.column, note)
 
 
@@ -86,8 +91,10 @@ def _note(op: object, edge: Edge) -> str | None:
     match op:
         case Assume():
             return f"when {_asked(op)}"
-        case Next() if edge is Edge.EXHAUSTED:
-            return None
+        case Nop(at=ast.Continue()):
+            return "goes on with the next turn"
+        case Nop(at=ast.Break()):
+            return "leaves the loop"
         case Leave(way=Way.RAISE):
             return None
     if edge is Edge.CALL_RAISES and isinstance(op, Call):

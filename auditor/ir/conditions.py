@@ -35,6 +35,7 @@ class Condition:
     names: frozenset[str]
     subject: ast.expr | None = None
     kind: str = "truth"
+    other: ast.expr | None = None
 
 
 def condition(test: ast.expr) -> Condition | None:
@@ -64,6 +65,8 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     if sentinel is not None:
         return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")
     key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
+    if kind is ast.Is:
+        return Condition(key, positive, names, left, "same", right)
     return Condition(key, positive, names)
 
 

@@ -396,7 +396,22 @@ class ExpressionLowering:
             decided += yes if stop_when else no
             self.builder.ends = no if stop_when else yes
         last = self.builder.ends
-        return (decided, last) if stop_when else (last, decided)
+        yes, no = (decided, last) if stop_when else (last, decided)
+        return self._remember_whole(test, yes, no)
+
+    def _remember_whole(self, test: ast.BoolOp, yes: list[End], no: list[End]) -> Branches:
+        """`if a or b` twice: which of the two held is forgotten where the ways meet, that one of them did is not."""
+        asked = condition(test)
+        if asked is None:
+            return yes, no
+        self.graph.condition_names[asked.key] = asked.names
+        ways = []
+        for ends, value in ((yes, True), (no, False)):
+            self.builder.ends = ends
+            if ends:
+                self.builder.emit(Assume(test, asked.key, value, asked.names))
+            ways.append(self.builder.ends)
+        return ways[0], ways[1]
 
     def _constant_test(self, value: bool) -> Branches:
         return (self.builder.ends, []) if value else ([], self.builder.ends)
@@ -408,6 +423,7 @@ class ExpressionLowering:
         for value in (True, False):
             self.builder.ends = [(fork, Edge.NORMAL)]
             truth = value == asked.positive
-            self.builder.emit(Assume(node, asked.key, truth, asked.names, subject, asked.kind))
+            other = self._pure_path(asked.other)
+            self.builder.emit(Assume(node, asked.key, truth, asked.names, subject, asked.kind, other))
             branches.append(self.builder.ends)
         return branches[0], branches[1]

@@ -172,7 +172,8 @@ class Exit(Op):
 class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
-    `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`) or "absent" (`subject < 0`).
+    `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject < 0`)
+    or "same" (`subject is other`).
     `names` are the roots and `.attributes` that the condition reads.
     """
 
@@ -181,6 +182,7 @@ class Assume(Op):
     names: frozenset[str]
     subject: Path | None = None
     kind: str = "truth"
+    other: Path | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -323,9 +323,11 @@ class StatementLowering(ExpressionLowering):
         self.builder.ends = self.builder.ends + frame.breaks
 
     def do_Break(self, node: ast.Break) -> None:
+        self.builder.emit(Nop(node))
         self.builder.jump("break")
 
     def do_Continue(self, node: ast.Continue) -> None:
+        self.builder.emit(Nop(node))
         self.builder.jump("continue")
 
     # With and try -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
 from auditor.flow.lease import EXCEPTIONAL, Callers, Lease
-from auditor.flow.solve import TooManyStates
+from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.calls import Calls
@@ -146,7 +146,7 @@ class Analysis:
             return
         assert outcome.returned is not None
         self.recogniser.wrappers[function] = Source(
-            source.protocol, source.origin, Handle.RESULT, source.value, 0, outcome.returned
+            source.protocol, source.origin, Handle.RESULT, source.value, 0, outcome.returned, flags=outcome.flags
         )
 
     # Results ------------------------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ CONTAINERS = frozenset(
     }
 )
 OPTIONAL = frozenset({"Optional", "Final", "ClassVar", "Annotated"})
+DEPTH = 40
+"""A type that hangs on so many others is not worth the search."""
+
 RESULT_WRAPPERS = frozenset(
     {"Awaitable", "Coroutine", "AbstractContextManager", "AbstractAsyncContextManager"}
 )
@@ -186,7 +189,7 @@ class ClassModel:
         return None
 
     def _guarded(self, key: object, function: Function, node: ast.expr) -> Type | None:
-        if key in self._busy:
+        if key in self._busy or len(self._busy) >= DEPTH:
             return None
         self._busy.add(key)
         try:

@@ -20,12 +20,17 @@ from auditor.protocols.vocabulary import (
     WEAK,
     Name,
     pairs_with,
+    split,
     take_apart,
 )
 
 REMOVERS = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"}
 )
+NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row", "rows", "kv", "token",
+                      "tokens", "req", "id", "ids", "seq", "chunk", "chunks", "slab", "descriptor"})  # fmt: skip
+"""Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the obligation."""
+
 MUTATORS = REMOVERS - {"get"} | frozenset(
     {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
      "difference_update", "fill_", "append_n", "extendleft", "copy_"}
@@ -147,7 +152,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
         return None
     if function.is_abstract:
-        if _only_passes(function):
+        if _only_passes(function) or name.verb in WEAK - COUNTING:
             return None
         shared = _shared_key(function, partners)
         if shared is not None:
@@ -292,12 +297,19 @@ def _kept_under_parameter(function: Function) -> Position | None:
     parameters = _own_parameters(function)
     owner = _owner_name(function)
     derived = {name: index for index, name in enumerate(parameters)}
+    for node in ast.walk(function.node):
+        if isinstance(node, (ast.For, ast.comprehension)):
+            sources = [name.id for name in ast.walk(node.iter) if isinstance(name, ast.Name) and name.id in derived]
+            if sources:
+                derived.update({name.id: derived[sources[0]] for name in ast.walk(node.target) if isinstance(name, ast.Name)})
     for node in statements_of(function.node):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=source))) if (
                 source in derived
             ):
                 derived[name] = derived[source]
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))]) if name in derived:
+                return derived[name]
             case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if _own_state(table, owner):
                 root = key
                 while isinstance(root, ast.Attribute):
@@ -317,7 +329,10 @@ def _shared_key(function: Function, partners: list[Function]) -> Position | None
 
 
 def value_of(function: Function) -> Value:
-    """What the acquire hands out, from its annotation and what its body makes."""
+    """What the acquire hands out, from its name, its annotation and what its body makes."""
+    owner_words = split(function.cls.name) if function.cls is not None else []
+    if NUMBERED & {*split(function.name), *owner_words}:
+        return Value.INDEX
     returns = getattr(function.node, "returns", None)
     text = ast.unparse(returns) if returns is not None else ""
     owner = _owner_name(function)

@@ -24,7 +24,7 @@ from auditor.project.modules import Class, Function
 from auditor.project.recognise import Recogniser
 from auditor.project.summaries import PROCESS, Question, Summaries
 from auditor.protocols.tensor_operations import treatment_of
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, STORING
+from auditor.protocols.vocabulary import KEEPING, LEASE_METHODS, RELEASING, STORING
 
 MODULE_CALL = frozenset({"forward", "__call__"})
 
@@ -244,7 +244,7 @@ class FunctionEffects:
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
-        if call.method in STORING:
+        if call.method in STORING or KEEPING.match(call.method):
             return TAKEN
         if call.method in library.BORROWING:
             return BORROWED
@@ -283,7 +283,9 @@ class FunctionEffects:
             return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
-        return UNKNOWN if dotted is None or not known_torch else BORROWED
+        if value is Value.INDEX:
+            return BORROWED if known_torch else UNKNOWN
+        return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
 
     def _pools(self) -> frozenset[Path]:
         """Receivers of this function's acquires."""

@@ -9,11 +9,11 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from auditor.flow.effects import Acquisition, Fate, Handle
+from auditor.flow.effects import Acquisition, Fate, Handle, Value
 from auditor.flow.follow import EDGES, follow_given
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Field, Leak, Loss, StoredField
-from auditor.flow.solve import TooManyStates
+from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Leave, Path
@@ -84,7 +84,7 @@ class Fields:
         attribute = path[1][1:]
         released_by += [name for name in self._released_elsewhere(cls, attribute) if name not in released_by]
         op = function.graph.ops[node]
-        at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at)
+        at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at, function.module.lines)
         return StoredField(
             field=Field(cls.qualname, "".join(path[1:])[1:]),
             at=at,
@@ -106,7 +106,8 @@ class Fields:
     ) -> tuple[list[str], bool, list[Leak]]:
         released_by: list[str] = []
         drops: list[Leak] = []
-        escapes = False
+        numbers = outcome.acquisition.value is Value.INDEX and len(path) > 2
+        escapes = numbers and any(_looks_releasing(call) for method in family for call in method.calls)
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes
@@ -154,7 +155,7 @@ class Fields:
         for loss, node, _ in followed.endings.lost:
             op = method.graph.ops[node]
             if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
-                yield Leak(loss, span_of(method.module.path, op.at), "".join(place), ())
+                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), "".join(place), ())
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""

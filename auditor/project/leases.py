@@ -9,7 +9,7 @@ from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.ownership import Held
+from auditor.flow.ownership import Endings, Held
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary
@@ -20,6 +20,8 @@ from auditor.project.sites import site_nodes
 
 BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
+
+STARTING = frozenset({"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"})
 
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
@@ -42,6 +44,7 @@ class Outcome:
     lease: Lease
     returned: Path | None = None
     always_returned: bool = False
+    flags: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
     unknown: bool = False
 
@@ -82,6 +85,7 @@ class Follower:
         known = self.known.get(node, NOTHING)
         if acquisition.keyed:
             known = known | {(op.target[0], True)}
+        known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         lends = self.function.is_context_manager
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
@@ -95,7 +99,7 @@ class Follower:
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
         leaks = tuple(self._leaks(node, followed))
-        elsewhere = not endings.released and self._ended_elsewhere(op, acquisition)
+        elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
@@ -109,11 +113,37 @@ class Follower:
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
         if endings.returned:
+            outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.always_returned = not endings.lost and not endings.stored
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
+
+    def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
+        """Constants returned beside the lease, where every return of it agrees."""
+        seen = []
+        for node in endings.returned:
+            value = getattr(self.graph.ops[node].at, "value", None)
+            items = value.elts if isinstance(value, ast.Tuple) else []
+            seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
+        return frozenset(set.intersection(*seen)) if seen else frozenset()
+
+    def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
+        """Nothing here gives it back, or nothing but the handling of a failure.
+
+        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose otherwise;
+        a lock may also be left to the task that this function starts.
+        """
+        released = followed.endings.released
+        if not acquisition.keyed or not released:
+            return not released
+        if any(isinstance(op, Call) and op.method in STARTING for op in self.graph.ops):
+            return True
+        return not any(
+            all(station.edge not in RAISING for station in shortest_path(self.graph, followed.solution, node, held))
+            for node, held in released.items()
+        )
 
     def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
@@ -121,6 +151,8 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process can be reached by
         all, but only a function named for the acquiring leaves it to others; an object made here is reached by nobody.
         """
+        if acquisition.inner:
+            return True
         if not acquisition.keyed:
             return acquisition.own_key and acquisition.handle is Handle.RECEIVER  # a local lock dies with the call
         place = acquisition.places[0]
@@ -151,7 +183,7 @@ class Follower:
         return ""
 
     def _span(self, node: ast.AST) -> Span:
-        return span_of(self.function.module.path, node)
+        return span_of(self.function.module.path, node, self.function.module.lines)
 
     # Leaks --------------------------------------------------------------------------------------------------
 
@@ -170,6 +202,9 @@ class Follower:
         """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""
         if loss is Loss.RAISE:
             return _exceptional(loss, path)
+        raised = next((station.edge for station in path if station.edge in LOSS_OF_EDGE), None)
+        if loss is Loss.DISCARDED and raised is not None:
+            return LOSS_OF_EDGE[raised]  # an intermediate value that an exception passed by
         for index, station in enumerate(path):
             if station.edge in LOSS_OF_EDGE and not self._expected(station, path[index:], site):
                 return LOSS_OF_EDGE[station.edge]
@@ -210,7 +245,7 @@ class Follower:
         first = self._span(self.graph.ops[site].at)
         file = self.function.module.path
         steps = [Step(file, first.line, first.column, "acquired here")]
-        for step in tell(self.graph, file, path):
+        for step in tell(self.graph, file, path, self.function.module.lines):
             if step != steps[-1]:
                 steps.append(step)
         steps.append(Step(file, at.line, at.column, LAST_WORDS[loss]))

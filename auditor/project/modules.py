@@ -11,7 +11,7 @@ from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
 
 
-CALL = re.compile(r"(\w+)[ \t]*\(")
+CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
 
 
 @dataclass(slots=True, eq=False)

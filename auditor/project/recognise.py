@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
@@ -16,7 +16,10 @@ from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Why a call acquires. `rest` is where in the result the lease lies."""
+    """Why a call acquires. `rest` is where in the result the lease lies.
+
+    `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
+    """
 
     protocol: str
     origin: str
@@ -25,6 +28,8 @@ class Source:
     argument: Position = 0
     rest: Path = ()
     lease: bool = False
+    flags: frozenset[tuple[str, bool]] = frozenset()
+    inner: bool = False
 
 
 class Recogniser:
@@ -70,7 +75,8 @@ class Recogniser:
         for target in targets:
             found = self._of_function(target)
             if found is not None:
-                return found
+                inner = target.name.startswith("_") and target.cls is not None and target.cls is function.cls
+                return replace(found, inner=inner and found.origin == "discovered" and target in self.acquiring)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and dotted is None:
@@ -107,7 +113,7 @@ class Recogniser:
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or half.name.affix
-            if distinct and half.handle is Handle.RESULT and _called_like(call.func.value, pair):
+            if distinct and _called_like(call.func.value, pair):
                 return Source(pair.name, "discovered", half.handle, half.value, half.argument)
         return None
 
@@ -124,6 +130,8 @@ class Recogniser:
             callee_text(call.at),
             managed=source.lease or call.entered,
             declared=source.origin != "discovered",
+            flags=source.flags,
+            inner=source.inner,
             own_key=all(place[0] in function.graph.fresh_roots for place in places),
         )
 

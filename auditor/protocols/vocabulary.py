@@ -56,6 +56,9 @@ STORING = frozenset(
 )  # fmt: skip
 """Methods that keep what they are given, where nothing more is known of them."""
 
+KEEPING = re.compile(r"_*(?:append|extend|add|set|store|register|attach|insert|push|enqueue|assign|save|record|track)_\w+")
+"""Longer names of such methods: `extend_kv_cache`, `register_blocks`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Name:

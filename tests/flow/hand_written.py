@@ -86,7 +86,7 @@ finally:
     #reached
     return None
 
-# swallowed: normal
+# swallowed: swallowed
 a = pool.acquire(1)
 try:
     work(a)
@@ -102,6 +102,7 @@ try:
 except ValueError:
     #reached
     pool.release(a)
+    #raising
     raise
 pool.release(a)
 
@@ -112,6 +113,7 @@ try:
 except Exception:
     #reached
     pool.release(a)
+    #raising
     raise
 pool.release(a)
 
@@ -187,7 +189,7 @@ finally:
         pool.release(a)
 return a
 
-# dead code: kept
+# dead code: none
 d0 = False
 if d0:
     a = pool.acquire(1)
@@ -196,7 +198,7 @@ if d0:
 a = pool.acquire(1)
 raise ValueError
 
-# temporary swallowed: normal kept
+# temporary swallowed: swallowed kept
 try:
     p = (pool.acquire(1), pool.acquire(2))
 except Exception:

@@ -8,14 +8,18 @@ whether that exception is swallowed shows at the end.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
+from typing import Any
 
+from tests.flow.mock_pool import BY_A_CALL, BY_A_RELEASE, Choices, Flag, Lease, Run
 from tests.flow.programs import Program
 
 
 class Verdict(StrEnum):
     NORMAL = "lost on a normal way out"
+    SWALLOWED = "lost on a normal way out, after a handler swallowed what a call raised"
     EXCEPTIONAL = "lost by an exception only"
+    DOUBTFUL = "lost only where a release itself failed"
     KEPT = "never lost"
 
 
@@ -23,112 +27,9 @@ class TooManyPaths(Exception):
     """The program has more runs than we are willing to make."""
 
 
-@dataclass(slots=True)
-class _Choices:
-    """Replays a prefix of choices, then takes the first of each; `advance` moves to the next run."""
-
-    taken: list[int] = field(default_factory=list)
-    arity: list[int] = field(default_factory=list)
-    position: int = 0
-
-    def choose(self, count: int) -> int:
-        if self.position == len(self.taken):
-            self.taken.append(0)
-            self.arity.append(count)
-        self.position += 1
-        return self.taken[self.position - 1]
-
-    def advance(self) -> bool:
-        while self.taken and self.taken[-1] + 1 == self.arity[-1]:
-            self.taken.pop()
-            self.arity.pop()
-        if not self.taken:
-            return False
-        self.taken[-1] += 1
-        self.position = 0
-        return True
-
-
-class _Lease:
-    __slots__ = ("run", "site")
-
-    def __init__(self, run: "_Run", site: int) -> None:
-        self.run = run
-        self.site = site
-
-    def __del__(self) -> None:
-        if self.site in self.run.owed and not self.run.unwinding:
-            self.run.lost.add(self.site)
-
-
-class _Flag:
-    """A truth value that is decided when it is first asked for, and kept."""
-
-    def __init__(self, choices: _Choices) -> None:
-        self.choices = choices
-        self.value: int | None = None
-
-    def __bool__(self) -> bool:
-        if self.value is None:
-            self.value = self.choices.choose(2)
-        return bool(self.value)
-
-
-class _Scratch:
-    """What `pool.lease` gives: a context manager that owes nobody anything."""
-
-    def __enter__(self) -> object:
-        return object()
-
-    def __exit__(self, *exc: object) -> None:
-        return None
-
-
-class _Run:
-    """One execution; it is the pool as well."""
-
-    def __init__(self, choices: _Choices, raises: tuple[type[Exception], ...]) -> None:
-        self.choices = choices
-        self.raises = raises
-        self.owed: set[int] = set()
-        self.lost: set[int] = set()
-        self.unwinding = False
-
-    def may_raise(self) -> None:
-        kind = self.choices.choose(1 + len(self.raises))
-        if kind:
-            self.unwinding = True
-            raise self.raises[kind - 1]
-
-    def acquire(self, site: int) -> _Lease | None:
-        self.may_raise()
-        if self.choices.choose(2):
-            return None
-        self.owed.add(site)
-        return _Lease(self, site)
-
-    def release(self, lease: object) -> None:
-        if isinstance(lease, _Lease):
-            self.owed.discard(lease.site)
-
-    def lease(self, size: int) -> _Scratch:
-        self.may_raise()
-        return _Scratch()
-
-    def work(self, *borrowed: object) -> None:
-        self.may_raise()
-
-    def probe(self) -> bool:
-        self.may_raise()
-        return bool(self.choices.choose(2))
-
-    def reached(self) -> None:
-        self.unwinding = False
-
-
 def _leases(value: object) -> set[int]:
     """The sites whose leases a value holds: what was handed over."""
-    if isinstance(value, _Lease):
+    if isinstance(value, Lease):
         return {value.site}
     if isinstance(value, SimpleNamespace):
         value = list(vars(value).values())
@@ -137,47 +38,73 @@ def _leases(value: object) -> set[int]:
     return set()
 
 
-def _once(code, run: _Run) -> tuple[set[int], bool]:
-    """The sites still owed at the end of one run, and whether that end was an exception."""
-    scope: dict = {"reached": run.reached}
+@dataclass(slots=True)
+class _Losses:
+    """The sites that lost their lease in some run, by the worst that can be said of that run."""
+
+    counted: frozenset[str]
+    by_verdict: dict[Verdict, set[int]] = field(
+        default_factory=lambda: {verdict: set() for verdict in Verdict}
+    )
+
+    def ordinary(self, run: Run, sites: set[int]) -> None:
+        verdict = Verdict.SWALLOWED if run.call_failed else Verdict.NORMAL
+        self.by_verdict[Verdict.DOUBTFUL if run.release_failed else verdict] |= sites
+
+    def exceptional(self, run: Run, sites: set[int], why: str) -> None:
+        """A release that fails is nobody's fault: what was held then is not lost by it."""
+        if run.release_failed:
+            self.by_verdict[Verdict.DOUBTFUL] |= sites - run.held_then
+        elif why in self.counted:
+            self.by_verdict[Verdict.EXCEPTIONAL] |= sites
+
+    def of(self, site: int) -> Verdict:
+        """Verdicts are listed with the worst first."""
+        return next((verdict for verdict, sites in self.by_verdict.items() if site in sites), Verdict.KEPT)
+
+
+def _run_once(code: CodeType, run: Run, losses: _Losses) -> None:
+    scope: dict[str, Any] = {"reached": run.reached, "raising": run.raising}
     exec(code, scope)
-    flags = [_Flag(run.choices) for _ in range(3)]
-    holder, sink = SimpleNamespace(), []
+    flags = [Flag(run.choices) for _ in range(3)]
+    holder = SimpleNamespace()
+    sink: list[object] = []
     try:
         result = scope["target"](run, holder, sink, run.work, run.probe, *flags)
-    except (ValueError, KeyError, RuntimeError, AssertionError):
+    except (ValueError, KeyError, RuntimeError, AssertionError) as error:
         run.unwinding = True
-        return run.owed - _leases([holder, sink]), True
-    run.unwinding = True  # what dies from here on dies with the run
-    return run.owed - _leases([result, holder, sink]), False
-
-
-def verdicts(program: Program, calls_raise: bool = True, limit: int = 4000) -> dict[int, Verdict]:
-    """What becomes of each acquire site, by its number."""
-    code = compile("\n".join(program.traced), "<program>", "exec")
-    normal: set[int] = set()
-    exceptional: set[int] = set()
-    raises = _raised(program) if calls_raise else ()
-    choices = _Choices()
-    for _ in range(limit):
-        run = _Run(choices, raises)
-        owed, raised = _once(code, run)
-        (exceptional if raised else normal).update(owed)
-        normal |= run.lost
-        if not choices.advance():
-            break
+        losses.exceptional(run, run.owed - _leases([holder, sink]), "".join(error.args) or BY_A_STATEMENT)
     else:
-        raise TooManyPaths(f"more than {limit} runs")
-    return {site: _verdict(site, normal, exceptional) for site in program.sites}
+        run.unwinding = True  # what dies from here on dies with the run
+        losses.ordinary(run, run.owed - _leases([result, holder, sink]))
+    losses.ordinary(run, run.lost)
+
+
+BY_A_STATEMENT = "raised by a statement"
+COUNTED = {
+    "none": frozenset(),
+    "explicit": frozenset({BY_A_STATEMENT}),
+    "calls": frozenset({BY_A_STATEMENT, BY_A_CALL, BY_A_RELEASE}),
+}
+
+
+def verdicts(program: Program, exceptions: str = "calls", limit: int = 4000) -> dict[int, Verdict]:
+    """What becomes of each acquire site that some run reaches, by its number."""
+    code = compile("\n".join(program.traced), "<program>", "exec")
+    losses = _Losses(COUNTED[exceptions])
+    taken: set[int] = set()
+    raises = _raised(program)
+    choices = Choices()
+    for _ in range(limit):
+        run = Run(choices, raises)
+        _run_once(code, run, losses)
+        taken |= run.taken
+        if not choices.advance():
+            return {site: losses.of(site) for site in sorted(taken)}
+    raise TooManyPaths(f"more than {limit} runs")
 
 
 def _raised(program: Program) -> tuple[type[Exception], ...]:
     """What a call may raise: only kinds that some handler of the program tells apart."""
     named = [kind for kind in (ValueError, KeyError) if f"except {kind.__name__}:" in program.source]
     return (RuntimeError, *named)
-
-
-def _verdict(site: int, normal: set[int], exceptional: set[int]) -> Verdict:
-    if site in normal:
-        return Verdict.NORMAL
-    return Verdict.EXCEPTIONAL if site in exceptional else Verdict.KEPT

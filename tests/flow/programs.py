@@ -1,7 +1,9 @@
 """Draws small loop-free programs about leases, as source text that can be both analysed and executed."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from hypothesis import strategies as st
 
@@ -9,6 +11,7 @@ NAMES = ("a", "b", "c")
 PAIRS = ("p", "q")
 FLAGS = ("c0", "c1", "c2")
 HEADER = "def target(pool, holder, sink, work, probe, c0, c1, c2):"
+_ACQUIRE = re.compile(r"pool\.acquire\((\d+)\)")
 _HANDLERS = (
     "except ValueError:",
     "except KeyError:",
@@ -18,15 +21,16 @@ _HANDLERS = (
 )
 
 Defined = frozenset[str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`lines` are what is analysed; in `traced` each handler and finally first says that it was reached."""
+    """`lines` are what is analysed; `traced` says when it reaches a handler, a finally, a bare raise."""
 
     lines: tuple[str, ...]
     traced: tuple[str, ...]
-    sites: dict[int, int]  # acquire site -> line
+    sites: dict[int, tuple[int, int]]  # acquire site -> line and column
 
     @property
     def source(self) -> str:
@@ -34,18 +38,19 @@ class Program:
 
 
 def program(body: str) -> Program:
-    """A program written by hand: its body, unindented; a line `#reached` is for the traced text only."""
+    """A program written by hand: its body; `#reached` and `#raising` are for the traced text only."""
     traced = [HEADER, *("    " + line for line in body.strip("\n").splitlines())]
     return _finished(traced)
 
 
 def _finished(marked: list[str]) -> Program:
-    lines = tuple(line for line in marked if line.strip() != "#reached")
-    traced = tuple(line.replace("#reached", "reached()") for line in marked)
-    sites: dict[int, int] = {}
-    for number, line in enumerate(lines, 1):
-        for part in line.split("pool.acquire(")[1:]:
-            sites[int(part.partition(")")[0])] = number
+    lines = tuple(line for line in marked if "#" not in line)
+    traced = tuple(line.replace("#reached", "reached()").replace("#raising", "raising()") for line in marked)
+    sites = {
+        int(call[1]): (number, call.start() + 1)
+        for number, line in enumerate(lines, 1)
+        for call in _ACQUIRE.finditer(line)
+    }
     return Program(lines, traced, sites)
 
 
@@ -53,15 +58,15 @@ def _finished(marked: list[str]) -> Program:
 class _Writer:
     """Draws statements; `defined` names are bound on every way to where we are, so reading them is safe."""
 
-    draw: Callable
+    draw: Callable[..., Any]
     marked: list[str] = field(default_factory=lambda: [HEADER])
     sites: int = 0
     calls: int = 0
     stores: int = 0
     left: int = 14
 
-    def pick(self, options):
-        return self.draw(st.sampled_from(tuple(options)))
+    def pick(self, options: Iterable[T]) -> T:
+        return cast(T, self.draw(st.sampled_from(tuple(options))))
 
     def emit(self, depth: int, text: str) -> None:
         self.marked.append("    " * depth + text)
@@ -199,6 +204,8 @@ class _Writer:
             "maybe": lambda: f"return {self.pick(held)} if {self.condition(defined)} else None",
             "pair": lambda: f"return {self.pick(pairs)}",
         }.get(form, lambda: form)()
+        if form == "raise":
+            self.emit(depth, "#raising")
         self.emit(depth, text)
         return None
 
@@ -248,19 +255,16 @@ class _Writer:
         self.emit(depth, "try:")
         body = self.block(depth + 1, defined, handler)
         kept = _kept(defined, self.marked)
-        ends: list[Defined | None] = []
+        handled: Defined | None = None
         caught = self.draw(st.integers(0, 3)) > 0
         if caught:
             self.emit(depth, self.pick(_HANDLERS))
             self.emit(depth + 1, "#reached")
-            ends.append(self.block(depth + 1, kept, True))
+            handled = self.block(depth + 1, kept, True)
             if self.draw(st.integers(0, 3)) == 0:
                 self.emit(depth, "else:")
                 body = self.block(depth + 1, body if body is not None else kept, handler)
-        ends.append(body)
-        joined = None
-        for end in ends:
-            joined = _joined(joined, end)
+        joined = _joined(handled, body)
         if caught and self.draw(st.booleans()):
             return joined
         self.emit(depth, "finally:")
@@ -284,7 +288,7 @@ def _kept(defined: Defined, marked: list[str]) -> Defined:
 
 
 @st.composite
-def programs(draw) -> Program:
+def programs(draw: Callable[..., Any]) -> Program:
     """Programs with one to three acquires, at least one; most also release or hand over."""
     writer = _Writer(draw)
     start = frozenset(draw(st.sets(st.sampled_from(NAMES))))
