@@ -62,7 +62,7 @@ def _given(graph: Graph, node: int, held: Held) -> bool:
     if not isinstance(op, Call):
         return False
     roots = {place[0] for place in held.places}
-    return any(path[0] in roots for _, path in operands(op))
+    return any(path[0] in roots for position, path in operands(op) if position != -1)
 
 
 def span_of(path: str, node: ast.AST, lines: Sequence[str]) -> Span:

@@ -28,7 +28,7 @@ REMOVERS = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"}
 )
 NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row", "rows", "kv", "token",
-                      "tokens", "req", "id", "ids", "seq", "chunk", "chunks", "slab", "descriptor"})  # fmt: skip
+                      "tokens", "blocked", "kvcache", "req", "id", "ids", "seq", "chunk", "chunks", "slab", "descriptor"})  # fmt: skip
 """Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the obligation."""
 
 MUTATORS = REMOVERS - {"get"} | frozenset(
@@ -308,8 +308,8 @@ def _kept_under_parameter(function: Function) -> Position | None:
                 source in derived
             ):
                 derived[name] = derived[source]
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))]) if name in derived:
-                return derived[name]
+            case ast.Assign(targets=[ast.Attribute() as field]) if _root_name(field) in derived:
+                return derived[_root_name(field)]
             case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if _own_state(table, owner):
                 root = key
                 while isinstance(root, ast.Attribute):
@@ -321,11 +321,17 @@ def _kept_under_parameter(function: Function) -> Position | None:
 
 def _shared_key(function: Function, partners: list[Function]) -> Position | None:
     """`allocate_slots(request, n)` and `free(request)`: what both are given is the handle, the table keeps the lease."""
-    given = {names[0] for names in map(_own_parameters, partners) if names}
+    given = {names[0].rstrip("s") for names in map(_own_parameters, partners) if names}
     for index, name in enumerate(_own_parameters(function)):
-        if name in given:
+        if name.rstrip("s") in given:
             return index
     return None
+
+
+def _root_name(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def value_of(function: Function) -> Value:

@@ -284,7 +284,7 @@ class FunctionEffects:
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         if value is Value.INDEX:
-            return BORROWED if known_torch else UNKNOWN
+            return PERHAPS_SAME if known_torch else UNKNOWN
         return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
 
     def _pools(self) -> frozenset[Path]:
@@ -307,7 +307,7 @@ class FunctionEffects:
         return isinstance(held, str) and ".nn." in held
 
 
-CARRIERS = frozenset({"cat", "concat", "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int", "cpu",
+CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat", "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int", "cpu",
                       "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll", "hstack"})  # fmt: skip
 
 

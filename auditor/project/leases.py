@@ -100,6 +100,7 @@ class Follower:
         endings = followed.endings
         leaks = tuple(self._leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
+        elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
