@@ -74,7 +74,7 @@ def _pool_call(function: Function, call: ast.Call, *, releases: bool) -> PoolCal
     assert function.cls is not None
     owner = function.cls.qualname
     return PoolCall(
-        span=span_of(function.module.path, call),
+        span=span_of(function.module.path, call, function.module.lines),
         owner=owner,
         method=function.qualname.removeprefix(f"{owner}.").partition(".")[0],
         name=last_name(call),
