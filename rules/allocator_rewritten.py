@@ -8,8 +8,8 @@ Why: a pool's rules live in that method: what is below the threshold, what happe
 it is cleared. Copies are corrected one at a time, and the one that was forgotten is where the next leak
 is.
 
-Not reported: methods that only hand the call on, methods that differ in what they do, the first of the
-copies (the others name it), inherited methods, abstract ones.
+Not reported: copies of a whole class (vendored files), methods that only hand the call on, methods that
+differ in what they do, the first of the copies (the others name it), inherited methods, abstract ones.
 
 Example:
     class DilatedAttention(nn.Module):

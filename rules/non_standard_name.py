@@ -9,7 +9,8 @@ Why: reviewers look for the pair they know. `self._allocate_tensor` beside `self
 
 Not reported: `lease` and other context managers, calls on pool objects where only a majority speaks (the
 pool names its methods, not its user), the bodies of the methods that the class acquires or releases by,
-classes that are neither modules nor have a switch.
+methods that hand out a lease under a name that promises none (`self.scores(x)`), classes that are neither
+modules nor have a switch.
 
 Example:
     scores = self._get_buffer((b, h, n, n))        # everywhere else: self._allocate_tensor(...)
@@ -60,8 +61,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         own = {call.name for call in each.calls if call.on_self}
         for call in each.calls:
             if (
-                call.method in own
-            ):  # the body of what the class calls acquire or release, reported by its name
+                not call.speaks or call.method in own
+            ):  # the body of an own method is reported by the method's name
                 continue
             wanted = _wanted(call, facts.standard)
             if wanted is not None and (call.name, call.releases) not in told:

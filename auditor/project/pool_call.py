@@ -9,7 +9,8 @@ from auditor.model import Span
 class PoolCall:
     """One such call. `owner` is the class whose method makes it, `method` that method's name.
 
-    `on_self` is whether the receiver is the object itself: `self._allocate_tensor(...)`.
+    `on_self` is whether the receiver is the object itself: `self._allocate_tensor(...)`. `speaks` is whether
+    its name says what it does: `self.scores(x)` may return a lease, but nobody would rename it.
     """
 
     span: Span
@@ -18,3 +19,4 @@ class PoolCall:
     name: str
     releases: bool
     on_self: bool
+    speaks: bool = True

@@ -26,7 +26,7 @@ def repeats(table: ClassTable) -> tuple[Repeat, ...]:
         again = []
         for allocator in entry.detail.allocators if entry.detail else ():
             first, its = firsts.setdefault(allocator.digest, (entry, allocator))
-            if first is not entry:
+            if first.name != entry.name:  # copies of one class are copies of its file, as vendored code is
                 again.append(Repeat(entry, allocator, first, its))
         if again:
             only = again[0]

@@ -55,7 +55,7 @@ def _own_names(
     found = []
     for each in classes:
         made = calls.get((each.span.path, each.qualname), ())
-        names = {call.name for call in made if call.on_self and call.releases is releases}
+        names = {call.name for call in made if call.on_self and call.speaks and call.releases is releases}
         if names:
             found.append(names)
     return found

@@ -12,7 +12,7 @@ from auditor.project.modules import Function, Project
 from auditor.project.pool_call import PoolCall
 from auditor.project.recognise import Recogniser
 from auditor.project.sites import last_name
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
 
 
 @cache
@@ -72,14 +72,15 @@ class Usage:
 
 def _pool_call(function: Function, call: ast.Call, *, releases: bool) -> PoolCall:
     assert function.cls is not None
-    owner = function.cls.qualname
+    owner, name = function.cls.qualname, last_name(call)
     return PoolCall(
         span=span_of(function.module.path, call, function.module.lines),
         owner=owner,
         method=function.qualname.removeprefix(f"{owner}.").partition(".")[0],
-        name=last_name(call),
+        name=name,
         releases=releases,
         on_self=isinstance(call.func, ast.Attribute)
         and isinstance(call.func.value, ast.Name)
         and call.func.value.id == "self",
+        speaks=looks_releasing(name) if releases else take_apart(name, ACQUIRE_WORDS) is not None,
     )
