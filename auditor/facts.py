@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
 from auditor.model import Step
-from auditor.project.pool_call import PoolCall
+from auditor.project.pool_call import PoolCall, outside_of_wrappers
 from auditor.project.pooled_class import PooledClass
 from auditor.project.repeats import Repeat
 from auditor.project.standard import Standard
@@ -32,6 +32,7 @@ __all__ = [
     "Suppression",
     "kept",
     "named",
+    "outside_of_wrappers",
 ]
 
 

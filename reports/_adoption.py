@@ -15,17 +15,17 @@ _SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
 def adoption_rows(run: Run, width: int) -> Iterator[Row]:
     """Class by class, then the names."""
     yield from _classes(run.classes, width)
-    lines = list(_conventions(run.conventions, run))
+    lines = list(_conventions(run.conventions))
     if lines:
         yield from titled("Standard", lines, width)
     if run.conventions.unused_imports:
         yield from titled("Imported", [f"and not used: {listed(run.conventions.unused_imports)}"], width)
 
 
-def _conventions(names: Conventions, run: Run) -> Iterator[str]:
+def _conventions(names: Conventions) -> Iterator[str]:
     """The standard and what differs from it."""
-    yield from _name("acquire", names.acquire, run.summary.acquire_names, names)
-    yield from _name("release", names.release, run.summary.release_names, names)
+    yield from _name("acquire", names.acquire, names.other_acquires, names)
+    yield from _name("release", names.release, names.other_releases, names)
     for use in names.switches:
         wanted = names.switch or use.name
         differs = f"; {_origin('switch', names)} `{wanted}`" if use.name != wanted else ""
@@ -37,10 +37,9 @@ def _conventions(names: Conventions, run: Run) -> Iterator[str]:
         yield f"pools are {'on' if names.default else 'off'} by default: {_origin('default', names)} so"
 
 
-def _name(part: str, wanted: str | None, used: Sequence[str], names: Conventions) -> Iterator[str]:
+def _name(part: str, wanted: str | None, others: Sequence[str], names: Conventions) -> Iterator[str]:
     if wanted is None:
         return
-    others = [name for name in used if name != wanted]
     differing = f"; other names in use: {listed(others)}" if others else ""
     yield f"{_origin(part, names)} {part} by `{wanted}`{differing}"
 

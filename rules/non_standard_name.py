@@ -20,7 +20,7 @@ Fix: rename the method, or say in the settings what the standard is.
 
 from collections.abc import Iterator
 
-from auditor.facts import Facts, PoolCall, PooledClass, Standard
+from auditor.facts import Facts, PoolCall, PooledClass, Standard, outside_of_wrappers
 from auditor.model import Finding, Severity
 from auditor.rule import Meta
 
@@ -58,12 +58,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if not (each.entry.is_module or each.entry.switch is not None):
             continue
         told: set[tuple[str, bool]] = set()
-        own = {call.name for call in each.calls if call.on_self}
-        for call in each.calls:
-            if (
-                not call.speaks or call.method in own
-            ):  # the body of an own method is reported by the method's name
-                continue
+        for call in outside_of_wrappers(each.calls):
             wanted = _wanted(call, facts.standard)
             if wanted is not None and (call.name, call.releases) not in told:
                 told.add((call.name, call.releases))
@@ -74,7 +69,7 @@ def _wanted(call: PoolCall, standard: Standard) -> str | None:
     """The standard name where the call has another one; None where it is right or there is no standard."""
     part = "release" if call.releases else "acquire"
     name = standard.release if call.releases else standard.acquire
-    if name is None or call.name == name or call.method == name or "lease" in call.name.split("_"):
+    if name is None or name in (call.name, call.method) or "lease" in call.name.split("_"):
         return None
     return name if call.on_self or part in standard.declared else None
 

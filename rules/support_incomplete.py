@@ -8,10 +8,11 @@ Why: half of an adoption is worse than none. The pool counts these leases as hel
 process lives, so its memory only grows, and whoever reads the class believes that it is pooled. The single
 acquires are reported by PA1 rules; this one says that the class was never finished.
 
-Not reported: classes that only hand leases on (returned, yielded, given to somebody who keeps them),
-classes whose base or subclass releases, leases that other objects are handed or release, leases taken in a
-`with`, containers whose entries come and go with requests, classes that are neither modules nor switched
-(the PA1 rules speak of their acquires), and pools themselves.
+Not reported: classes that only hand leases on (returned, yielded, given to somebody who keeps them), or get
+one from a method that promises none (`super().forward(...)`: its class is reported), classes whose base or
+subclass releases, leases that other objects are handed or release, leases taken in a `with`, containers whose
+entries come and go with requests, classes that are neither modules nor switched (the PA1 rules speak of their
+acquires), and pools themselves.
 
 Example:
     class Attention(MemoryPoolMixin, nn.Module):
@@ -25,7 +26,7 @@ the class a `close` or `cleanup_memory_pool` for what it keeps.
 
 from collections.abc import Iterator
 
-from auditor.facts import LEAVING, Facts, Lease, PooledClass, kept
+from auditor.facts import LEAVING, Facts, Lease, PooledClass, kept, outside_of_wrappers
 from auditor.model import Finding, Severity, Step
 from auditor.rule import Meta
 
@@ -72,7 +73,10 @@ Found = tuple[str, Lease, tuple[Step, ...]]
 def _never_released(each: PooledClass) -> Found | None:
     if each.releases:
         return None
+    own = {call.span for call in outside_of_wrappers(each.calls)}
     for lease in each.leases:
+        if lease.span not in own:
+            continue
         if any(leak.loss in LEAVING for leak in lease.leaks) and not (lease.released or lease.handed_over):
             return f"`{each.entry.name}` acquires, and nothing in it releases", lease, _acquired(lease)
         for stored in lease.fields:

@@ -64,6 +64,8 @@ class Conventions:
     switch: str | None = None
     default: bool | None = None
     declared: tuple[str, ...] = ()
+    other_acquires: tuple[str, ...] = ()  # that classes use beside the standard
+    other_releases: tuple[str, ...] = ()
     switches: tuple[SwitchUse, ...] = ()
     unused_imports: tuple[str, ...] = ()  # `path:line name`
 

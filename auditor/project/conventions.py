@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from auditor.model import Conventions, SwitchUse
+from auditor.project.pool_call import outside_of_wrappers
 from auditor.project.pooled_class import PooledClass
 from auditor.project.standard import Standard
 from auditor.source.entries import FileIndex
@@ -16,6 +17,8 @@ def conventions(files: Iterable[FileIndex], pooled: Sequence[PooledClass], names
         switch=names.switch,
         default=names.default,
         declared=tuple(sorted(names.declared)),
+        other_acquires=_others(pooled, names.acquire, releases=False),
+        other_releases=_others(pooled, names.release, releases=True),
         switches=_switches(pooled),
         unused_imports=tuple(
             f"{file.path}:{each.span.line} {each.name}"
@@ -34,3 +37,15 @@ def _switches(pooled: Sequence[PooledClass]) -> tuple[SwitchUse, ...]:
             found.setdefault(each.entry.switch, Counter())[each.entry.switch_default] += 1
     uses = [SwitchUse(name, seen[True], seen[False], seen[None]) for name, seen in found.items()]
     return tuple(sorted(uses, key=lambda use: (-(use.on + use.off + use.undecided), use.name)))
+
+
+def _others(pooled: Sequence[PooledClass], wanted: str | None, *, releases: bool) -> tuple[str, ...]:
+    """The names that differ from the standard, if there is one."""
+    calls = (call for each in pooled for call in outside_of_wrappers(each.calls))
+    return tuple(
+        sorted(
+            {call.name for call in calls if call.releases is releases and call.name != wanted}
+            if wanted
+            else ()
+        )
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from auditor.project.pool_call import PoolCall
+from auditor.project.pool_call import PoolCall, outside_of_wrappers
 from auditor.source.entries import ClassIndex
 
 _ADOPTING = 4  # the import, the base class, the parameters of `__init__`, the mixin's initialisation
@@ -17,6 +17,6 @@ def edits(entry: ClassIndex, support: str, calls: Sequence[PoolCall]) -> int | N
         return _ADOPTING + (not entry.has_init) + _TEMPORARY * temporaries if temporaries else None
     if support == "full":
         return None
-    unreleased = sum(not call.releases for call in calls) if not entry.releases else 0
+    unreleased = sum(not call.releases for call in outside_of_wrappers(calls)) if not entry.releases else 0
     cleanup = int(entry.keeps_leases and not entry.cleans_up)
     return unreleased + cleanup + _TEMPORARY * temporaries or None

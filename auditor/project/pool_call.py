@@ -1,5 +1,6 @@
 """The calls that really acquire or release, as the flow analysis recognised them, by class."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from auditor.model import Span
@@ -20,3 +21,10 @@ class PoolCall:
     releases: bool
     on_self: bool
     speaks: bool = True
+
+
+def outside_of_wrappers(calls: Iterable[PoolCall]) -> list[PoolCall]:
+    """Calls of a class whose names say what they do, but not those inside methods that it so calls itself."""
+    made = [call for call in calls if call.speaks]
+    own = {call.name for call in made if call.on_self}
+    return [call for call in made if call.method not in own]
