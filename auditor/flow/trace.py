@@ -14,7 +14,8 @@ from auditor.model import Span, Step
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One node on the path and the edge on which it was left; `holds` if the node is a call that was given the lease."""
+    """One node on the path and the edge on which it was left; `holds` if the node is a call that was given
+    the lease."""
 
     node: int
     edge: Edge
@@ -22,7 +23,8 @@ class Station:
 
 
 def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held) -> list[Station]:
-    """Stations from the first node after the acquire to `node`, which is left out; without exceptions if there is such a way."""
+    """Stations from the first node after the acquire to `node`, which is left out; without exceptions if
+    there is such a way."""
     end = (node, held)
     origin, onward = _search(solution, end, RAISING)
     if origin is None:
@@ -68,8 +70,17 @@ def _given(graph: Graph, node: int, held: Held) -> bool:
 def span_of(path: str, node: ast.AST, lines: Sequence[str]) -> Span:
     """Line and columns counted from 1, in characters (ast counts UTF-8 bytes)."""
     line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-    end_line, end_column = getattr(node, "end_lineno", line) or line, getattr(node, "end_col_offset", column) or column
-    return Span(path, line, _characters(lines, line, column) + 1, end_line, _characters(lines, end_line, end_column) + 1)
+    end_line, end_column = (
+        getattr(node, "end_lineno", line) or line,
+        getattr(node, "end_col_offset", column) or column,
+    )
+    return Span(
+        path,
+        line,
+        _characters(lines, line, column) + 1,
+        end_line,
+        _characters(lines, end_line, end_column) + 1,
+    )
 
 
 def _characters(lines: Sequence[str], line: int, column: int) -> int:

@@ -13,6 +13,7 @@ from auditor.source.clue import Clue, is_relevant
 from auditor.source.discover import SourceFile
 from auditor.source.index import FileIndex, Need, index_file, prefilter
 from auditor.source.load import Unreadable, decode, digest, read
+from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.suppress import Suppression, suppressions
 
 _NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -77,5 +78,11 @@ def _failure(path: str, error: Exception) -> Failure:
 
 def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
     """The index of a file that is valid Python; the indexer itself parses no more than it needs."""
-    symtable.symtable(text, path, "exec")  # half of what ast.parse costs, and it checks as much
+    try:
+        symtable.symtable(text, path, "exec")  # half of what ast.parse costs, and it checks as much
+    except SyntaxError:
+        older = in_older_syntax(text)
+        if older is None:
+            raise
+        text = older
     return index_file(path, text, Need.WHOLE if relevant else prefilter(data))
