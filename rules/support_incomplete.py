@@ -96,7 +96,7 @@ def _no_cleanup(each: PooledClass) -> Found | None:
             if "[" in stored.field.path or stored.escapes or not stored.released_by or stored.cleanups:
                 continue
             own = f"{each.entry.qualname}."
-            if stored.in_service and all(name.startswith(own) for name in stored.released_by):
+            if all(name.startswith(own) for name in stored.released_by):
                 message = f"`{each.entry.name}` has no cleanup that gives back `self.{stored.field.path}`"
                 return message, lease, kept(lease, stored)
     return None

@@ -4,6 +4,7 @@ import ast
 import copy
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 
 from auditor.source.entries import Allocator, Source
 from auditor.source.imports import dotted_text
@@ -20,7 +21,8 @@ def allocators(methods: dict[str, Function], source: Source) -> Iterator[Allocat
     for name, method in methods.items():
         named = ACQUIRE.match(name) or LEASE.match(name)
         if named and _statements(method) >= _FEWEST and any(_makes(each) for each in ast.walk(method)):
-            yield Allocator(name, source.span(method, None), digest(method))
+            with suppress(RecursionError):  # nested too deeply to be compared: that is no failure of its file
+                yield Allocator(name, source.span(method, None), digest(method))
 
 
 def digest(method: Function) -> str:
