@@ -1,11 +1,12 @@
 """The words every other part speaks: spans, findings, finished runs. Standard library only."""
 
 from auditor.model.finding import Finding, FixOffer, Safety, Severity, Step
-from auditor.model.run import ClassRow, Failure, ProtocolUse, Run, Summary
+from auditor.model.run import ClassRow, Conventions, Failure, ProtocolUse, Run, Summary, SwitchUse
 from auditor.model.span import Span
 
 __all__ = [
     "ClassRow",
+    "Conventions",
     "Failure",
     "Finding",
     "FixOffer",
@@ -16,4 +17,5 @@ __all__ = [
     "Span",
     "Step",
     "Summary",
+    "SwitchUse",
 ]

@@ -12,6 +12,7 @@ from auditor.source.entries import ClassIndex, Source
 from auditor.source.forward_path import forward_path, large_allocations
 from auditor.source.imports import dotted_text
 from auditor.source.nodes import HOLDERS, statements_in
+from auditor.source.pool_detail import pool_detail
 from auditor.source.pool_use import Function, methods_of, pool_use
 
 _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
@@ -58,7 +59,12 @@ class ClassReader:
             is_abstract=_is_abstract(methods, bases),
             allocations=large_allocations(path, self.source, self.origins),
         )
-        return replace(entry, **pool_use(node, methods, self.origins)) if self.names_pool else entry
+        if not self.names_pool:
+            return entry
+        entry = replace(entry, **pool_use(node, methods, self.origins))
+        if not (entry.mentions_pool or entry.defines_pool or entry.switch):
+            return entry
+        return replace(entry, detail=pool_detail(node, methods, self.source, self.origins, entry))
 
 
 def _resolved(base: ast.expr, origins: dict[str, str]) -> str:
