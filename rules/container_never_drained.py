@@ -56,14 +56,14 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield META.finding(lease.span, lease.symbol, message, leak.trace)
             continue
         for stored in lease.fields:
-            if "[" not in stored.field.path or stored.escapes:
+            if "[" not in stored.field.path:
                 continue
             name = stored.field.path.partition("[")[0]
-            if stored.drops and not stored.in_service:
+            if stored.drops:
                 message = (
                     f"`self.{name}` is emptied at line {stored.drops[0].at.line} without releasing its leases"
                 )
-            elif not stored.released_by:
+            elif not (stored.released_by or stored.escapes):
                 message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
             else:
                 continue

@@ -81,7 +81,6 @@ class StoredField:
     cleanups: tuple[str, ...] = ()  # cleanup methods the class has, releasing or not
     drops: tuple[Leak, ...] = ()  # places that throw entries away unreleased
     overwrite: Leak | None = None  # stored again while one may be held
-    in_service: bool = False  # something other than a cleanup method releases what it holds
     escapes: bool = False  # somebody else is handed the field, so its end cannot be judged
 
 

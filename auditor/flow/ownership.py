@@ -243,11 +243,17 @@ class Ownership:
         return all(holding)
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
-        if edge in RAISING and all(is_temporary(place) for place in held.places):
+        if edge in RAISING and self._just_acquired(op, held):
             return None  # the awaited acquire itself failed: nothing was acquired
         if edge in RAISING or op.target == op.source:
             return held
         return self._rebind(node, held, op.target, [self._copied(held, op.target, op.source)])
+
+    def _just_acquired(self, op: Move | Await, held: Held) -> bool:
+        site = self.graph.ops[self.site] if self.site >= 0 else None
+        if isinstance(site, Call) and op.source == site.target:
+            return True
+        return all(is_temporary(place) for place in held.places)
 
     def _unpack(self, node: int, op: Unpack, held: Held) -> Held | None:
         gained = []
@@ -315,6 +321,8 @@ class Ownership:
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if not sure:
+            if any(self._outlives(place) for place in held.places):
+                return held  # something that may be the same is kept elsewhere; its owner is known
             self.endings.unknown.add(node)
             return None
         if target[0] in self.parameters or target[0][0] == "@":
@@ -502,7 +510,10 @@ class Ownership:
         return Treatment(Fate.UNKNOWN)
 
     def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
-        """Whether something that may be the lease is released or given away here."""
+        """Whether something that may be the lease, and that has no other owner, is released or given away
+        here."""
+        if any(self._outlives(place) for place in held.places):
+            return False
         for place in held.maybe:
             rest = below(place, operand)
             if rest is None:

@@ -35,6 +35,8 @@ NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "inde
 """Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the
 obligation."""
 
+POOL_WORDS = frozenset({"pool", "allocator", "free", "freelist", "arena", "slab"})
+
 MUTATORS = REMOVERS - {"get"} | frozenset(
     {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
      "difference_update", "fill_", "append_n", "extendleft", "copy_"}
@@ -188,6 +190,8 @@ def _marking_half(function: Function, name: Name) -> Half | None:
 
 
 def _hands_out(function: Function, name: Name) -> bool:
+    if name.verb == "pop" and not {*split(function.cls.name if function.cls else "")} & POOL_WORDS:
+        return False  # an operand stack, an undo list
     if name.verb in WEAK:
         return _removes_from_state(function)
     return changes_state(function) or any(

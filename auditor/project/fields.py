@@ -15,7 +15,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Leave, Path
+from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
 from auditor.project.class_model import ClassModel, statements_of
 from auditor.project.leases import Outcome
@@ -96,7 +96,6 @@ class Fields:
             cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
             drops=tuple(drops),
             overwrite=self._overwrite(outcome, path, at),
-            in_service=any(not CLEANUP.fullmatch(name.rpartition(".")[2]) for name in released_by),
             escapes=escapes,
         )
 
@@ -127,8 +126,9 @@ class Fields:
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
-            elif answer.dropped and method is not outcome.function and method.name not in INITIAL:
-                drops += self._drops(method, place, acquisition)
+            elif answer.dropped and method is not outcome.function and _forgets(method):
+                found = self._drops(method, place, acquisition)
+                drops += [drop for drop in found if not numbers or drop.holder.endswith("clear")]
         return released_by, escapes, drops
 
     def _reachable(self, method: Function, family: list[Function]) -> bool:
@@ -160,7 +160,8 @@ class Fields:
         for loss, node, _ in followed.endings.lost:
             op = method.graph.ops[node]
             if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
-                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), "".join(place), ())
+                how = op.method if isinstance(op, Call) else ""
+                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""
@@ -317,6 +318,13 @@ def _last_word(node: ast.expr) -> str:
 
 def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+
+
+def _forgets(method: Function) -> bool:
+    """A method that others call, and that gives nothing back itself: what it throws away is thrown away."""
+    if method.name.startswith("_") or method.name in INITIAL:
+        return False
+    return not any(_looks_releasing(call) for call in method.calls)
 
 
 def escaped_by_name(method: Function) -> bool:

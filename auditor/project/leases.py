@@ -27,6 +27,9 @@ STARTING = frozenset(
     {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
 )
 
+TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
+BROAD = re.compile(r"Exception\b|RuntimeError|MemoryError|OSError|ValueError")
+
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
 
@@ -62,8 +65,9 @@ class Follower:
         self.effects = effects
         self.exceptions = exceptions
         self.edges = EDGES[exceptions]
+        self.in_test = TEST_FILE.search(function.module.path) is not None
         self._known: dict[int, Knowledge] | None = None
-        self._acquired_names: dict[str, str] | None = None
+        self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -158,7 +162,7 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner:
+        if acquisition.inner or (self.in_test and self._made_for_the_test(op)):
             return True
         if not acquisition.keyed:
             return (
@@ -170,6 +174,11 @@ class Follower:
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _made_for_the_test(self, op: Call) -> bool:
+        """A test's own pool dies with the test: what it leaves held there is often the point."""
+        root = op.receiver[0] if op.receiver is not None else "@"
+        return not root.startswith("@") and root not in ("self", "cls")
 
     def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
         return Lease(
@@ -202,7 +211,8 @@ class Follower:
             path = shortest_path(self.graph, followed.solution, node, held)
             kind = self._kind(loss, path, site)
             at = self._where(node, path)
-            if (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
+            asserted = kind is Loss.RAISE and at.line == self._span(self.graph.ops[site].at).line
+            if asserted or (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
                 continue
             seen.add((kind, at))
             yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
@@ -227,11 +237,24 @@ class Follower:
         op = self.graph.ops[station.node]
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
-        if station.holds or self.effects.acquisition(op) is not None:
-            return True
         line = self._span(self.graph.ops[site].at).line
+        if self.effects.acquisition(op) is not None or (station.holds and self._broadly(onward, line)):
+            return True
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
+
+    def _broadly(self, onward: list[Station], line: int) -> bool:
+        """Not a handler around the acquire too, of one named failure that calls before it were expected to
+        raise."""
+        for later in onward:
+            handler = self.graph.ops[later.node].at
+            if isinstance(handler, ast.ExceptHandler) and handler.type is not None:
+                around = any(
+                    _swallows(guard) and _encloses(guard, line)
+                    for guard in (self.graph.ops[station.node].at for station in onward)
+                )
+                return not around or BROAD.search(ast.unparse(handler.type)) is not None
+        return True
 
     def _where(self, node: int, path: list[Station]) -> Span:
         op = self.graph.ops[node]
@@ -266,11 +289,16 @@ class Follower:
             for station in path
         ):
             return None  # an assertion states what cannot happen
-        for station in path:
+        for index, station in enumerate(path):
             op = self.graph.ops[station.node]
             if isinstance(op, Assume) and op.subject is not None and (op.kind != "truth") == op.value:
-                text = self._acquired().get(op.subject[0])
-                if text is not None and len(op.subject) == 1:
+                text, call = self._acquired().get(op.subject[0], (None, None))
+                again = any(earlier.node == site for earlier in path[:index])
+                if (
+                    text is not None
+                    and len(op.subject) == 1
+                    and (again or call is not self.graph.ops[site].at)
+                ):
                     return text
             if station.edge in RAISING and isinstance(op, Call) and station.node != site:
                 acquisition = self.effects.acquisition(op)
@@ -278,15 +306,15 @@ class Follower:
                     return acquisition.text
         return None
 
-    def _acquired(self) -> dict[str, str]:
-        """Names bound from acquire calls."""
+    def _acquired(self) -> dict[str, tuple[str, ast.Call]]:
+        """Names bound from acquire calls, with the callee and the call."""
         if self._acquired_names is None:
-            names: dict[str, str] = {}
+            names: dict[str, tuple[str, ast.Call]] = {}
             for op in self.graph.ops:
                 if isinstance(op, Call):
                     acquisition = self.effects.acquisition(op)
                     if acquisition is not None:
-                        names[op.target[0]] = acquisition.text
+                        names[op.target[0]] = acquisition.text, op.at
                 elif isinstance(op, Move) and op.source[0] in names and len(op.target) == 1:
                     names[op.target[0]] = names[op.source[0]]
             self._acquired_names = names
