@@ -1,7 +1,7 @@
 """The settings, typed: what a project may configure and what each value is when nobody did."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -22,16 +22,6 @@ class ProtocolSettings:
     value: str = "object"
 
 
-@dataclass(frozen=True, slots=True)
-class AnalysisSettings:
-    """What decides the flow analysis' answer; part of every cache key."""
-
-    exceptions: str = "calls"
-    protocols: tuple[ProtocolSettings, ...] = ()
-    enable_protocols: tuple[str, ...] = ()
-    disable_protocols: tuple[str, ...] = ()
-
-
 class StandardNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     """The names a project standardises on; `None` where it did not say."""
 
@@ -40,6 +30,17 @@ class StandardNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     switch: str | None = None
     default: bool | None = None
     threshold_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisSettings:
+    """What decides what is found; part of every cache key."""
+
+    exceptions: str = "calls"
+    protocols: tuple[ProtocolSettings, ...] = ()
+    enable_protocols: tuple[str, ...] = ()
+    disable_protocols: tuple[str, ...] = ()
+    standard: StandardNames = field(default_factory=StandardNames)
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -65,4 +66,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             protocols=self.protocols,
             enable_protocols=self.enable_protocols,
             disable_protocols=self.disable_protocols,
+            standard=self.standard,
         )

@@ -1,9 +1,11 @@
 """From arguments to a finished run: what was found before, if no file has changed, else a new examination."""
 
+import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,9 +72,22 @@ def _remembered_or_new(request: Request, found: Discovered, cache: Cache) -> Run
     from auditor.examine import Order, examine  # imports the analysis, which a remembered run does not need
 
     order = Order(found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress)
-    examined = examine(order, cache)
+    with _no_collection():
+        examined = examine(order, cache)
     cache.put("run", _key(tool, found, examined.digests), examined.run)
     return examined.run
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What an examination builds it keeps until its end: to look for garbage meanwhile finds next to none."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _key(tool: str, found: Discovered, digests: dict[str, str]) -> str:

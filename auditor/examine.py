@@ -10,7 +10,7 @@ from auditor.facts import Facts
 from auditor.judge import judge
 from auditor.model import Failure, Run, Summary
 from auditor.progress import Progress
-from auditor.project.adoption import Adoption, adoption
+from auditor.project.adoption import Adoption, Followed, adoption
 from auditor.project.analysis import FlowResult, analyse
 from auditor.protocols.clues import clues
 from auditor.protocols.load import in_force
@@ -45,11 +45,19 @@ def examine(order: Order, cache: Cache) -> Examined:
     """Examine the files anew, but for what `cache` still knows of single files and of the flow analysis."""
     scan = _scan(order, cache)
     flow = _flow(order, scan, cache)
-    adopted = adoption(scan.indexes)
+    adopted = _adoption(order, scan, flow)
     failures = _in_order([*order.found.failures, *scan.failures, *flow.failures])
     failed = {failure.path for failure in failures}
     comments = [comment for comment in scan.suppressions if comment.span.path not in failed]
-    facts = Facts(flow.leases, scan.indexes, adopted.modules_without_pool)
+    facts = Facts(
+        leases=flow.leases,
+        files=scan.indexes,
+        modules_without_pool=adopted.modules_without_pool,
+        pooled=adopted.pooled,
+        pool_has_threshold=adopted.pool_has_threshold,
+        repeated_allocators=adopted.repeated_allocators,
+        standard=adopted.standard,
+    )
     findings, excerpts = judge(facts, comments, order.texts)
     run = Run(
         version=__version__,
@@ -58,6 +66,7 @@ def examine(order: Order, cache: Cache) -> Examined:
         findings=tuple(findings),
         failures=failures,
         unfollowed=_in_order(flow.unfollowed),
+        conventions=adopted.conventions,
         excerpts=excerpts,
     )
     return Examined(run, scan.digests)
@@ -84,6 +93,13 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     flow = analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
     cache.put("flow", key, flow)
     return flow
+
+
+def _adoption(order: Order, scan: Scan, flow: FlowResult) -> Adoption:
+    """Who uses a pool, by the calls that the flow analysis recognised wherever it looked."""
+    read = frozenset(scan.relevant) - {failure.path for failure in flow.failures}
+    decided = Followed(read, flow.pool_calls, flow.leases)
+    return adoption(scan.indexes, decided, order.settings.standard)
 
 
 def _summary(

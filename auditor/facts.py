@@ -1,9 +1,13 @@
 """All that a rule may see: computed once, by name, read-only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
 from auditor.model import Step
+from auditor.project.pool_call import PoolCall, outside_of_wrappers
+from auditor.project.pooled_class import PooledClass
+from auditor.project.repeats import Repeat
+from auditor.project.standard import Standard
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
 from auditor.source.suppress import Suppression
 
@@ -19,11 +23,16 @@ __all__ = [
     "Leak",
     "Lease",
     "Loss",
+    "PoolCall",
     "PoolImport",
+    "PooledClass",
+    "Repeat",
+    "Standard",
     "StoredField",
     "Suppression",
     "kept",
     "named",
+    "outside_of_wrappers",
 ]
 
 
@@ -36,6 +45,10 @@ class Facts:
     modules_without_pool: tuple[
         ClassIndex, ...
     ] = ()  # allocate large tensors on the forward path, pool at hand
+    pooled: tuple[PooledClass, ...] = ()  # classes that use a pool, pools themselves left out
+    pool_has_threshold: bool = False  # some pool or mixin of the project knows what is too small for it
+    repeated_allocators: tuple[Repeat, ...] = ()
+    standard: Standard = field(default_factory=Standard)
     suppressions: tuple[Suppression, ...] = ()  # with what each of them silenced
 
 

@@ -59,10 +59,9 @@ def check(facts: Facts) -> Iterator[Finding]:
             if "[" not in stored.field.path:
                 continue
             name = stored.field.path.partition("[")[0]
-            if stored.drops:
-                message = (
-                    f"`self.{name}` is emptied at line {stored.drops[0].at.line} without releasing its leases"
-                )
+            drops = [drop for drop in stored.drops if drop.loss is Loss.DROPPED or not stored.escapes]
+            if drops:
+                message = f"`self.{name}` is emptied at line {drops[0].at.line} without releasing its leases"
             elif not (stored.released_by or stored.escapes):
                 message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
             else:

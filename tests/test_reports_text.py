@@ -9,7 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from auditor.model import ClassRow, Failure, Finding, FixOffer, Run, Safety, Severity, Span, Step, Summary
+from auditor.model import (
+    ClassRow,
+    Conventions,
+    Failure,
+    Finding,
+    FixOffer,
+    Run,
+    Safety,
+    Severity,
+    Span,
+    Step,
+    Summary,
+    SwitchUse,
+)
 from reports import _summary, concise, full, github
 from reports import json as json_report
 from reports._source import view
@@ -57,6 +70,13 @@ RUNS = st.builds(
     version=st.just("0.1.0"),
     summary=st.builds(Summary, acquire_names=st.lists(TEXT, max_size=15).map(tuple)),
     classes=st.lists(CLASSES, max_size=2).map(tuple),
+    conventions=st.builds(
+        Conventions,
+        acquire=st.none() | TEXT,
+        switch=st.none() | TEXT,
+        switches=st.lists(st.builds(SwitchUse, TEXT, NUMBER, NUMBER, NUMBER), max_size=2).map(tuple),
+        unused_imports=st.lists(TEXT, max_size=2).map(tuple),
+    ),
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
     failures=st.lists(st.builds(Failure, PATHS, NUMBER, TEXT), max_size=2).map(tuple),
     excerpts=st.dictionaries(PATHS, st.dictionaries(NUMBER, TEXT, max_size=8), max_size=3),

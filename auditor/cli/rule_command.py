@@ -1,7 +1,10 @@
 """`poolaudit rule`."""
 
+from pathlib import Path
+
 import click
 
+from auditor.cli.new_rule import CannotScaffold, scaffold
 from auditor.rule import Rule, all_rules
 from auditor.selection import check_codes, matches
 from auditor.settings_file import SettingsError
@@ -10,11 +13,19 @@ from auditor.settings_file import SettingsError
 @click.command("rule")
 @click.argument("code", required=False)
 @click.option("--all", "every", is_flag=True, help="Explain every rule.")
-def command(code: str | None, every: bool) -> int:
+@click.option(
+    "--new",
+    "name",
+    metavar="NAME",
+    help="Write a new rule and its fixtures into this checkout; CODE is its code (default: the next PA9xx).",
+)
+def command(code: str | None, every: bool, name: str | None) -> int:
     """Explain the rule CODE: what it finds, why it matters, bad code, good code, whether it is on by default.
 
-    A prefix such as PA1 explains every rule that it covers.
+    A prefix such as PA1 explains every rule that it covers. With --new a rule is begun instead of explained.
     """
+    if name is not None:
+        return _begin(name, code, every=every)
     if every == (code is not None):
         raise click.UsageError("name one rule (poolaudit rule PA101) or ask for --all")
     wanted = "ALL" if code is None else code.upper()
@@ -24,6 +35,19 @@ def command(code: str | None, every: bool) -> int:
         raise click.UsageError(str(error)) from error
     chosen = [rule for rule in all_rules() if matches(rule.meta.code, wanted)]
     click.echo("\n\n".join(page(rule) for rule in chosen))
+    return 0
+
+
+def _begin(name: str, code: str | None, *, every: bool) -> int:
+    if every:
+        raise click.UsageError("--new and --all do not go together")
+    try:
+        written = scaffold(Path.cwd(), name, code.upper() if code else None, all_rules())
+    except CannotScaffold as error:
+        raise click.UsageError(str(error)) from error
+    for file in written:
+        click.echo(f"wrote {file.relative_to(Path.cwd())}")
+    click.echo("It works as it is; docs/how-to-add-a-rule.md says what to change, and in which order.")
     return 0
 
 

@@ -321,6 +321,8 @@ class Ownership:
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if not sure:
+            if any(self._outlives(place) for place in held.places):
+                return held  # something that may be the same is kept elsewhere; its owner is known
             self.endings.unknown.add(node)
             return None
         if target[0] in self.parameters or target[0][0] == "@":
@@ -508,7 +510,10 @@ class Ownership:
         return Treatment(Fate.UNKNOWN)
 
     def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
-        """Whether something that may be the lease is released or given away here."""
+        """Whether something that may be the lease, and that has no other owner, is released or given away
+        here."""
+        if any(self._outlives(place) for place in held.places):
+            return False
         for place in held.maybe:
             rest = below(place, operand)
             if rest is None:

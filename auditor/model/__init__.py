@@ -2,11 +2,22 @@
 
 from auditor.model.edit import Edit
 from auditor.model.finding import Finding, FixOffer, Safety, Severity, Step
-from auditor.model.run import ClassRow, Failure, Point, ProtocolUse, RuleInfo, Run, Summary
+from auditor.model.run import (
+    ClassRow,
+    Conventions,
+    Failure,
+    Point,
+    ProtocolUse,
+    RuleInfo,
+    Run,
+    Summary,
+    SwitchUse,
+)
 from auditor.model.span import Span
 
 __all__ = [
     "ClassRow",
+    "Conventions",
     "Edit",
     "Failure",
     "Finding",
@@ -20,4 +31,5 @@ __all__ = [
     "Span",
     "Step",
     "Summary",
+    "SwitchUse",
 ]

@@ -42,6 +42,32 @@ class ClassRow:
     priority: str | None  # high | medium | low
     estimated_bytes: str | None
     reason: str = ""  # why that priority, in a phrase; not part of JSON version 1
+    edits: int | None = None  # places to edit until support is full; not part of JSON version 1 either
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchUse:
+    """A pool switch by its name, and how many classes declare it on, off or without a default."""
+
+    name: str
+    on: int
+    off: int
+    undecided: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """What the project calls its pool's parts, by its settings (`declared`) or by most of its classes."""
+
+    acquire: str | None = None
+    release: str | None = None
+    switch: str | None = None
+    default: bool | None = None
+    declared: tuple[str, ...] = ()
+    other_acquires: tuple[str, ...] = ()  # that classes use beside the standard
+    other_releases: tuple[str, ...] = ()
+    switches: tuple[SwitchUse, ...] = ()
+    unused_imports: tuple[str, ...] = ()  # `path:line name`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +133,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
+    conventions: Conventions = field(default_factory=Conventions)
     excerpts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     rules: tuple[RuleInfo, ...] = ()
     known: int = 0

@@ -1,12 +1,21 @@
 """Pool adoption across the project: which classes use a pool, how completely, and which ought to."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from auditor.model import ClassRow
+from auditor.config import StandardNames
+from auditor.flow.lease import Lease
+from auditor.model import ClassRow, Conventions
 from auditor.project.class_table import ClassTable
+from auditor.project.conventions import conventions
+from auditor.project.effort import edits
+from auditor.project.pool_call import PoolCall
+from auditor.project.pooled_class import Key, PooledClass, key_of, pooled_classes
+from auditor.project.repeats import Repeat, repeats
+from auditor.project.standard import Standard, standard
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation
 
 _PRIORITY = {3: "high", 2: "medium", 1: "low"}
@@ -15,16 +24,17 @@ _TENSOR_POOL = re.compile(r"^(?:Tensor)?MemoryPool(?:Mixin)?$|^get_\w*memory_poo
 
 
 @dataclass(frozen=True, slots=True)
-class PoolCalls:
-    """What the flow analysis decided of one class: real acquires and releases, not names."""
+class Followed:
+    """What the flow analysis decided: real acquires and releases, not names, in the files that it read."""
 
-    acquires: bool
-    releases: bool
+    paths: Set[str] = frozenset()
+    calls: Sequence[PoolCall] = ()
+    leases: Sequence[Lease] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The summary's figures, the class table, and the modules that PA302 speaks of."""
+    """The summary's figures, the class table, and what the integration rules speak of."""
 
     files_importing_pool: int = 0
     files_using_pool: int = 0
@@ -33,18 +43,30 @@ class Adoption:
     switch_default_off: int = 0
     rows: tuple[ClassRow, ...] = ()
     modules_without_pool: tuple[ClassIndex, ...] = ()
+    pooled: tuple[PooledClass, ...] = ()
+    pool_has_threshold: bool = False
+    repeated_allocators: tuple[Repeat, ...] = ()
+    standard: Standard = field(default_factory=Standard)
+    conventions: Conventions = field(default_factory=Conventions)
 
 
-def adoption(files: Iterable[FileIndex], flow: Mapping[tuple[str, str], PoolCalls] | None = None) -> Adoption:
-    """`flow` maps (path, qualified class name) to what was decided; a class it does not name is judged by
-    names.
-    """
-    known = sorted(files, key=lambda file: file.path)
+def adoption(
+    files: Iterable[FileIndex],
+    flow: Followed | None = None,
+    settings: StandardNames | None = None,
+) -> Adoption:
+    """A file that the flow analysis did not read is judged by the names in it."""
+    flow = flow or Followed()
+    calls, leases = _by_class(flow)
+    known = [_corrected(file, flow, calls) for file in sorted(files, key=lambda file: file.path)]
     table = ClassTable(known)
     classes = table.that_matter()
-    classes = [_corrected(each, (flow or {}).get((each.span.path, each.qualname))) for each in classes]
     switched = [each for each in classes if each.switch is not None]
-    rows = [row for each in classes if (row := _row(each, table)) is not None]
+    pooled = pooled_classes(table, calls, leases)
+    users = [each.entry for each in pooled if each.entry.is_module or each.entry.switch is not None]
+    declaring = [each.entry for each in pooled if each.declares_switch]
+    names = standard(settings or StandardNames(), users, declaring, calls)
+    rows = [row for each in classes if (row := _row(each, calls.get(key_of(each), ()))) is not None]
     return Adoption(
         files_importing_pool=sum(bool(file.pool_imports) for file in known),
         files_using_pool=sum(file.uses_pool for file in known),
@@ -53,17 +75,50 @@ def adoption(files: Iterable[FileIndex], flow: Mapping[tuple[str, str], PoolCall
         switch_default_off=sum(each.switch_default is False for each in switched),
         rows=tuple(sorted(rows, key=lambda row: (row.path, row.line, row.name))),
         modules_without_pool=_without_pool(classes, known, table),
+        pooled=pooled,
+        pool_has_threshold=any(_has_threshold(each) for each in table.classes()),
+        repeated_allocators=repeats(table),
+        standard=names,
+        conventions=conventions(known, pooled, names),
     )
 
 
-def _corrected(entry: ClassIndex, decided: PoolCalls | None) -> ClassIndex:
-    if decided is None:
-        return entry
-    return replace(entry, acquires=decided.acquires, releases=decided.releases)
+def _has_threshold(entry: ClassIndex) -> bool:
+    return entry.defines_pool and entry.detail is not None and entry.detail.has_threshold
 
 
-def _row(entry: ClassIndex, table: ClassTable) -> ClassRow | None:
-    if entry.defines_pool:
+def _by_class(flow: Followed) -> tuple[Mapping[Key, Sequence[PoolCall]], Mapping[Key, Sequence[Lease]]]:
+    """Calls by the class whose method makes them, and leases with the acquiring ones."""
+    calls: defaultdict[Key, list[PoolCall]] = defaultdict(list)
+    leases: defaultdict[Key, list[Lease]] = defaultdict(list)
+    by_place = {each.span: each for each in flow.leases}
+    for call in flow.calls:
+        key = call.span.path, call.owner
+        calls[key].append(call)
+        lease = None if call.releases else by_place.get(call.span)
+        if lease is not None:
+            leases[key].append(lease)
+    return dict(calls), dict(leases)
+
+
+def _corrected(file: FileIndex, flow: Followed, calls: Mapping[Key, Sequence[PoolCall]]) -> FileIndex:
+    """The file's classes with the real calls in place of the names, if the flow analysis read it."""
+    if file.path not in flow.paths or not file.classes:
+        return file
+    classes = []
+    for each in file.classes:
+        made = calls.get(key_of(each), ())
+        leases = each.detail is not None and each.detail.leases
+        acquires = leases or any(not call.releases for call in made)
+        releases = leases or any(call.releases for call in made)
+        if (acquires, releases) != (each.acquires, each.releases):
+            each = replace(each, acquires=acquires, releases=releases)
+        classes.append(each)
+    return replace(file, classes=tuple(classes))
+
+
+def _row(entry: ClassIndex, calls: Sequence[PoolCall]) -> ClassRow | None:
+    if entry.defines_pool and not entry.is_module:
         return None
     uses = entry.switch is not None or entry.acquires or entry.releases
     if not uses and not (entry.is_module and entry.allocations):
@@ -85,6 +140,7 @@ def _row(entry: ClassIndex, table: ClassTable) -> ClassRow | None:
         priority=_PRIORITY[heaviest.weight] if heaviest is not None and wanting else None,
         estimated_bytes=heaviest.bytes if heaviest is not None else None,
         reason=f"{heaviest.operation} of {heaviest.shape}: {heaviest.reason}" if heaviest is not None else "",
+        edits=edits(entry, support, calls),
     )
 
 
@@ -117,10 +173,16 @@ def _without_pool(
 
 
 def _pool_at_hand(classes: list[ClassIndex], files: list[FileIndex], table: ClassTable) -> bool:
-    """A pool of tensors in the project, or one imported from elsewhere; a pool of blocks or ids does not
-    serve.
+    """A pool of tensors that modules of the project use, or one imported from elsewhere.
+
+    A pool of blocks or ids does not serve, nor does one that only a transfer engine or a cache asks.
     """
-    if any(each.switch is not None or each.serves_tensors for each in classes):
+    if any(each.switch is not None for each in classes):
+        return True
+    served = any(each.is_module and (each.mentions_pool or each.acquires) for each in classes)
+    if any(
+        each.serves_tensors and (served or each.is_module or each.name.endswith("Mixin")) for each in classes
+    ):
         return True
     return any(
         _TENSOR_POOL.search(each.name)

@@ -19,6 +19,7 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.leases import Follower, Outcome
 from auditor.project.modules import Function, Project
+from auditor.project.pool_call import PoolCall
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
@@ -36,6 +37,7 @@ class FlowResult:
     release_names: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
+    pool_calls: tuple[PoolCall, ...] = ()
 
 
 def analyse(
@@ -181,6 +183,7 @@ class Analysis:
                 Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items())
             ),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
+            pool_calls=usage.pool_calls(),
         )
 
     def _callers(self, outcome: Outcome) -> Callers | None:

@@ -25,6 +25,11 @@ class ClassTable:
             for bound, dotted in file.renames:
                 self._renames[f"{module}.{bound}"] = dotted
 
+    def classes(self) -> Iterator[ClassIndex]:
+        """Every class as its own file shows it."""
+        for file in self._files:
+            yield from file.classes
+
     def that_matter(self) -> list[ClassIndex]:
         """Every class that can have a row, with what it inherits: in a tree without a pool only those that
         allocate.

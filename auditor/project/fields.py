@@ -128,7 +128,9 @@ class Fields:
                 escapes = escapes or method is not outcome.function
             elif answer.dropped and method is not outcome.function and _forgets(method):
                 found = self._drops(method, place, acquisition)
-                drops += [drop for drop in found if not numbers or drop.holder.endswith("clear")]
+                drops += [
+                    drop for drop in found if not numbers or acquisition.declared or drop.holder == "clear"
+                ]
         return released_by, escapes, drops
 
     def _reachable(self, method: Function, family: list[Function]) -> bool:

@@ -234,17 +234,21 @@ class Follower:
 
         A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after
         the acquire, so that its handler runs with the lease held whatever raised."""
-        op = self.graph.ops[station.node]
+        op, acquired = self.graph.ops[station.node], self.graph.ops[site]
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
+        acquisition = self.effects.acquisition(acquired) if isinstance(acquired, Call) else None
+        declared = acquisition is not None and acquisition.declared
         line = self._span(self.graph.ops[site].at).line
-        if self.effects.acquisition(op) is not None or (station.holds and self._broadly(onward, line)):
+        holds = station.holds or (declared and station.uses)
+        if self.effects.acquisition(op) is not None or (holds and self._broadly(onward, line)):
             return True
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
 
     def _broadly(self, onward: list[Station], line: int) -> bool:
-        """Not a handler around the acquire too, of one named failure that calls before it were expected to raise."""
+        """Not a handler around the acquire too, of one named failure that calls before it were expected to
+        raise."""
         for later in onward:
             handler = self.graph.ops[later.node].at
             if isinstance(handler, ast.ExceptHandler) and handler.type is not None:

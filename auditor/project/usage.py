@@ -1,15 +1,18 @@
 """Which protocols, names and calls were met: the figures of the summary."""
 
+import ast
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
+from auditor.flow.trace import span_of
 from auditor.model import ProtocolUse
 from auditor.project.leases import Outcome
-from auditor.project.modules import Project
+from auditor.project.modules import Function, Project
+from auditor.project.pool_call import PoolCall
 from auditor.project.recognise import Recogniser
 from auditor.project.sites import last_name
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
 
 
 @cache
@@ -23,6 +26,11 @@ class Usage:
         self.acquires: Counter[tuple[str, str]] = Counter()
         self.releases: Counter[tuple[str, str]] = Counter()
         self._released_names: set[str] = set()
+        self._calls = [
+            _pool_call(outcome.function, outcome.call, releases=False)
+            for outcome in outcomes
+            if outcome.function.cls is not None
+        ]
         origin = {}
         for outcome in outcomes:
             source = recogniser.source(outcome.function, outcome.call)
@@ -41,6 +49,8 @@ class Usage:
                     if found is not None:
                         self.releases[found] += 1
                         self._released_names.add(name)
+                        if function.cls is not None:
+                            self._calls.append(_pool_call(function, call, releases=True))
 
     def protocols(self) -> tuple[ProtocolUse, ...]:
         keys = sorted(set(self.acquires) | set(self.releases))
@@ -54,3 +64,23 @@ class Usage:
 
     def release_names(self) -> tuple[str, ...]:
         return tuple(sorted(self._released_names))
+
+    def pool_calls(self) -> tuple[PoolCall, ...]:
+        """The calls in methods, by place; one call may do both."""
+        return tuple(sorted(self._calls, key=lambda call: (call.span, call.releases)))
+
+
+def _pool_call(function: Function, call: ast.Call, *, releases: bool) -> PoolCall:
+    assert function.cls is not None
+    owner, name = function.cls.qualname, last_name(call)
+    return PoolCall(
+        span=span_of(function.module.path, call, function.module.lines),
+        owner=owner,
+        method=function.qualname.removeprefix(f"{owner}.").partition(".")[0],
+        name=name,
+        releases=releases,
+        on_self=isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id == "self",
+        speaks=looks_releasing(name) if releases else take_apart(name, ACQUIRE_WORDS) is not None,
+    )

@@ -37,6 +37,50 @@ class LargeAllocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Built:
+    """An object that `__init__` makes, and what it is given. `opaque`: by `*args` or `**kwargs` too."""
+
+    name: str
+    span: Span
+    positional: int
+    keywords: tuple[str, ...] = ()
+    opaque: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allocator:
+    """A method that hands out tensors; equal digests are equal code but for the names of locals."""
+
+    name: str
+    span: Span
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDetail:
+    """How a class goes about its pool; only classes that mention one have it.
+
+    `switch_position` counts the parameters of `__init__` after self, None where it goes by keyword only.
+    `fallbacks` are raw allocations that stand in for the pool where it is absent or not worth asking.
+    `sets` are fields with pool in their names and the methods that set them, `""` for the class's body.
+    `calls` are the methods that each method calls on the object itself, `super().f` for a base's f.
+    """
+
+    switch_span: Span | None = None
+    switch_position: int | None = None
+    leases: bool = False
+    has_threshold: bool = False
+    built: tuple[Built, ...] = ()
+    attaches: bool = False
+    fallbacks: tuple[Span, ...] = ()
+    sets: tuple[tuple[str, str], ...] = ()
+    reads: tuple[tuple[str, str], ...] = ()
+    calls: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    init_span: Span | None = None
+    allocators: tuple[Allocator, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ClassIndex:
     """One class as its own file shows it; `bases` are dotted names resolved through the file's imports.
 
@@ -66,6 +110,7 @@ class ClassIndex:
     passes_switch: bool = False
     builds: tuple[str, ...] = ()  # classes whose instances it keeps, as dotted names
     allocations: tuple[LargeAllocation, ...] = ()
+    detail: PoolDetail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +138,7 @@ class Source:
     """One parsed file, with what turns a node into a span."""
 
     path: str
-    lines: tuple[str, ...]
+    lines: list[str]
     tree: ast.Module
 
     def span(self, node: ast.stmt | ast.expr, end: ast.stmt | ast.expr | None = None) -> Span:

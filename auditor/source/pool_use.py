@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from auditor.source.imports import dotted_text
+from auditor.source.nodes import every_node
 
-_ACQUIRE = re.compile(
+ACQUIRE = re.compile(
     r"^_?(?:allocate|acquire|alloc|lease|borrow|checkout|rent)(?:_\w+)?$|^_?get_(?:tensor|buffer)s?$"
 )
-_RELEASE = re.compile(
+RELEASE = re.compile(
     r"^_?(?:deallocate|dealloc|release|free|give_back|return|put_back|recycle)(?:_\w+)?$|^_?put_(?:tensor|buffer)s?$"
 )
-_LEASE = re.compile(r"^_?lease(?:_\w+)?$")
+LEASE = re.compile(r"^_?lease(?:_\w+)?$")
 _CLEANUP = re.compile(
     r"^(?:_?cleanup\w*|_?clear\w*|close|shutdown|teardown|release\w*|__exit__|__aexit__|__del__)$"
 )
@@ -32,32 +33,33 @@ def methods_of(node: ast.ClassDef) -> dict[str, Function]:
 def pool_use(node: ast.ClassDef, methods: dict[str, Function], origins: dict[str, str]) -> dict[str, Any]:
     """The fields of `ClassIndex` that speak of pools."""
     defines = _defines_pool(methods)
-    calls = [] if defines else [call for call in ast.walk(node) if isinstance(call, ast.Call)]
-    names = [name for call in calls if (name := _pool_method(call))]
-    leases = any(_LEASE.match(name) for name in names)
+    nodes = list(every_node(node))
+    calls = [] if defines else [call for call in nodes if isinstance(call, ast.Call)]
+    names = [name for call in calls if (name := pool_method(call))]
+    leases = any(LEASE.match(name) for name in names)
     switch, default = _switch(node, methods)
     return {
         "has_init": "__init__" in methods or switch is not None,
         "switch": switch,
         "switch_default": default,
-        "acquires": leases or any(_ACQUIRE.match(name) for name in names),
-        "releases": leases or any(_RELEASE.match(name) for name in names),
+        "acquires": leases or any(ACQUIRE.match(name) for name in names),
+        "releases": leases or any(RELEASE.match(name) for name in names),
         "cleans_up": _cleans_up(methods),
-        "mentions_pool": bool(names) or any(_mentions(each) for each in ast.walk(node)),
+        "mentions_pool": bool(names) or any(_mentions(each) for each in nodes),
         "defines_pool": defines,
         "serves_tensors": defines and any(_serves_tensors(name, each) for name, each in methods.items()),
-        "keeps_leases": _keeps_leases(node),
+        "keeps_leases": _keeps_leases(nodes),
         "passes_switch": any(_passes_switch(call) for call in calls),
         "builds": tuple(sorted(_builds(methods, origins))),
     }
 
 
-def _pool_method(call: ast.Call) -> str | None:
+def pool_method(call: ast.Call) -> str | None:
     """The method a pool is asked for: `self._allocate_tensor`, `pool.allocate`, `self.memory_pool.free`."""
     if not isinstance(call.func, ast.Attribute):
         return None
     name = call.func.attr
-    if not (_ACQUIRE.match(name) or _RELEASE.match(name)):
+    if not (ACQUIRE.match(name) or RELEASE.match(name)):
         return None
     receiver = ast.unparse(call.func.value)
     return name if name in _MIXIN_CALLS or _POOL.search(receiver) or _POOL.search(name) else None
@@ -65,8 +67,8 @@ def _pool_method(call: ast.Call) -> str | None:
 
 def _defines_pool(methods: dict[str, Function]) -> bool:
     """Both halves of a pair as methods, the first taking a shape or size: a pool itself."""
-    takes = any(_ACQUIRE.match(name) and _takes_size(method) for name, method in methods.items())
-    return takes and any(_RELEASE.match(name) for name in methods)
+    takes = any(ACQUIRE.match(name) and _takes_size(method) for name, method in methods.items())
+    return takes and any(RELEASE.match(name) for name in methods)
 
 
 def _serves_tensors(name: str, method: Function) -> bool:
@@ -75,7 +77,7 @@ def _serves_tensors(name: str, method: Function) -> bool:
     asks = any("shape" in each for each in names) or bool(
         names & {"dtype", "device"} and names & {"size", "sizes"}
     )
-    return bool(_ACQUIRE.match(name)) and asks
+    return bool(ACQUIRE.match(name)) and asks
 
 
 def _takes_size(method: Function) -> bool:
@@ -84,7 +86,7 @@ def _takes_size(method: Function) -> bool:
 
 def _switch(node: ast.ClassDef, methods: dict[str, Function]) -> tuple[str | None, bool | None]:
     """The boolean `__init__` parameter whose name contains memory_pool, a dataclass's field included."""
-    for name, annotation, default in _init_parameters(node, methods):
+    for name, annotation, default in init_parameters(node, methods):
         if "memory_pool" not in name:
             continue
         value = default.value if isinstance(default, ast.Constant) else None
@@ -97,12 +99,12 @@ def _switch(node: ast.ClassDef, methods: dict[str, Function]) -> tuple[str | Non
     return None, None
 
 
-def _init_parameters(
+def init_parameters(
     node: ast.ClassDef, methods: dict[str, Function]
 ) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
     init = methods.get("__init__")
     if init is not None:
-        yield from _parameters(init)
+        yield from parameters(init)
     elif any((dotted_text(_callee(each)) or "").endswith("dataclass") for each in node.decorator_list):
         for each in node.body:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
@@ -113,7 +115,7 @@ def _callee(node: ast.expr) -> ast.expr:
     return node.func if isinstance(node, ast.Call) else node
 
 
-def _parameters(function: Function) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
+def parameters(function: Function) -> Iterator[tuple[str, ast.expr | None, ast.expr | None]]:
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     padding: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
@@ -125,13 +127,13 @@ def _parameters(function: Function) -> Iterator[tuple[str, ast.expr | None, ast.
 
 def _cleans_up(methods: dict[str, Function]) -> bool:
     return any(
-        _CLEANUP.match(name) and any(_mentions(each) or _gives_back(each) for each in ast.walk(method))
+        _CLEANUP.match(name) and any(_mentions(each) or _gives_back(each) for each in every_node(method))
         for name, method in methods.items()
     )
 
 
 def _gives_back(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and bool(_RELEASE.match(_pool_method(node) or ""))
+    return isinstance(node, ast.Call) and bool(RELEASE.match(pool_method(node) or ""))
 
 
 def _mentions(node: ast.AST) -> bool:
@@ -143,12 +145,12 @@ def _mentions(node: ast.AST) -> bool:
     return False
 
 
-def _keeps_leases(node: ast.ClassDef) -> bool:
+def _keeps_leases(nodes: list[ast.AST]) -> bool:
     """`self.x = pool.allocate(...)`, or a pool of its own: something is left when a method returns."""
-    for each in ast.walk(node):
+    for each in nodes:
         if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
             to_self = any((dotted_text(target) or "").startswith("self.") for target in each.targets)
-            if to_self and (_ACQUIRE.match(_pool_method(each.value) or "") or _makes_pool(each.value)):
+            if to_self and (ACQUIRE.match(pool_method(each.value) or "") or _makes_pool(each.value)):
                 return True
     return False
 
@@ -158,12 +160,16 @@ def _makes_pool(call: ast.Call) -> bool:
 
 
 def _passes_switch(call: ast.Call) -> bool:
-    return any(keyword.arg is not None and "memory_pool" in keyword.arg for keyword in call.keywords)
+    """`Layer(enable_memory_pool=...)`, or `Layer(config, enable_memory_pool)`."""
+    if any(keyword.arg is not None and "memory_pool" in keyword.arg for keyword in call.keywords):
+        return True
+    name = (dotted_text(call.func) or "").rpartition(".")[2].lstrip("_")
+    return name[:1].isupper() and any("memory_pool" in (dotted_text(each) or "") for each in call.args)
 
 
 def _builds(methods: dict[str, Function], origins: dict[str, str]) -> Iterator[str]:
     init = methods.get("__init__")
-    for node in ast.walk(init) if init is not None else ():
+    for node in every_node(init) if init is not None else ():
         if isinstance(node, ast.Call) and (text := dotted_text(node.func)):
             head, dot, rest = text.partition(".")
             if text.rpartition(".")[2][:1].isupper():

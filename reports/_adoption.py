@@ -1,0 +1,80 @@
+"""What --statistics adds: class by class how the pool is used, and what the project calls its parts."""
+
+from collections.abc import Iterator, Sequence
+
+from auditor.model import ClassRow, Conventions, Run
+from reports._paint import QUIET, STRONG, Row
+from reports._rows import count, listed, titled
+from reports._text import safe, wrap
+
+SUPPORT = ("none", "partial", "full")
+_PRIORITY = ("high", "medium", "low", None)
+_SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
+
+
+def adoption_rows(run: Run, width: int) -> Iterator[Row]:
+    """Class by class, then the names."""
+    yield from _classes(run.classes, width)
+    lines = list(_conventions(run.conventions))
+    if lines:
+        yield from titled("Standard", lines, width)
+    if run.conventions.unused_imports:
+        yield from titled("Imported", [f"and not used: {listed(run.conventions.unused_imports)}"], width)
+
+
+def _conventions(names: Conventions) -> Iterator[str]:
+    """The standard and what differs from it."""
+    yield from _name("acquire", names.acquire, names.other_acquires, names)
+    yield from _name("release", names.release, names.other_releases, names)
+    for use in names.switches:
+        wanted = names.switch or use.name
+        differs = f"; {_origin('switch', names)} `{wanted}`" if use.name != wanted else ""
+        defaults = [f"{number} {kind}" for number, kind in ((use.on, "on"), (use.off, "off")) if number]
+        if use.undecided:
+            defaults.append(f"{use.undecided} without a default")
+        yield f"switch `{use.name}`: {', '.join(defaults)}{differs}"
+    if names.default is not None:
+        yield f"pools are {'on' if names.default else 'off'} by default: {_origin('default', names)} so"
+
+
+def _name(part: str, wanted: str | None, others: Sequence[str], names: Conventions) -> Iterator[str]:
+    if wanted is None:
+        return
+    differing = f"; other names in use: {listed(others)}" if others else ""
+    yield f"{_origin(part, names)} {part} by `{wanted}`{differing}"
+
+
+def _origin(part: str, names: Conventions) -> str:
+    return "the settings say" if part in names.declared else "most classes say"
+
+
+def _classes(classes: tuple[ClassRow, ...], width: int) -> Iterator[Row]:
+    """Least supported and most urgent first: the order in which one would work through them."""
+    if not classes:
+        return
+    yield [("Support  Priority  Class", STRONG)]
+    for row in sorted(classes, key=_urgency):
+        style = _SUPPORT_STYLE.get(row.support, "")
+        place = f"{safe(row.name)}  {safe(row.path)}:{row.line}"
+        first, *rest = wrap(place, width - 21)
+        yield [(f"{row.support:<9}", style), (f"{row.priority or '-':<10}", ""), (first, "")]
+        yield from ([(" " * 21 + line, "")] for line in rest)
+        for line in _why(row, width):
+            yield [(line, QUIET)]
+    yield []
+
+
+def _urgency(row: ClassRow) -> tuple[int, int, str, int]:
+    support = SUPPORT.index(row.support) if row.support in SUPPORT else len(SUPPORT)
+    priority = _PRIORITY.index(row.priority) if row.priority in _PRIORITY else len(_PRIORITY)
+    return support, priority, row.path, row.line
+
+
+def _why(row: ClassRow, width: int) -> list[str]:
+    """What the class allocates on its forward path, and why that is large."""
+    text = ": ".join(
+        part for part in (row.estimated_bytes and f"{row.estimated_bytes} bytes", row.reason) if part
+    )
+    if row.edits is not None:
+        text += f"{', ' if text else ''}{count(row.edits, 'edit')}"
+    return wrap(text, width, first=19, hanging=19) if text else []
