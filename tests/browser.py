@@ -69,8 +69,12 @@ class Browser:
 
     def open(self, file: Path) -> None:
         """Load the file anew and wait until its script has run."""
-        self._call("Page.navigate", url=file.resolve().as_uri())
-        self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
+        self.run("window.left = true")  # by which the page before, perhaps of the same file, is told apart
+        url = file.resolve().as_uri()
+        self._call("Page.navigate", url=url)
+        self.wait(
+            f"!window.left && document.readyState === 'complete' && location.href === {json.dumps(url)}"
+        )
 
     def resize(self, width: int, height: int, *, scale: float = 1.0, dark: bool = False) -> None:
         self._call(
