@@ -11,8 +11,9 @@ from pathlib import Path
 
 from auditor.cache import Cache, fingerprint, tool_digest
 from auditor.config import Settings
-from auditor.model import Finding, Run
+from auditor.model import Finding, RuleInfo, Run
 from auditor.progress import Progress, no_progress
+from auditor.rule import Rule, all_rules
 from auditor.selection import Selection
 from auditor.source.discover import Discovered, discover
 from auditor.texts import Texts
@@ -51,7 +52,14 @@ def audit(request: Request) -> Audited:
     kept = tuple(request.keep(selected))
     counts = dict(sorted(Counter(finding.code for finding in kept).items()))
     summary = replace(run.summary, findings=counts, seconds=round(time.perf_counter() - started, 3))
-    return Audited(replace(run, findings=kept, summary=summary), selected, cache.warning)
+    rules = tuple(_info(rule) for rule in all_rules())
+    shown = replace(run, findings=kept, summary=summary, rules=rules, known=len(selected) - len(kept))
+    return Audited(shown, selected, cache.warning)
+
+
+def _info(rule: Rule) -> RuleInfo:
+    meta = rule.meta
+    return RuleInfo(meta.code, meta.name, meta.severity, meta.default, rule.page, rule.bad, rule.good)
 
 
 def _remembered_or_new(request: Request, found: Discovered, cache: Cache) -> Run:
