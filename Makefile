@@ -36,6 +36,7 @@ check: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs" $(PYTEST_ARGS)
+	POOL_FUZZ_PROGRAMS=100000 $(BIN)/python -m pytest --timeout 7200 tests/reference_modules/test_pool_fuzz.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV)

@@ -1,4 +1,5 @@
-"""What a rule is: metadata, BAD and GOOD examples, and a check over the facts; found by listing the folder."""
+"""What a rule is: metadata, BAD and GOOD examples, and a check over the facts; found by listing the
+folder."""
 
 import importlib
 import inspect

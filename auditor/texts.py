@@ -53,7 +53,8 @@ class Texts:
 
 
 class Readable(Mapping[str, str]):
-    """The texts of some files as a mapping; a file that can no longer be read is empty (its failure is reported)."""
+    """The texts of some files as a mapping; a file that can no longer be read is empty (its failure is
+    reported)."""
 
     def __init__(self, texts: Texts, paths: Iterable[str]) -> None:
         self._texts = texts

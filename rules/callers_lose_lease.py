@@ -1,10 +1,10 @@
 """PA108 callers-lose-lease: a public function hands its lease to callers of whom none releases it.
 
-## What
-The function returns what it acquired, so its callers owe the release. The tree has callers, and every one of them loses it.
+## What The function returns what it acquired, so its callers owe the release. The tree has callers, and
+every one of them loses it.
 
-## Why
-When all callers are wrong the interface is: nothing tells them that the result is a lease. The trace lists them.
+## Why When all callers are wrong the interface is: nothing tells them that the result is a lease. The trace
+lists them.
 
 ## Example
 See below: the caller keeps a copy and drops the lease.
@@ -55,7 +55,8 @@ def check(facts: Facts) -> Iterator[Finding]:
     for lease in facts.leases:
         callers = lease.callers
         if callers is not None and callers.known and len(callers.losing) == callers.known:
-            message = f"`{lease.symbol}` returns `{lease.text}`, and none of its {callers.known} known caller(s) releases it"
+            whom = f"none of its {callers.known} known caller(s) releases it"
+            message = f"`{lease.symbol}` returns `{lease.text}`, and {whom}"
             first = Step(
                 lease.span.path, lease.span.line, lease.span.column, "acquired here, returned to the caller"
             )

@@ -1,8 +1,7 @@
 """PA110 container-never-drained: a container of leases that nothing drains, or whose entries are thrown away.
 
-## What
-Leases are put into a list or dict, of the object or local. Nothing takes them out to release them, or `clear()`, `del` or an
-assignment throws them away. Clearing a dict of leases is not releasing them.
+## What Leases are put into a list or dict, of the object or local. Nothing takes them out to release them,
+or `clear()`, `del` or an assignment throws them away. Clearing a dict of leases is not releasing them.
 
 ## Why
 The container is emptied, so its length looks healthy, while the pool's count only grows.
@@ -20,7 +19,7 @@ from auditor.facts import Facts, Loss, kept
 from auditor.model import Finding, Severity
 from auditor.rule import Meta
 
-META = Meta(code="PA110", name="container-never-drained", severity=Severity.ERROR)
+META = Meta(code="PA110", name="container-never-drained", severity=Severity.WARNING)
 BAD = """\
 class Staging:
     def __init__(self, pool):
@@ -57,14 +56,13 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield META.finding(lease.span, lease.symbol, message, leak.trace)
             continue
         for stored in lease.fields:
-            if "[" not in stored.field.path or stored.escapes:
+            if "[" not in stored.field.path:
                 continue
             name = stored.field.path.partition("[")[0]
-            if stored.drops and not stored.in_service:
-                message = (
-                    f"`self.{name}` is emptied at line {stored.drops[0].at.line} without releasing its leases"
-                )
-            elif not stored.released_by:
+            drops = [drop for drop in stored.drops if drop.loss is Loss.DROPPED or not stored.escapes]
+            if drops:
+                message = f"`self.{name}` is emptied at line {drops[0].at.line} without releasing its leases"
+            elif not (stored.released_by or stored.escapes):
                 message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
             else:
                 continue

@@ -1,7 +1,8 @@
-"""PA111 context-manager-without-finally: a `@contextmanager` that releases after its yield, but not in a finally.
+"""PA111 context-manager-without-finally: a `@contextmanager` that releases after its yield, but not in a
+finally.
 
-## What
-An exception in the body of the caller's `with` is raised at the `yield`. Without try/finally around it the release is skipped.
+## What An exception in the body of the caller's `with` is raised at the `yield`. Without try/finally around
+it the release is skipped.
 
 ## Why
 The `with` at the call site promises that the lease comes back whatever happens, and does not keep it.
@@ -50,5 +51,6 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         leak = next((leak for leak in lease.leaks if leak.loss is Loss.CLOSE), None)
         if leak is not None:
-            message = f"{named(lease)} from `{lease.text}` is lost when the body of the `with` raises: release it in a finally"
+            lost = "is lost when the body of the `with` raises: release it in a finally"
+            message = f"{named(lease)} from `{lease.text}` {lost}"
             yield META.finding(lease.span, lease.symbol, message, leak.trace)

@@ -1,11 +1,10 @@
 """PA106 field-never-released: stored on self, and no method of the class releases it.
 
-## What
-The lease lives as long as the object, and neither the class, its bases and subclasses, nor anybody who reaches the field by its
-name gives it back.
+## What The lease lives as long as the object, and neither the class, its bases and subclasses, nor anybody
+who reaches the field by its name gives it back.
 
-## Why
-Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made for each test.
+## Why Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made
+for each test.
 
 ## Example
 See below: there is no `close`.

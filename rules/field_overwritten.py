@@ -1,8 +1,8 @@
 """PA107 field-overwritten: a field's held lease is overwritten.
 
-## What
-A field that holds a lease gets another one, or None, while the first was not released: in the same function, or in a method that runs
-once a step (`forward`, `step`, ...) and neither asks whether the field is empty nor gives back what is in it.
+## What A field that holds a lease gets another one, or None, while the first was not released: in the same
+function, or in a method that runs once a step (`forward`, `step`, ...) and neither asks whether the field
+is empty nor gives back what is in it.
 
 ## Why
 One lease a step is lost; the cleanup at the end releases the last one only.

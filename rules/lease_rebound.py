@@ -1,11 +1,11 @@
 """PA105 lease-rebound: the only name of a held lease is bound to something else, or deleted.
 
-## What
-After `out = out / n` the name means the quotient. The lease has no name any more, and what is returned or released later is
-not what was acquired. In-place operations and views keep identity; arithmetic, `cat`, `clone` and `contiguous` make new tensors.
+## What After `out = out / n` the name means the quotient. The lease has no name any more, and what is
+returned or released later is not what was acquired. In-place operations and views keep identity;
+arithmetic, `cat`, `clone` and `contiguous` make new tensors.
 
-## Why
-The code looks balanced, the later `deallocate(out)` is even there, but it is given a tensor that the pool never handed out.
+## Why The code looks balanced, the later `deallocate(out)` is even there, but it is given a tensor that the
+pool never handed out.
 
 ## Example
 See below.
@@ -44,6 +44,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         for leak in lease.leaks:
             if leak.loss in (Loss.REBOUND, Loss.DELETED):
                 how = "deleted" if leak.loss is Loss.DELETED else "bound to something else"
-                message = f"`{leak.holder or lease.holder}`, the only name of `{lease.text}`, is {how} at line {leak.at.line}"
+                name = leak.holder or lease.holder
+                message = f"`{name}`, the only name of `{lease.text}`, is {how} at line {leak.at.line}"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break

@@ -1,8 +1,7 @@
 """PA109 partial-acquisition-leak: one of several acquires fails, and the earlier ones stay held.
 
-## What
-Two or more leases are needed. On the branch that handles the failure of a later one (it returned None, or its exception was caught) the function leaves
-without giving back the earlier.
+## What Two or more leases are needed. On the branch that handles the failure of a later one (it returned
+None, or its exception was caught) the function leaves without giving back the earlier.
 
 ## Why
 A later acquire fails when the pool is nearly empty, and then each retry takes one more block away for good.

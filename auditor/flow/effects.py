@@ -7,7 +7,8 @@ from typing import Protocol
 from auditor.ir.ops import Call, Path
 
 Position = int | str
-"""Which operand of a call: -1 the receiver, 0.. positional arguments, a keyword's name, or `<name>` captured."""
+"""Which operand of a call: -1 the receiver, 0.. positional arguments, a keyword's name, or `<name>`
+captured."""
 
 
 class Fate(Enum):
@@ -21,7 +22,8 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """`result` says where in the call's result the lease is found (`()`: the result itself), None for nowhere.
+    """`result` says where in the call's result the lease is found (`()`: the result itself), None for
+    nowhere.
 
     `maybe` marks a result that may be the same object. `moved_to` is the place that now holds it as well;
     `leaves` tells that the operand's own place no longer does (`list.pop`).
@@ -73,6 +75,7 @@ class Acquisition:
     managed: bool = False  # entered by `with`, so it gives back by itself
     declared: bool = True  # by settings or a built-in table, not found in the tree
     flags: frozenset[tuple[str, bool]] = frozenset()  # items of the result known to be true or false with it
+    inner: bool = False  # the class's own private helper: its bookkeeping, and nobody else's
     own_key: bool = False  # the object that stands for it was made in this function
 
     @property

@@ -16,8 +16,9 @@ EDGES = {
     "explicit": frozenset(Edge),
     "calls": frozenset(Edge),
 }
-"""Which edges count, by the setting `exceptions`. A handler that somebody wrote expects its exception, so under `explicit`
-calls still reach handlers; what leaves the function by a call's exception is left out afterwards."""
+"""Which edges count, by the setting `exceptions`. A handler that somebody wrote expects its exception, so
+under `explicit` calls still reach handlers; what leaves the function by a call's exception is left out
+afterwards."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,8 @@ Knowledge = frozenset[tuple[str, bool]]
 NOTHING: Knowledge = frozenset()
 FILLING = frozenset({"append", "appendleft", "add", "insert"})
 EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"})
-"""Lists that are filled together are tested for one another: `if keys:` after `keys.append`, `blocks.append`."""
+"""Lists that are filled together are tested for one another: `if keys:` after `keys.append`,
+`blocks.append`."""
 
 
 def join(left: Knowledge, right: Knowledge) -> Knowledge:
@@ -129,7 +130,8 @@ def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
 
 
 def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None = None) -> Knowledge:
-    """`y = x`: what is known of x's truth is known of y's; what is known of `t`'s items is known of an unpacked `t`."""
+    """`y = x`: what is known of x's truth is known of y's; what is known of `t`'s items is known of an
+    unpacked `t`."""
     if len(target) != 1:
         return known
     old, new = "".join(source).lstrip("@"), target[0].lstrip("@")

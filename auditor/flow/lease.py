@@ -42,7 +42,8 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or `leases[*]`."""
+    """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or
+    `leases[*]`."""
 
     owner: str
     path: str
@@ -71,7 +72,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class StoredField:
-    """A field that holds the lease when the function is left, and what the rest of the project does with it."""
+    """A field that holds the lease when the function is left, and what the rest of the project does with
+    it."""
 
     field: Field
     at: Span
@@ -79,7 +81,6 @@ class StoredField:
     cleanups: tuple[str, ...] = ()  # cleanup methods the class has, releasing or not
     drops: tuple[Leak, ...] = ()  # places that throw entries away unreleased
     overwrite: Leak | None = None  # stored again while one may be held
-    in_service: bool = False  # something other than a cleanup method releases what it holds
     escapes: bool = False  # somebody else is handed the field, so its end cannot be judged
 
 

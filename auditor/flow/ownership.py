@@ -1,9 +1,8 @@
 """The ownership domain: where one lease is held, and what each operation does to that.
 
-A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is the set of
-places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the function is left while only
-locals hold it.
-"""
+A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is
+the set of places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the
+function is left while only locals hold it."""
 
 import ast
 from dataclasses import dataclass, field, replace
@@ -52,8 +51,8 @@ PROCESS_POSITION = "<process>"
 class Held:
     """One lease as it is held. `maybe` are places that may hold it too; `seen` are loops that looked at it.
 
-    `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an intermediate value held it.
-    """
+    `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an
+    intermediate value held it."""
 
     places: Places
     maybe: Places = NOWHERE
@@ -114,7 +113,8 @@ class Ownership:
             case Next():
                 return self._next(node, op, held, edge)
             case Leave():
-                return self._leave(node, op, held)
+                self._leave(node, op, held)
+                return None
             case Make(target=target, items=items):
                 gained = [self._copied(held, (*target, component), source) for component, source in items]
                 return self._rebind(node, held, target, gained)
@@ -220,7 +220,8 @@ class Ownership:
     # Operations ---------------------------------------------------------------------------------------------
 
     def _assume(self, node: int, op: Assume, held: Held) -> Held | None:
-        """A held lease is neither None nor false, and a container of it is not empty; it is itself and nothing else."""
+        """A held lease is neither None nor false, and a container of it is not empty; it is itself and
+        nothing else."""
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
         if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
@@ -242,11 +243,17 @@ class Ownership:
         return all(holding)
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
-        if edge in RAISING and all(is_temporary(place) for place in held.places):
+        if edge in RAISING and self._just_acquired(op, held):
             return None  # the awaited acquire itself failed: nothing was acquired
         if edge in RAISING or op.target == op.source:
             return held
         return self._rebind(node, held, op.target, [self._copied(held, op.target, op.source)])
+
+    def _just_acquired(self, op: Move | Await, held: Held) -> bool:
+        site = self.graph.ops[self.site] if self.site >= 0 else None
+        if isinstance(site, Call) and op.source == site.target:
+            return True
+        return all(is_temporary(place) for place in held.places)
 
     def _unpack(self, node: int, op: Unpack, held: Held) -> Held | None:
         gained = []
@@ -287,7 +294,7 @@ class Ownership:
         value = self.acquisition.value
         if op.sliced and value is Value.TENSOR:
             return held
-        target = op.target[:-1] + ("[*]",) if op.target[-1] == "[:]" else op.target
+        target = (*op.target[:-1], "[*]") if op.target[-1] == "[:]" else op.target
         sure, maybe = self._copied(held, target, op.source)
         if op.sliced and value is Value.INDEX and sure:
             sure = frozenset({target})
@@ -314,10 +321,14 @@ class Ownership:
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if not sure:
+            if any(self._outlives(place) for place in held.places):
+                return held  # something that may be the same is kept elsewhere; its owner is known
             self.endings.unknown.add(node)
             return None
         if target[0] in self.parameters or target[0][0] == "@":
-            return replace(held, places=held.places | sure, kept=True)  # the same function may still give it back
+            return replace(
+                held, places=held.places | sure, kept=True
+            )  # the same function may still give it back
         self.endings.stored.setdefault(node, min(sure))
         return None
 
@@ -355,11 +366,12 @@ class Ownership:
 
     def _yield(self, node: int, op: Yield, held: Held, edge: Edge) -> Held | None:
         if self.lends:
-            unnamed = op.source is not None and not named(held.places) and self._inside(held, op.source) is not None
+            unnamed = (
+                op.source is not None and not named(held.places) and self._inside(held, op.source) is not None
+            )
             return replace(held, lent=True) if unnamed else held
-        if op.source is not None and (op.delegates or self._inside(held, op.source) is not None):
-            if not op.delegates or self._inside(held, op.source) is not None:
-                held = replace(held, lent=True)
+        if op.source is not None and self._inside(held, op.source) is not None:
+            held = replace(held, lent=True)
         return None if edge in RAISING and held.lent else held
 
     def _end_statement(self, node: int, op: EndStatement, held: Held) -> Held | None:
@@ -367,7 +379,9 @@ class Ownership:
             return held
         places = frozenset(place for place in held.places if not is_temporary(place))
         maybe = frozenset(place for place in held.maybe if not is_temporary(place))
-        loss = Loss.DISCARDED if not held.kept else Loss.DROPPED if isinstance(op.at, ast.Expr) else Loss.REBOUND
+        loss = (
+            Loss.DISCARDED if not held.kept else Loss.DROPPED if isinstance(op.at, ast.Expr) else Loss.REBOUND
+        )
         return self._keep(node, held, replace(held, places=places, maybe=maybe), loss)
 
     def _leave(self, node: int, op: Leave, held: Held) -> None:
@@ -375,12 +389,22 @@ class Ownership:
         endings = self.endings
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
         elsewhere = [place for place in outside if place not in self.acquisition.places]
-        fields = [place for place in elsewhere or outside if not any(piece.startswith("[") for piece in place)]
+        fields = [
+            place for place in elsewhere or outside if not any(piece.startswith("[") for piece in place)
+        ]
         fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
         lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
-        tabled = self.acquisition.value is Value.INDEX and bool(elsewhere)  # written down, a number has been handed over
-        if op.way is Way.RETURN and kept is None and not lent_out and not tabled and self._returned(node, held):
+        tabled = self.acquisition.value is Value.INDEX and bool(
+            elsewhere
+        )  # written down, a number has been handed over
+        if (
+            op.way is Way.RETURN
+            and kept is None
+            and not lent_out
+            and not tabled
+            and self._returned(node, held)
+        ):
             return
         if held.lent:
             endings.taken.add(node)
@@ -410,7 +434,9 @@ class Ownership:
             return ()
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
-        fresh = self._rebind(node, held, call.target, [], Loss.NEXT_TURN)  # left from an earlier turn of a loop
+        fresh = self._rebind(
+            node, held, call.target, [], Loss.NEXT_TURN
+        )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
@@ -484,7 +510,10 @@ class Ownership:
         return Treatment(Fate.UNKNOWN)
 
     def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
-        """Whether something that may be the lease is released or given away here."""
+        """Whether something that may be the lease, and that has no other owner, is released or given away
+        here."""
+        if any(self._outlives(place) for place in held.places):
+            return False
         for place in held.maybe:
             rest = below(place, operand)
             if rest is None:

@@ -7,7 +7,8 @@ VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
 
 
-METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size", ".is_cuda", ".itemsize", ".nbytes",
+METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size", ".is_cuda", ".itemsize",
+                      ".nbytes",
                       ".requires_grad", ".numel"})  # fmt: skip
 
 
@@ -29,7 +30,8 @@ def begins_with(path: Path, prefix: Path) -> bool:
 
 
 def below(place: Path, operand: Path) -> Path | None:
-    """Where inside `operand` the lease at `place` is found: `()` for the operand itself, None if it is not."""
+    """Where inside `operand` the lease at `place` is found: `()` for the operand itself, None if it is
+    not."""
     operand = _unsliced(operand)
     return place[len(operand) :] if begins_with(place, operand) else None
 

@@ -1,17 +1,16 @@
 """One worklist solver: states at nodes, merged where equal, with what is known of conditions carried along.
 
-This is property simulation (Das, Lerner, Seigle: ESP, PLDI 2002): states that hold the same lease in the same
-places are merged and their knowledge intersected; different ones stay apart. So the cost is bounded by the number of
-different ownership states, and branches that test the same condition still correlate.
-"""
+This is property simulation (Das, Lerner, Seigle: ESP, PLDI 2002): states that hold the same lease in the
+same places are merged and their knowledge intersected; different ones stay apart. So the cost is bounded by
+the number of different ownership states, and branches that test the same condition still correlate."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from auditor.flow.limits import TooManyStates
 from auditor.flow.knowledge import Knowledge, join, learn
+from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Edge
 
@@ -64,8 +63,8 @@ def solve(
     while work:
         node, state = work.popleft()
         waiting.discard((node, state))
-        known = learn(graph, graph.ops[node], solution.states[node][state])
-        if known is None:
+        learned = learn(graph, graph.ops[node], solution.states[node][state])
+        if learned is None:
             continue
         if not graph.successors[node]:
             step(node, state, Edge.NORMAL)  # the function is left here
@@ -76,5 +75,5 @@ def solve(
                 origins = solution.came_from.setdefault((target, after), [])
                 if (node, state, edge) not in origins:
                     origins.append((node, state, edge))
-                arrive(target, after, known)
+                arrive(target, after, learned)
     return solution

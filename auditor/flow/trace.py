@@ -14,15 +14,18 @@ from auditor.model import Span, Step
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """One node on the path and the edge on which it was left; `holds` if the node is a call that was given the lease."""
+    """One node on the path and the edge on which it was left; `holds` if the node is a call that was given
+    the lease."""
 
     node: int
     edge: Edge
     holds: bool = False
+    uses: bool = False
 
 
 def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held) -> list[Station]:
-    """Stations from the first node after the acquire to `node`, which is left out; without exceptions if there is such a way."""
+    """Stations from the first node after the acquire to `node`, which is left out; without exceptions if
+    there is such a way."""
     end = (node, held)
     origin, onward = _search(solution, end, RAISING)
     if origin is None:
@@ -31,7 +34,7 @@ def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held)
     at = origin or end
     step = onward[at]
     while step is not None:
-        stations.append(Station(at[0], step[1], _given(graph, at[0], at[1])))
+        stations.append(Station(at[0], step[1], *_given(graph, at[0], at[1])))
         at, step = step[0], onward[step[0]]
     return stations
 
@@ -57,19 +60,29 @@ def _search(solution: Solution[Held], end: Point, avoided: frozenset[Edge]) -> t
     return None, onward
 
 
-def _given(graph: Graph, node: int, held: Held) -> bool:
+def _given(graph: Graph, node: int, held: Held) -> tuple[bool, bool]:
     op = graph.ops[node]
     if not isinstance(op, Call):
-        return False
+        return False, False
     roots = {place[0] for place in held.places}
-    return any(path[0] in roots for _, path in operands(op))
+    given = {position for position, path in operands(op) if path[0] in roots}
+    return bool(given - {-1}), -1 in given
 
 
 def span_of(path: str, node: ast.AST, lines: Sequence[str]) -> Span:
     """Line and columns counted from 1, in characters (ast counts UTF-8 bytes)."""
     line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-    end_line, end_column = getattr(node, "end_lineno", line) or line, getattr(node, "end_col_offset", column) or column
-    return Span(path, line, _characters(lines, line, column) + 1, end_line, _characters(lines, end_line, end_column) + 1)
+    end_line, end_column = (
+        getattr(node, "end_lineno", line) or line,
+        getattr(node, "end_col_offset", column) or column,
+    )
+    return Span(
+        path,
+        line,
+        _characters(lines, line, column) + 1,
+        end_line,
+        _characters(lines, end_line, end_column) + 1,
+    )
 
 
 def _characters(lines: Sequence[str], line: int, column: int) -> int:

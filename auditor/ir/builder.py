@@ -1,8 +1,7 @@
 """Grows a flow graph: open ends, jumps out of nested frames, and the raising edges that leave every call.
 
-A `finally` body is copied once for each kind of way out that runs through it, so that the analysis never confuses a
-return with an exception. The copies are made when first needed and shared afterwards.
-"""
+A `finally` body is copied once for each kind of way out that runs through it, so that the analysis never
+confuses a return with an exception. The copies are made when first needed and shared afterwards."""
 
 import ast
 import builtins
@@ -53,11 +52,12 @@ class Handler:
     names: tuple[str, ...] | None
 
     def catches(self, exception: str) -> bool | None:
-        """True: surely; None: perhaps; False: never. `exception` is CALL, EXIT, UNKNOWN or a raised class's name."""
+        """True: surely; None: perhaps; False: never. `exception` is CALL, EXIT, UNKNOWN or a raised class's
+        name."""
         if self.names is None or "BaseException" in self.names:
             return True
         if exception == EXIT:
-            return True if {"CancelledError", "GeneratorExit"} & set(self.names) else False
+            return bool({"CancelledError", "GeneratorExit"} & set(self.names))
         if "Exception" in self.names:
             return True
         if exception in (CALL, UNKNOWN):

@@ -39,7 +39,8 @@ class Condition:
 
 
 def condition(test: ast.expr) -> Condition | None:
-    """The canonical form of a test without `and`, `or`, `not`; None when asking twice may answer differently."""
+    """The canonical form of a test without `and`, `or`, `not`; None when asking twice may answer
+    differently."""
     names = _names(test)
     if names is None:
         return None

@@ -36,9 +36,13 @@ Branches = tuple[list[End], list[End]]
 
 QUIET_CALLS = frozenset(
     {
-        "isinstance", "issubclass", "len", "id", "type", "hasattr", "callable", "print", "range", "repr", "str", "bool",
-        "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super", "perf_counter", "monotonic", "time", "time_ns",
-        "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback", "suppress", "append", "extend", "insert", "update", "appendleft", "add", "discard", "clear", "items", "values", "keys", "setdefault",
+        "isinstance", "issubclass", "len", "id", "type", "hasattr", "callable", "print", "range", "repr",
+        "str", "bool",
+        "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super",
+        "perf_counter", "monotonic", "time", "time_ns",
+        "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback",
+        "suppress", "append", "extend", "insert", "update", "appendleft", "add", "discard", "clear",
+        "items", "values", "keys", "setdefault",
         "size", "dim", "data_ptr", "numel", "is_contiguous", "element_size", "startswith", "endswith", "cast",
     }
 )  # fmt: skip
@@ -109,7 +113,9 @@ class ExpressionLowering:
     def value_BinOp(self, node: ast.BinOp) -> Path:
         """`[x] * n` and `xs + [x]` hold what their operands hold; other arithmetic makes something new."""
         displays = (ast.List, ast.Tuple, ast.ListComp)
-        if not isinstance(node.op, (ast.Add, ast.Mult)) or not isinstance(node.left, displays) and not isinstance(node.right, displays):
+        if not isinstance(node.op, (ast.Add, ast.Mult)) or (
+            not isinstance(node.left, displays) and not isinstance(node.right, displays)
+        ):
             return self._opaque(node)
         operands = [self.value(node.left), self.value(node.right)]
         target = self.builder.temporary()
@@ -316,7 +322,9 @@ class ExpressionLowering:
     def _append(self, node: ast.expr, target: Path, element: Path) -> None:
         self.builder.emit(Store(node, (*target, "[*]"), element))
 
-    def loop_head(self, target: ast.expr, source: Path, is_async: int | bool, counted: bool = False) -> tuple[int, list[End]]:
+    def loop_head(
+        self, target: ast.expr, source: Path, is_async: int | bool, counted: bool = False
+    ) -> tuple[int, list[End]]:
         """Emits the `Next` of a loop; returns it and the ends on which the loop is exhausted."""
         element = self.builder.temporary() if not isinstance(target, ast.Name) else (self.root(target.id),)
         op = Next(target, element, source, counted)
@@ -335,7 +343,8 @@ class ExpressionLowering:
     # Conditions ---------------------------------------------------------------------------------------------
 
     def branch(self, test: ast.expr) -> Branches:
-        """Lower a test for its outcome; returns the ends on which it is true and those on which it is false."""
+        """Lower a test for its outcome; returns the ends on which it is true and those on which it is
+        false."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             yes, no = self.branch(test.operand)
             return no, yes
@@ -400,7 +409,8 @@ class ExpressionLowering:
         return self._remember_whole(test, yes, no)
 
     def _remember_whole(self, test: ast.BoolOp, yes: list[End], no: list[End]) -> Branches:
-        """`if a or b` twice: which of the two held is forgotten where the ways meet, that one of them did is not."""
+        """`if a or b` twice: which of the two held is forgotten where the ways meet, that one of them did
+        is not."""
         asked = condition(test)
         if asked is None:
             return yes, no

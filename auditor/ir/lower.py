@@ -35,7 +35,8 @@ def lower(function: FunctionNode) -> Graph:
 
 
 def _fresh_roots(graph: Graph) -> frozenset[str]:
-    """Locals whose every binding is an object made here: a display, a container's constructor, a class's call."""
+    """Locals whose every binding is an object made here: a display, a container's constructor, a class's
+    call."""
     made: dict[str, bool] = {}
     for op in graph.ops:
         match op:

@@ -73,7 +73,8 @@ class Fresh(Op):
 
 @dataclass(slots=True, eq=False)
 class Make(Op):
-    """A tuple, list, set or dict display; `items` are (component, path), components such as `[0]` or `[*]`."""
+    """A tuple, list, set or dict display; `items` are (component, path), components such as `[0]` or
+    `[*]`."""
 
     target: Path
     items: tuple[tuple[str, Path], ...]
@@ -89,7 +90,8 @@ class Unpack(Op):
 
 @dataclass(slots=True, eq=False)
 class Next(Op):
-    """A loop's head: on BODY edges `target` is one element of `source`, on EXHAUSTED edges there is none left."""
+    """A loop's head: on BODY edges `target` is one element of `source`, on EXHAUSTED edges there is none
+    left."""
 
     target: Path
     source: Path
@@ -172,9 +174,8 @@ class Exit(Op):
 class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
-    `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject < 0`)
-    or "same" (`subject is other`).
-    `names` are the roots and `.attributes` that the condition reads.
+    `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject
+    < 0`) or "same" (`subject is other`). `names` are the roots and `.attributes` that the condition reads.
     """
 
     key: str

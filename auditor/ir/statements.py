@@ -343,7 +343,7 @@ class StatementLowering(ExpressionLowering):
             return
         item = items[0]
         asynchronous = isinstance(node, ast.AsyncWith)
-        context, frame = self._enter(node, item, asynchronous)
+        frame = self._enter(node, item, asynchronous)
         self.builder.frames.append(frame)
         self._with_items(node, items[1:])
         self.builder.frames.pop()
@@ -352,9 +352,7 @@ class StatementLowering(ExpressionLowering):
         if frame.suppressed:
             self.builder.ends = self.builder.ends + frame.suppressed
 
-    def _enter(
-        self, node: ast.With | ast.AsyncWith, item: ast.withitem, asynchronous: bool
-    ) -> tuple[Path, CleanupFrame]:
+    def _enter(self, node: ast.With | ast.AsyncWith, item: ast.withitem, asynchronous: bool) -> CleanupFrame:
         expression = item.context_expr
         if isinstance(expression, ast.Call):
             context = self.value_Call(expression, entered=True)
@@ -376,7 +374,7 @@ class StatementLowering(ExpressionLowering):
         if item.optional_vars is not None:
             self.assign(item.optional_vars, entered)
         self._end(item.context_expr)
-        return holder, frame
+        return frame
 
     def do_Try(self, node: ast.Try) -> None:
         cleanup = CleanupFrame(node, lambda: self.body(node.finalbody)) if node.finalbody else None

@@ -43,11 +43,10 @@ def analyse(
 ) -> FlowResult:
     """Decide the life of every acquire in `sources` (path relative to the working directory -> text).
 
-    `relevant` are the files that may define or use a pool (all, if not given); the others are read only when a call or an
-    import leads there, or when they call a function that turns out to return a lease.
-    """
+    `relevant` are the files that may define or use a pool (all, if not given); the others are read only
+    when a call or an import leads there, or when they call a function that turns out to return a lease."""
     collecting = gc.isenabled()
-    gc.disable()  # syntax trees are large and free of cycles: collecting them again and again doubles the time
+    gc.disable()  # syntax trees are large and free of cycles: collecting doubles the time
     try:
         return Analysis(sources, settings, relevant).run()
     finally:
@@ -81,7 +80,7 @@ class Analysis:
         return self._effects[function]
 
     def _discover(self) -> list[Pair]:
-        pairs = []
+        pairs: list[Pair] = []
         for path in self.relevant:
             if may_define_pair(self.project.sources[path]):
                 module = self.project.module(path)
@@ -99,7 +98,8 @@ class Analysis:
         return self._result()
 
     def _wave(self, paths: list[str], words: set[str]) -> None:
-        """Follow the acquires among calls of these names; callers of what turns out to return a lease come next."""
+        """Follow the acquires among calls of these names; callers of what turns out to return a lease come
+        next."""
         while words:
             found_before = set(self.recogniser.wrappers)
             for path in paths:
@@ -138,13 +138,21 @@ class Analysis:
             self._note_wrapper(function, source, outcome)
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
-        if source.handle is Handle.NONE or function.name.startswith(("<", "__")) and function.name != "__call__":
+        if source.handle is Handle.NONE or (
+            function.name.startswith(("<", "__")) and function.name != "__call__"
+        ):
             return
         if function in self.recogniser.acquiring or function in self.recogniser.wrappers:
             return
         assert outcome.returned is not None
         self.recogniser.wrappers[function] = Source(
-            source.protocol, source.origin, Handle.RESULT, source.value, 0, outcome.returned, flags=outcome.flags
+            source.protocol,
+            source.origin,
+            Handle.RESULT,
+            source.value,
+            0,
+            outcome.returned,
+            flags=outcome.flags,
         )
 
     # Results ------------------------------------------------------------------------------------------------

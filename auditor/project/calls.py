@@ -11,9 +11,12 @@ MAX_CANDIDATES = 4
 """A method name that more classes than this define says nothing about which one is meant."""
 
 COMMON_NAMES = frozenset(
-    {"get", "set", "add", "append", "pop", "put", "update", "run", "start", "stop", "close", "open", "read", "write", "send",
-     "submit", "forward", "__call__", "step", "init", "load", "save", "copy", "items", "keys", "values", "join", "split", "insert", "remove",
-     "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release", "lock", "apply", "process"}
+    {"get", "set", "add", "append", "pop", "put", "update", "run", "start", "stop", "close", "open", "read",
+    "write", "send",
+     "submit", "forward", "__call__", "step", "init", "load", "save", "copy", "items", "keys", "values",
+     "join", "split", "insert", "remove",
+     "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release",
+     "lock", "apply", "process"}
 )  # fmt: skip
 
 
@@ -86,7 +89,8 @@ def _accepts(function: Function, call: ast.Call) -> bool:
 
 
 def parameter_for(function: Function, position: Position, bound: bool) -> str | None:
-    """The parameter that receives the operand; None where it disappears into *args or **kwargs, or does not fit."""
+    """The parameter that receives the operand; None where it disappears into *args or **kwargs, or does not
+    fit."""
     if isinstance(function.node, ast.Module):
         return None
     args = function.node.args

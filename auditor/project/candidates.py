@@ -1,8 +1,8 @@
 """Which files and calls can matter at all, decided from text before anything is parsed."""
 
 import re
-from fnmatch import translate
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import translate
 
 from auditor.project.modules import CALL, Function
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pairs_with, take_apart
@@ -60,7 +60,8 @@ def wild_pattern(words: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
-    """Last names by which a function may be called: its own, aliases of imports, and names of the modules that hold it."""
+    """Last names by which a function may be called: its own, aliases of imports, and names of the modules
+    that hold it."""
     names = {function.name}
     imported = re.compile(rf"\b{function.name}[ \t]+as[ \t]+(\w+)")
     made = None

@@ -38,7 +38,8 @@ RESULT_WRAPPERS = frozenset(
 
 
 class ClassModel:
-    """Types by declaration and by construction; it never runs anything and never guesses between two answers."""
+    """Types by declaration and by construction; it never runs anything and never guesses between two
+    answers."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -111,7 +112,8 @@ class ClassModel:
     # Names --------------------------------------------------------------------------------------------------
 
     def named(self, module: Module, node: ast.expr) -> Class | Function | Module | str | None:
-        """What a name or dotted name means at module level; the dotted text where it lies outside the project."""
+        """What a name or dotted name means at module level; the dotted text where it lies outside the
+        project."""
         parts = dotted_name(node)
         if parts is None:
             return None

@@ -1,9 +1,10 @@
-"""Finds pools in the tree: classes (and modules) that define both halves of a pair and whose bodies behave like one.
+"""Finds pools in the tree: classes (and modules) that define both halves of a pair and whose bodies behave
+like one.
 
-Names only propose. The acquiring half must change the pool's state, or create and record, or pass on another acquire, and must
-hand something out; the releasing half must change the pool's state or pass on another release. A getter that changes
-nothing, an `allocated_gb`, a `release` with an empty body are not halves of anything.
-"""
+Names only propose. The acquiring half must change the pool's state, or create and record, or pass on
+another acquire, and must hand something out; the releasing half must change the pool's state or pass on
+another release. A getter that changes nothing, an `allocated_gb`, a `release` with an empty body are not
+halves of anything."""
 
 import ast
 from collections.abc import Iterator
@@ -27,15 +28,21 @@ from auditor.protocols.vocabulary import (
 REMOVERS = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"}
 )
-NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row", "rows", "kv", "token",
-                      "tokens", "req", "id", "ids", "seq", "chunk", "chunks", "slab", "descriptor"})  # fmt: skip
-"""Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the obligation."""
+NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row",
+                      "rows", "kv", "token",
+                      "tokens", "blocked", "kvcache", "req", "id", "ids", "seq", "chunk", "chunks", "slab",
+                      "descriptor"})  # fmt: skip
+"""Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the
+obligation."""
+
+POOL_WORDS = frozenset({"pool", "allocator", "free", "freelist", "arena", "slab"})
 
 MUTATORS = REMOVERS - {"get"} | frozenset(
     {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
      "difference_update", "fill_", "append_n", "extendleft", "copy_"}
 )  # fmt: skip
-TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided", "new_empty",
+TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
+                           "new_empty",
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
 
 
@@ -105,7 +112,9 @@ def _behaving(
             for other, its in partners
             if _gives_back(other, name) and not _is_store(function, name, other)
         ]
-        if not function.is_method:  # functions of a module share no object: only their names tie them together
+        if (
+            not function.is_method
+        ):  # functions of a module share no object: only their names tie them together
             partners = [(other, its) for other, its in partners if name.affix & its.affix]
         half = _acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
@@ -118,7 +127,8 @@ def _behaving(
 
 
 def _gives_back(function: Function, acquiring: Name) -> bool:
-    """The releasing half changes something, or passes on to a function that releases; interfaces are believed."""
+    """The releasing half changes something, or passes on to a function that releases; interfaces are
+    believed."""
     if function.is_abstract:
         return not _only_passes(function)
     if len(_own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
@@ -152,7 +162,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
         return None
     if function.is_abstract:
-        if _only_passes(function):
+        if _only_passes(function) or name.verb in WEAK - COUNTING:
             return None
         shared = _shared_key(function, partners)
         if shared is not None:
@@ -180,6 +190,8 @@ def _marking_half(function: Function, name: Name) -> Half | None:
 
 
 def _hands_out(function: Function, name: Name) -> bool:
+    if name.verb == "pop" and not {*split(function.cls.name if function.cls else "")} & POOL_WORDS:
+        return False  # an operand stack, an undo list
     if name.verb in WEAK:
         return _removes_from_state(function)
     return changes_state(function) or any(
@@ -187,7 +199,7 @@ def _hands_out(function: Function, name: Name) -> bool:
     )
 
 
-# Bodies ---------------------------------------------------------------------------------------------------------
+# Bodies ------------------------------------------------------------------------------------------------
 
 
 def _own_parameters(function: Function) -> tuple[str, ...]:
@@ -198,9 +210,10 @@ def _own_parameters(function: Function) -> tuple[str, ...]:
 def returns_something(function: Function) -> bool:
     """Some return hands out a value that is neither None nor a plain yes or no."""
     for node in statements_of(function.node):
-        if isinstance(node, ast.Return) and node.value is not None:
-            if not isinstance(node.value, (ast.Constant, ast.Compare)):
-                return True
+        if isinstance(node, ast.Return) and not isinstance(
+            node.value, (ast.Constant, ast.Compare, type(None))
+        ):
+            return True
     return False
 
 
@@ -299,17 +312,25 @@ def _kept_under_parameter(function: Function) -> Position | None:
     derived = {name: index for index, name in enumerate(parameters)}
     for node in ast.walk(function.node):
         if isinstance(node, (ast.For, ast.comprehension)):
-            sources = [name.id for name in ast.walk(node.iter) if isinstance(name, ast.Name) and name.id in derived]
+            sources = [
+                name.id for name in ast.walk(node.iter) if isinstance(name, ast.Name) and name.id in derived
+            ]
             if sources:
-                derived.update({name.id: derived[sources[0]] for name in ast.walk(node.target) if isinstance(name, ast.Name)})
+                derived.update(
+                    {
+                        name.id: derived[sources[0]]
+                        for name in ast.walk(node.target)
+                        if isinstance(name, ast.Name)
+                    }
+                )
     for node in statements_of(function.node):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=source))) if (
                 source in derived
             ):
                 derived[name] = derived[source]
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))]) if name in derived:
-                return derived[name]
+            case ast.Assign(targets=[ast.Attribute() as field]) if _root_name(field) in derived:
+                return derived[_root_name(field)]
             case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if _own_state(table, owner):
                 root = key
                 while isinstance(root, ast.Attribute):
@@ -320,12 +341,19 @@ def _kept_under_parameter(function: Function) -> Position | None:
 
 
 def _shared_key(function: Function, partners: list[Function]) -> Position | None:
-    """`allocate_slots(request, n)` and `free(request)`: what both are given is the handle, the table keeps the lease."""
-    given = {names[0] for names in map(_own_parameters, partners) if names}
+    """`allocate_slots(request, n)` and `free(request)`: what both are given is the handle, the table keeps
+    the lease."""
+    given = {names[0].rstrip("s") for names in map(_own_parameters, partners) if names}
     for index, name in enumerate(_own_parameters(function)):
-        if name in given:
+        if name.rstrip("s") in given:
             return index
     return None
+
+
+def _root_name(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def value_of(function: Function) -> Value:

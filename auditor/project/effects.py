@@ -1,4 +1,5 @@
-"""What the calls of one function do to a lease: protocols first, then summaries, then the library's tables, then names."""
+"""What the calls of one function do to a lease: protocols first, then summaries, then the library's tables,
+then names."""
 
 import ast
 from dataclasses import replace
@@ -284,7 +285,7 @@ class FunctionEffects:
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         if value is Value.INDEX:
-            return BORROWED if known_torch else UNKNOWN
+            return PERHAPS_SAME if known_torch else UNKNOWN
         return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
 
     def _pools(self) -> frozenset[Path]:
@@ -307,8 +308,11 @@ class FunctionEffects:
         return isinstance(held, str) and ".nn." in held
 
 
-CARRIERS = frozenset({"cat", "concat", "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int", "cpu",
-                      "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll", "hstack"})  # fmt: skip
+CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",
+                      "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int",
+                      "cpu",
+                      "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll",
+                      "hstack"})  # fmt: skip
 
 
 def _carried(name: str, table: Treatment | None) -> Treatment:

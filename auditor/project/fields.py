@@ -1,9 +1,8 @@
 """Leases kept in fields: who releases them, who drops them, who else is handed them.
 
-Methods of the class's family are asked by following the field from their entry on. Other functions reach the field through
-objects of unknown type, so there the attribute's name decides, and any release of something so named counts: a missed
-leak is better than a false one.
-"""
+Methods of the class's family are asked by following the field from their entry on. Other functions reach
+the field through objects of unknown type, so there the attribute's name decides, and any release of
+something so named counts: a missed leak is better than a false one."""
 
 import ast
 import re
@@ -16,7 +15,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Leave, Path
+from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
 from auditor.project.class_model import ClassModel, statements_of
 from auditor.project.leases import Outcome
@@ -29,7 +28,8 @@ CLEANUP = re.compile(
     r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
     r"|flush\w*|end\w*|exit|__exit__|__aexit__|__del__|del)_*"
 )
-STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute", "train_step",
+STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
+                   "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
 
@@ -84,7 +84,11 @@ class Fields:
         attribute = path[1][1:]
         released_by += [name for name in self._released_elsewhere(cls, attribute) if name not in released_by]
         op = function.graph.ops[node]
-        at = outcome.lease.span if isinstance(op, Leave) else span_of(function.module.path, op.at, function.module.lines)
+        at = (
+            outcome.lease.span
+            if isinstance(op, Leave)
+            else span_of(function.module.path, op.at, function.module.lines)
+        )
         return StoredField(
             field=Field(cls.qualname, "".join(path[1:])[1:]),
             at=at,
@@ -92,7 +96,6 @@ class Fields:
             cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
             drops=tuple(drops),
             overwrite=self._overwrite(outcome, path, at),
-            in_service=any(not CLEANUP.fullmatch(name.rpartition(".")[2]) for name in released_by),
             escapes=escapes,
         )
 
@@ -123,12 +126,16 @@ class Fields:
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
-            elif answer.dropped and method is not outcome.function and method.name not in INITIAL:
-                drops += self._drops(method, place, acquisition)
+            elif answer.dropped and method is not outcome.function and _forgets(method):
+                found = self._drops(method, place, acquisition)
+                drops += [
+                    drop for drop in found if not numbers or acquisition.declared or drop.holder == "clear"
+                ]
         return released_by, escapes, drops
 
     def _reachable(self, method: Function, family: list[Function]) -> bool:
-        """A private method counts only if the family calls it, or somebody calls it on an object that is not itself."""
+        """A private method counts only if the family calls it, or somebody calls it on an object that is
+        not itself."""
         if not method.name.startswith("_") or method.name.startswith("__"):
             return True
         own = {id(other) for other in family}
@@ -155,7 +162,8 @@ class Fields:
         for loss, node, _ in followed.endings.lost:
             op = method.graph.ops[node]
             if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
-                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), "".join(place), ())
+                how = op.method if isinstance(op, Call) else ""
+                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""
@@ -173,7 +181,11 @@ class Fields:
             if isinstance(test, ast.AST) and attribute in _attributes_in(test):
                 return True
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if isinstance(node.func.value, ast.Name) and node.func.value.id == owner and CLEANUP.fullmatch(node.func.attr):
+                if (
+                    isinstance(node.func.value, ast.Name)
+                    and node.func.value.id == owner
+                    and CLEANUP.fullmatch(node.func.attr)
+                ):
                     return True
                 if _looks_releasing(node) and attribute in _attributes_in(node):
                     return True
@@ -218,7 +230,9 @@ def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]
             own = _own_name(method)
             for node in ast.walk(method.node):
                 match node:
-                    case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if attr == attribute and name == own:
+                    case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if (
+                        attr == attribute and name == own
+                    ):
                         yield module.path, cls.qualname
 
 
@@ -227,7 +241,8 @@ Carried = dict[str, set[tuple[str, str]]]
 
 
 def released_attributes(function: Function) -> dict[str, set[str]]:
-    """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what object."""
+    """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what
+    object."""
     releasing = [call for call in function.calls if _looks_releasing(call)]
     found: dict[str, set[str]] = {}
     if not releasing:
@@ -245,12 +260,20 @@ def released_attributes(function: Function) -> dict[str, set[str]]:
 
 def _own_name(function: Function) -> str | None:
     """`self`: what a method does to its own fields is asked of the class's family instead."""
-    return function.parameters[0] if function.is_method and function.parameters and not function.is_static else None
+    return (
+        function.parameters[0]
+        if function.is_method and function.parameters and not function.is_static
+        else None
+    )
 
 
 def _looks_releasing(call: ast.Call) -> bool:
     name = last_name(call)
-    return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS or name in ("finalize", "callback", "map")
+    return (
+        RELEASING.fullmatch(name) is not None
+        or name in LEASE_METHODS
+        or name in ("finalize", "callback", "map")
+    )
 
 
 def _carried(function: Function) -> Carried:
@@ -273,9 +296,9 @@ def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                     yield target, value
             case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
                 yield target, value
-    for node in ast.walk(function.node):
-        if isinstance(node, ast.comprehension):
-            yield node.target, node.iter
+    for inner in ast.walk(function.node):
+        if isinstance(inner, ast.comprehension):
+            yield inner.target, inner.iter
 
 
 def _sources(node: ast.AST, carried: Carried, own: str | None) -> set[tuple[str, str]]:
@@ -297,6 +320,13 @@ def _last_word(node: ast.expr) -> str:
 
 def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+
+
+def _forgets(method: Function) -> bool:
+    """A method that others call, and that gives nothing back itself: what it throws away is thrown away."""
+    if method.name.startswith("_") or method.name in INITIAL:
+        return False
+    return not any(_looks_releasing(call) for call in method.calls)
 
 
 def escaped_by_name(method: Function) -> bool:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
@@ -18,10 +18,17 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.sites import site_nodes
 
-BEGINNING = re.compile(r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)")
+BEGINNING = re.compile(
+    r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
+)
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
 
-STARTING = frozenset({"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"})
+STARTING = frozenset(
+    {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
+)
+
+TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
+BROAD = re.compile(r"Exception\b|RuntimeError|MemoryError|OSError|ValueError")
 
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
@@ -58,8 +65,9 @@ class Follower:
         self.effects = effects
         self.exceptions = exceptions
         self.edges = EDGES[exceptions]
+        self.in_test = TEST_FILE.search(function.module.path) is not None
         self._known: dict[int, Knowledge] | None = None
-        self._acquired_names: dict[str, str] | None = None
+        self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -94,21 +102,20 @@ class Follower:
 
     def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:
         lease = self._lease(op, acquisition, ())
-        return Outcome(self.function, op.at, acquisition, _replace(lease, released=True))
+        return Outcome(self.function, op.at, acquisition, replace(lease, released=True))
 
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
         leaks = tuple(self._leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
+        elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
-        lease = _replace(
+        lease = replace(
             lease,
             released=bool(endings.released),
-            handed_over=endings.handed_over
-            or bool(endings.unknown)
-            or elsewhere,
+            handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
@@ -126,39 +133,52 @@ class Follower:
         for node in endings.returned:
             value = getattr(self.graph.ops[node].at, "value", None)
             items = value.elts if isinstance(value, ast.Tuple) else []
-            seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
+            seen.append(
+                {(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)}
+            )
         return frozenset(set.intersection(*seen)) if seen else frozenset()
 
     def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
         """Nothing here gives it back, or nothing but the handling of a failure.
 
-        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose otherwise;
-        a lock may also be left to the task that this function starts.
-        """
+        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
+        otherwise; a lock may also be left to the task that this function starts."""
         released = followed.endings.released
         if not acquisition.keyed or not released:
             return not released
         if any(isinstance(op, Call) and op.method in STARTING for op in self.graph.ops):
             return True
         return not any(
-            all(station.edge not in RAISING for station in shortest_path(self.graph, followed.solution, node, held))
+            all(
+                station.edge not in RAISING
+                for station in shortest_path(self.graph, followed.solution, node, held)
+            )
             for node, held in released.items()
         )
 
     def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
 
-        Yes where others can reach its key: an object that was passed in, a field. A global or the process can be reached by
-        all, but only a function named for the acquiring leaves it to others; an object made here is reached by nobody.
-        """
+        Yes where others can reach its key: an object that was passed in, a field. A global or the process
+        can be reached by all, but only a function named for the acquiring leaves it to others; an object
+        made here is reached by nobody."""
+        if acquisition.inner or (self.in_test and self._made_for_the_test(op)):
+            return True
         if not acquisition.keyed:
-            return acquisition.own_key and acquisition.handle is Handle.RECEIVER  # a local lock dies with the call
+            return (
+                acquisition.own_key and acquisition.handle is Handle.RECEIVER
+            )  # a local lock dies with the call
         place = acquisition.places[0]
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _made_for_the_test(self, op: Call) -> bool:
+        """A test's own pool dies with the test: what it leaves held there is often the point."""
+        root = op.receiver[0] if op.receiver is not None else "@"
+        return not root.startswith("@") and root not in ("self", "cls")
 
     def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
         return Lease(
@@ -191,7 +211,8 @@ class Follower:
             path = shortest_path(self.graph, followed.solution, node, held)
             kind = self._kind(loss, path, site)
             at = self._where(node, path)
-            if (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
+            asserted = kind is Loss.RAISE and at.line == self._span(self.graph.ops[site].at).line
+            if asserted or (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
                 continue
             seen.add((kind, at))
             yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
@@ -211,17 +232,32 @@ class Follower:
     def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
         """Whoever wrote the handler meant this.
 
-        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after the acquire,
-        so that its handler runs with the lease held whatever raised.
-        """
-        op = self.graph.ops[station.node]
+        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after
+        the acquire, so that its handler runs with the lease held whatever raised."""
+        op, acquired = self.graph.ops[station.node], self.graph.ops[site]
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
-        if station.holds or self.effects.acquisition(op) is not None:
-            return True
+        acquisition = self.effects.acquisition(acquired) if isinstance(acquired, Call) else None
+        declared = acquisition is not None and acquisition.declared
         line = self._span(self.graph.ops[site].at).line
+        holds = station.holds or (declared and station.uses)
+        if self.effects.acquisition(op) is not None or (holds and self._broadly(onward, line)):
+            return True
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
+
+    def _broadly(self, onward: list[Station], line: int) -> bool:
+        """Not a handler around the acquire too, of one named failure that calls before it were expected to
+        raise."""
+        for later in onward:
+            handler = self.graph.ops[later.node].at
+            if isinstance(handler, ast.ExceptHandler) and handler.type is not None:
+                around = any(
+                    _swallows(guard) and _encloses(guard, line)
+                    for guard in (self.graph.ops[station.node].at for station in onward)
+                )
+                return not around or BROAD.search(ast.unparse(handler.type)) is not None
+        return True
 
     def _where(self, node: int, path: list[Station]) -> Span:
         op = self.graph.ops[node]
@@ -251,13 +287,21 @@ class Follower:
 
     def _failed(self, path: list[Station], site: int) -> str | None:
         """The other acquire whose failing branch the path takes."""
-        if any(isinstance(self.graph.ops[station.node].at, ast.Assert) and station.edge is Edge.RAISE for station in path):
+        if any(
+            isinstance(self.graph.ops[station.node].at, ast.Assert) and station.edge is Edge.RAISE
+            for station in path
+        ):
             return None  # an assertion states what cannot happen
-        for station in path:
+        for index, station in enumerate(path):
             op = self.graph.ops[station.node]
             if isinstance(op, Assume) and op.subject is not None and (op.kind != "truth") == op.value:
-                text = self._acquired().get(op.subject[0])
-                if text is not None and len(op.subject) == 1:
+                text, call = self._acquired().get(op.subject[0], (None, None))
+                again = any(earlier.node == site for earlier in path[:index])
+                if (
+                    text is not None
+                    and len(op.subject) == 1
+                    and (again or call is not self.graph.ops[site].at)
+                ):
                     return text
             if station.edge in RAISING and isinstance(op, Call) and station.node != site:
                 acquisition = self.effects.acquisition(op)
@@ -265,15 +309,15 @@ class Follower:
                     return acquisition.text
         return None
 
-    def _acquired(self) -> dict[str, str]:
-        """Names bound from acquire calls."""
+    def _acquired(self) -> dict[str, tuple[str, ast.Call]]:
+        """Names bound from acquire calls, with the callee and the call."""
         if self._acquired_names is None:
-            names: dict[str, str] = {}
+            names: dict[str, tuple[str, ast.Call]] = {}
             for op in self.graph.ops:
                 if isinstance(op, Call):
                     acquisition = self.effects.acquisition(op)
                     if acquisition is not None:
-                        names[op.target[0]] = acquisition.text
+                        names[op.target[0]] = acquisition.text, op.at
                 elif isinstance(op, Move) and op.source[0] in names and len(op.target) == 1:
                     names[op.target[0]] = names[op.source[0]]
             self._acquired_names = names
@@ -304,8 +348,8 @@ def _swallows(guard: ast.AST) -> bool:
 
 
 def _encloses(guard: ast.AST, line: int) -> bool:
-    body = getattr(guard, "body", [guard])
-    return body[0].lineno <= line <= (body[-1].end_lineno or 0)
+    body: list[ast.stmt] = getattr(guard, "body", [])
+    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
 
 
 def _exceptional(loss: Loss, path: list[Station]) -> Loss:
@@ -323,16 +367,10 @@ def _name_of(held: Held) -> str:
     return names[0] if names else ""
 
 
-def _replace(lease: Lease, **changes: object) -> Lease:
-    from dataclasses import replace
-
-    return replace(lease, **changes)  # type: ignore[arg-type]
-
-
 def _merge(one: Outcome, other: Outcome) -> Outcome:
     """Copies of one call in different copies of a `finally` body."""
     leaks = {(leak.loss, leak.at): leak for leak in (*other.lease.leaks, *one.lease.leaks)}
-    one.lease = _replace(
+    one.lease = replace(
         one.lease,
         leaks=tuple(leaks.values()),
         released=one.lease.released or other.lease.released,

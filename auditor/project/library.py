@@ -1,15 +1,21 @@
-"""What builtins and the standard library do to a lease: containers, iteration helpers, context-manager tools."""
+"""What builtins and the standard library do to a lease: containers, iteration helpers, context-manager
+tools."""
 
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 
 BORROWING = frozenset(
-    {"len", "print", "isinstance", "id", "type", "repr", "str", "hash", "bool", "hasattr", "any", "all", "sum", "callable", "range",
-     "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception", "critical", "log", "int", "float", "abs",
-     "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose", "memcpy", "memoryview", "synchronize"}
+    {"len", "print", "isinstance", "id", "type", "repr", "str", "hash", "bool", "hasattr", "any", "all",
+    "sum", "callable", "range",
+     "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
+     "critical", "log", "int", "float", "abs",
+     "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
+     "memcpy", "memoryview", "synchronize"}
 )  # fmt: skip
-SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast", "deque", "filter", "copy",
-                          "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext", "closing", "aclosing"})  # fmt: skip
+SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
+                          "deque", "filter", "copy",
+                          "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
+                          "closing", "aclosing"})  # fmt: skip
 PAIRING = frozenset({"zip", "enumerate", "zip_longest"})
 CHAINING = frozenset({"chain", "from_iterable", "gather", "wait", "map", "starmap"})
 GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
-
+from auditor.source.newer_syntax import in_older_syntax
 
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
 
@@ -90,7 +90,9 @@ class Function:
 
 
 def _own_calls(function: FunctionNode) -> Iterator[ast.Call]:
-    stack: list[ast.AST] = list(reversed(function.body)) if isinstance(function.body, list) else [function.body]
+    stack: list[ast.AST] = (
+        list(reversed(function.body)) if isinstance(function.body, list) else [function.body]
+    )
     while stack:
         node = stack.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
@@ -156,7 +158,10 @@ class Module:
         """(line, last name) of everything that looks like a call in the text."""
         if self._called is None:
             self._called = [
-                (number, name) for number, line in enumerate(self.lines, 1) if "(" in line for name in CALL.findall(line)
+                (number, name)
+                for number, line in enumerate(self.lines, 1)
+                if "(" in line
+                for name in CALL.findall(line)
             ]
         return self._called
 
@@ -165,7 +170,10 @@ class Module:
         wanted = sorted(set(lines))
         found = []
         for function in self.by_node.values():
-            first, last = getattr(function.node, "lineno", 1), getattr(function.node, "end_lineno", len(self.lines))
+            first, last = (
+                getattr(function.node, "lineno", 1),
+                getattr(function.node, "end_lineno", len(self.lines)),
+            )
             index = bisect_left(wanted, first)
             if index < len(wanted) and wanted[index] <= (last or first):
                 found.append(function)
@@ -300,7 +308,7 @@ class Project:
     def _parse(self, path: str) -> Module | None:
         text = self.sources[path]
         try:
-            return read_module(path, text, ast.parse(text))
+            return read_module(path, text, _syntax_tree(text))
         except SyntaxError as error:
             self.failed[path] = (error.lineno or 0, f"invalid syntax: {error.msg}")
         except ValueError as error:
@@ -347,6 +355,16 @@ class Project:
             if aliased is not None and aliased[0] != parts[0]:
                 return self.member(module, [*aliased, *parts[1:]], depth + 1)
         return None
+
+
+def _syntax_tree(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        older = in_older_syntax(text)
+        if older is None:
+            raise
+        return ast.parse(older)
 
 
 def dotted_name(node: ast.expr) -> list[str] | None:

@@ -1,8 +1,10 @@
-"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in tables."""
+"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in
+tables."""
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
@@ -12,6 +14,8 @@ from auditor.project.modules import Class, Function
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
+
+GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,12 @@ class Source:
     rest: Path = ()
     lease: bool = False
     flags: frozenset[tuple[str, bool]] = frozenset()
+    inner: bool = False
 
 
 class Recogniser:
-    """Answers by resolved function where there is one; a name alone is only believed where nothing else is known."""
+    """Answers by resolved function where there is one; a name alone is only believed where nothing else is
+    known."""
 
     def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
         self.calls = calls
@@ -74,7 +80,10 @@ class Recogniser:
         for target in targets:
             found = self._of_function(target)
             if found is not None:
-                return found
+                inner = target.name.startswith("_") and target.cls is not None and target.cls is function.cls
+                return replace(
+                    found, inner=inner and found.origin == "discovered" and target in self.acquiring
+                )
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and dotted is None:
@@ -90,7 +99,10 @@ class Recogniser:
         return self.wrappers.get(target)
 
     def _by_pattern(self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str) -> Source | None:
+        guard = GUARD.search(text) is not None
         for protocol in protocols:
+            if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
+                continue  # `pool.lock.acquire()` takes the lock
             for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
                 for pattern in patterns:
                     if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
@@ -110,8 +122,8 @@ class Recogniser:
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
-            distinct = half.name.verb not in WEAK or half.name.affix
-            if distinct and half.handle is Handle.RESULT and _called_like(call.func.value, pair):
+            distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
+            if distinct and _called_like(call.func.value, pair):
                 return Source(pair.name, "discovered", half.handle, half.value, half.argument)
         return None
 
@@ -129,6 +141,7 @@ class Recogniser:
             managed=source.lease or call.entered,
             declared=source.origin != "discovered",
             flags=source.flags,
+            inner=source.inner,
             own_key=all(place[0] in function.graph.fresh_roots for place in places),
         )
 
@@ -196,7 +209,11 @@ class Recogniser:
                     if protocol.handle is Handle.RECEIVER and not pattern.explicit:
                         if position == -1:
                             return True
-                    elif (protocol.handle is Handle.NONE and not pattern.operands) or position in pattern.operands or (isinstance(position, str) and not pattern.explicit):
+                    elif (
+                        (protocol.handle is Handle.NONE and not pattern.operands)
+                        or position in pattern.operands
+                        or (isinstance(position, str) and not pattern.explicit)
+                    ):
                         return True
         return False
 

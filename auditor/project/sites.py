@@ -10,7 +10,8 @@ from auditor.project.recognise import Recogniser, Source
 
 
 def functions_with(module: Module, words: set[str]) -> Iterator[tuple[Function, list[ast.Call]]]:
-    """Functions that make calls with one of these last names (`*` allowed), with those calls in source order."""
+    """Functions that make calls with one of these last names (`*` allowed), with those calls in source
+    order."""
     wild = wild_pattern(words)
 
     def wanted(name: str) -> bool:

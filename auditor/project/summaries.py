@@ -1,8 +1,8 @@
 """What functions do to what they are given, bottom up over the calls that pass a lease on.
 
-The answers needed for one lease form a graph of their own: (function, parameter) pairs, an edge where a body passes its
-parameter to another function. Its strongly connected components are solved callees first (networkx, where there is a cycle); within a component,
-recursion starts from "borrows" and is repeated until nothing changes.
+The answers needed for one lease form a graph of their own: (function, parameter) pairs, an edge where a
+body passes its parameter to another function. They are solved callees first; where there is a cycle, by strongly
+connected components (networkx), within which recursion starts from "borrows" and is repeated until nothing changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +11,9 @@ from graphlib import CycleError, TopologicalSorter
 
 from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
 from auditor.flow.follow import EDGES, Followed, follow_given
-from auditor.flow.ownership import operands
 from auditor.flow.lease import Loss
 from auditor.flow.limits import TooManyStates
+from auditor.flow.ownership import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Leave, Make, Move, Path, Unpack, Way
@@ -43,8 +43,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`stored` are paths that hold it afterwards; `sometimes` that only some ways out end so, `decided_by` which
-    parameters decide then."""
+    """`stored` are paths that hold it afterwards; `sometimes` that only some ways out end so, `decided_by`
+    which parameters decide then."""
 
     fate: Fate = Fate.BORROW
     result: Path | None = None
@@ -66,7 +66,8 @@ NOT_TOLD = Answer(Fate.UNKNOWN)
 
 
 class Summaries:
-    """Answers, each computed once. `effects_of` ties the knot: effects ask summaries and summaries ask effects."""
+    """Answers, each computed once. `effects_of` ties the knot: effects ask summaries and summaries ask
+    effects."""
 
     def __init__(self, calls: Calls, effects_of: EffectsOf) -> None:
         self.calls = calls
@@ -154,7 +155,9 @@ def _callees_first(needs: dict[Question, list[Question]]) -> Iterable[Iterable[Q
     except CycleError:
         import networkx as nx  # a tenth of a second, and most trees have no recursion that passes leases on
 
-        return nx.strongly_connected_components(nx.DiGraph([(one, two) for one in needs for two in needs[one]]))
+        return nx.strongly_connected_components(
+            nx.DiGraph([(one, two) for one in needs for two in needs[one]])
+        )
 
 
 def _order(question: Question) -> tuple[str, str, Path, str]:
@@ -173,8 +176,8 @@ def _facts(name: str, value: object) -> set[tuple[str, bool]]:
 def _callers_choice(question: Question, followed: Followed) -> frozenset[str]:
     """The parameters, if any, that decide whether the lease is given back (or is what is returned).
 
-    `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the caller to answer.
-    """
+    `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the
+    caller to answer."""
     graph = question.function.graph
     own = set(question.function.parameters[:1]) if question.function.is_method else set()
     asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
@@ -214,5 +217,7 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if endings.returned:
         paths = sorted(set(endings.returned.values()))
         decided = _callers_choice(question, followed) if kept else frozenset()
-        return Answer(result=paths[0], sometimes=bool(kept) or len(paths) > 1, decided_by=decided, dropped=dropped)
+        return Answer(
+            result=paths[0], sometimes=bool(kept) or len(paths) > 1, decided_by=decided, dropped=dropped
+        )
     return Answer(dropped=dropped)

@@ -18,7 +18,8 @@ def _table() -> dict[str, Treatment]:
 
 
 def treatment_of(name: str) -> Treatment | None:
-    """Of a tensor that is the receiver or first argument of operation `name`; None where the table is silent."""
+    """Of a tensor that is the receiver or first argument of operation `name`; None where the table is
+    silent."""
     found = _table().get(name)
     if found is None and name.endswith("_") and not name.endswith("__"):
         return SAME  # in-place operations return their receiver

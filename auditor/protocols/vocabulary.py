@@ -4,16 +4,19 @@ import re
 from dataclasses import dataclass
 
 PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
-    (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "release", "recycle"})),
+    (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "release",
+                "recycle"})),
     (frozenset({"acquire", "obtain", "lease", "rent", "claim"}),
      frozenset({"release", "return", "free", "giveback", "recycle", "restore"})),
-    (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "giveback", "release", "free", "recycle", "push"})),
+    (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "giveback", "release",
+                "free", "recycle", "push"})),
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin"})),
     (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
     (frozenset({"lock"}), frozenset({"unlock"})),
-    (frozenset({"inc", "incref", "increment", "retain", "up"}), frozenset({"dec", "decref", "decrement", "release", "down"})),
+    (frozenset({"inc", "incref", "increment", "retain", "up"}), frozenset({"dec", "decref", "decrement",
+                "release", "down"})),
 )  # fmt: skip
 
 COUNTING = frozenset({"pin", "lock", "inc", "incref", "increment", "retain", "up"})
@@ -22,7 +25,8 @@ COUNTING = frozenset({"pin", "lock", "inc", "incref", "increment", "retain", "up
 WEAK = frozenset({"get", "take", "fetch", "pop", "lock", "pin", "inc", "increment", "up", "retain", "claim"})
 """Verbs so common that only a known class makes them an acquire."""
 
-PREFIXES = frozenset({"try", "batched", "batch", "maybe", "async", "force", "do", "bulk", "multi", "safe", "raw", "new",
+PREFIXES = frozenset({"try", "batched", "batch", "maybe", "async", "force", "do", "bulk", "multi", "safe",
+                      "raw", "new",
                       "ref", "count", "pre"})  # fmt: skip
 
 ACQUIRE_WORDS = frozenset().union(*(acquire for acquire, _ in PAIRS))
@@ -49,14 +53,20 @@ RELEASING = re.compile(
 
 STORING = frozenset(
     {"append", "appendleft", "add", "insert", "extend", "push", "put", "put_nowait", "enqueue",
-     "submit", "schedule", "store", "save", "register", "set", "set_result", "update", "commit", "attach", "assign",
-     "emplace", "offer", "publish", "write_back", "heappush", "setattr", "create_task", "ensure_future", "run_coroutine_threadsafe",
-     "call_soon", "call_soon_threadsafe", "call_later", "run_in_executor", "apply_async", "start_soon", "spawn", "finalize", "callback",
-     "push_async_callback", "enter_context", "enter_async_context", "add_done_callback", "setdefault", "put_async", "Thread", "Timer", "partial"}
+     "submit", "schedule", "store", "save", "register", "set", "set_result", "update", "commit", "attach",
+     "assign",
+     "emplace", "offer", "publish", "write_back", "heappush", "setattr", "create_task", "ensure_future",
+     "run_coroutine_threadsafe",
+     "call_soon", "call_soon_threadsafe", "call_later", "run_in_executor", "apply_async", "start_soon",
+     "spawn", "finalize", "callback",
+     "push_async_callback", "enter_context", "enter_async_context", "add_done_callback", "setdefault",
+     "put_async", "Thread", "Timer", "partial"}
 )  # fmt: skip
 """Methods that keep what they are given, where nothing more is known of them."""
 
-KEEPING = re.compile(r"_*(?:append|extend|add|set|store|register|attach|insert|push|enqueue|assign|save|record|track)_\w+")
+KEEPING = re.compile(
+    r"_*(?:append|extend|add|set|store|register|attach|insert|push|enqueue|assign|save|record|track)_\w+"
+)
 """Longer names of such methods: `extend_kv_cache`, `register_blocks`."""
 
 

@@ -47,7 +47,7 @@ def decode(data: bytes) -> str:
     """The text of Python source: byte order mark, PEP 263 cookie, else UTF-8."""
     body = data.removeprefix(codecs.BOM_UTF8)
     name, line = _declared(body)
-    if len(body) < len(data) and name and codecs.lookup(name).name != "utf-8":
+    if len(body) < len(data) and name and codecs.lookup(name).name not in ("utf-8", "utf-8-sig"):
         raise Unreadable(f"starts with a UTF-8 byte order mark but declares the encoding {name}", line)
     text = _declared_text(body, name, line) if name else _utf8(body)
     if "\0" in text:

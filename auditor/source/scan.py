@@ -13,6 +13,7 @@ from auditor.source.clue import Clue, is_relevant
 from auditor.source.discover import SourceFile
 from auditor.source.index import FileIndex, Need, index_file, prefilter
 from auditor.source.load import Unreadable, decode, digest, read
+from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.suppress import Suppression, suppressions
 
 _NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -76,8 +77,19 @@ def _failure(path: str, error: Exception) -> Failure:
 
 
 def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
-    """The index of a file that is valid Python, which has to be asked of one that is not parsed for it."""
+    """The index of a file that is valid Python, or would be to a newer one."""
     need = Need.WHOLE if relevant else prefilter(data)
+    try:
+        return _checked_index(path, text, need)
+    except SyntaxError:
+        older = in_older_syntax(text)
+        if older is None:
+            raise
+        return _checked_index(path, older, need)
+
+
+def _checked_index(path: str, text: str, need: Need) -> FileIndex:
+    """Whether a file is valid has to be asked where it is not parsed for its index."""
     if need is Need.NOTHING:
         symtable.symtable(text, path, "exec")  # two thirds of what ast.parse costs, and it checks as much
     return index_file(path, text, need)

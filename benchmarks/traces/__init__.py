@@ -1,0 +1,1 @@
+"""Recorded allocation traces: what a program allocates and frees, step by step, without the program."""

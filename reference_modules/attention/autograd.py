@@ -1,0 +1,196 @@
+"""The joint attention as one autograd function that saves q, k, v, out and lse and nothing else.
+
+Dropout adds a seed (its masks are drawn again), a key mask adds itself, and `detach_mixing` adds what each
+branch returned, because with the mixing weights held constant every branch has its own softmax gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from reference_modules.attention.geometry import Chunk, Tile, tiles
+from reference_modules.attention.joint import (
+    Grads,
+    Inputs,
+    Plan,
+    Softmax,
+    backward_tile,
+    compute_dtype,
+    forward_tile,
+    joint_views,
+    lse_dtype,
+)
+from reference_modules.attention.plain import accumulation_dtype
+from reference_modules.attention.workspace import Pool, accumulator
+
+Parts = list[tuple[Tensor, Tensor]]  # out and lse of every tile, in the plan's order
+
+
+def attend(
+    inputs: Inputs, plan: Plan, pool: Pool | None, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Parts]:
+    """out in the queries' type, lse in `lse_dtype`, and the parts if the gradient will want them."""
+    q_BNHD = inputs.q_BNHD
+    masked = inputs.visible_BNH1 is not None
+    work = accumulation_dtype(q_BNHD.dtype)
+    parts: Parts = []
+    with ExitStack() as held, full_precision(q_BNHD):
+        slabs, first = _slabs(plan, q_BNHD)
+        done = 0
+        if (tile := _whole_tile(plan, q_BNHD)) is not None:
+            kernel = plan.kernel_for(q_BNHD, masked, pool, None)
+            state = _adopt(forward_tile(tile, inputs, kernel, plan.scale, pool), q_BNHD)
+            done = first
+        else:
+            out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool, zero=first == 0))
+            lse_BNH = q_BNHD.new_full(q_BNHD.shape[:3], -math.inf, dtype=lse_dtype(q_BNHD.dtype))
+            state = Softmax(out_BNHD, lse_BNH)
+        for index, tile in enumerate(slabs[done:], done):
+            kernel = plan.kernel_for(q_BNHD, masked, pool, _seed(seed, index))
+            part = forward_tile(tile, inputs, kernel, plan.scale, pool)
+            (state.put if index < first else state.merge)(tile, *part)
+            if plan.detach_mixing:
+                parts.append(part)
+        return state.out_BNHD.to(q_BNHD.dtype), state.lse_BNH, parts
+
+
+def attend_backward(
+    dout_BNHD: Tensor,
+    inputs: Inputs,
+    out_BNHD: Tensor,
+    lse_BNH: Tensor,
+    parts: Parts,
+    plan: Plan,
+    pool: Pool | None,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the inputs' type."""
+    q_BNHD = inputs.q_BNHD
+    work = accumulation_dtype(q_BNHD.dtype)
+    with ExitStack() as held, full_precision(q_BNHD):
+        everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
+        slabs, first = _slabs(plan, q_BNHD)
+        sums = [held.enter_context(accumulator(x, work, pool, zero=first == 0)) for x in everything]
+        total = Grads(*sums)
+        for index, tile in enumerate(slabs):
+            kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
+            dout, out, lse = tile.query_views(dout_BNHD), *joint_views(tile, out_BNHD, lse_BNH)
+            if plan.detach_mixing:
+                part = parts[index] if parts else forward_tile(tile, inputs, kernel, plan.scale, pool)
+                dout, out, lse = _own_softmax(tile, dout, lse, part)
+            grads = backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
+            (total.put if index < first else total.add)(tile, *grads)
+        dq, dk, dv = (x.to(q_BNHD.dtype) for x in sums)
+        return dq, dk, dv
+
+
+class JointAttention(torch.autograd.Function):
+    """(q, k, v) → (out, lse); lse carries no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BNHD: Tensor,
+        k_BNHD: Tensor,
+        v_BNHD: Tensor,
+        key_padding_mask_BN: Tensor | None,
+        seed: Tensor | None,
+        plan: Plan,
+        pool: Pool | None,
+    ) -> tuple[Tensor, Tensor]:
+        inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, key_padding_mask_BN)
+        out_BNHD, lse_BNH, parts = attend(inputs, plan, pool, seed)
+        flat = [x for part in parts for x in part]
+        ctx.save_for_backward(q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, key_padding_mask_BN, seed, *flat)
+        ctx.plan, ctx.pool = plan, pool
+        lse_BNH = lse_BNH.to(accumulation_dtype(q_BNHD.dtype))
+        ctx.mark_non_differentiable(lse_BNH)
+        return out_BNHD, lse_BNH
+
+    @staticmethod
+    def backward(ctx: Any, dout_BNHD: Tensor, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, mask_BN, seed, *flat = ctx.saved_tensors
+        inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, mask_BN)
+        parts = list(zip(flat[::2], flat[1::2], strict=True))
+        with torch.no_grad():
+            grads = attend_backward(dout_BNHD, inputs, out_BNHD, lse_BNH, parts, ctx.plan, ctx.pool, seed)
+        return (*once_only(dout_BNHD, q_BNHD, grads), None, None, None, None)
+
+
+def once_only(dout: Tensor, q: Tensor, grads: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients, which under create_graph=True refuse to be differentiated again."""
+    if not torch.is_grad_enabled():
+        return grads
+    return cast(tuple[Tensor, Tensor, Tensor], _OnceOnly.apply(dout, q, *grads))  # type: ignore[no-untyped-call]
+
+
+class _OnceOnly(torch.autograd.Function):
+    """Passes gradients through under create_graph=True and refuses to be differentiated itself."""
+
+    @staticmethod
+    def forward(ctx: Any, dout: Tensor, q: Tensor, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError(
+            "dilated_attention has no second derivative: its backward runs fused kernels that have none. "
+            "Ask only for the first derivative (create_graph=False), or write the masked softmax yourself."
+        )
+
+
+def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[list[Tile], int]:
+    """All kernel calls, and how many of them write rows that hold nothing yet."""
+    whole = Chunk(0, q_BNHD.shape[1])
+    return list(plan.slabs(q_BNHD, whole, whole)), plan.first_slabs(q_BNHD, whole)
+
+
+def _whole_tile(plan: Plan, q_BNHD: Tensor) -> Tile | None:
+    """A first branch in one kernel call, where its output can serve as the sum.
+
+    Not where it is kept as it is (detach_mixing), where backward must cut alike to draw the same dropout, nor
+    where sums have another type.
+    """
+    w, n = plan.branches[0].segment, q_BNHD.shape[1]
+    plain_sum = compute_dtype(q_BNHD) == accumulation_dtype(q_BNHD.dtype) == q_BNHD.dtype
+    if plan.branches[0].dilation > 1 or plan.detach_mixing or plan.dropout or not plain_sum or not n:
+        return None
+    whole = Chunk(0, n)
+    return tiles(plan.branches[0], whole, whole, plan.causal)[0] if n % w == 0 or n < w else None
+
+
+def _adopt(part: tuple[Tensor, Tensor], q_BNHD: Tensor) -> Softmax:
+    """What a tile over all rows returned; the fused CPU kernel lays it out as (b, n, h, d) already."""
+    out_BSHLD, lse_BSHL = part
+    out_BNHD = out_BSHLD.transpose(2, 3).reshape(q_BNHD.shape).contiguous()
+    lse_BNH = lse_BSHL.transpose(2, 3).reshape(q_BNHD.shape[:3])
+    return Softmax(out_BNHD, lse_BNH.to(lse_dtype(q_BNHD.dtype)).contiguous())
+
+
+def _seed(seed: Tensor | None, index: int) -> int | None:
+    return None if seed is None else int(seed) + index
+
+
+def _own_softmax(
+    tile: Tile, dout: list[Tensor], lse: list[Tensor], part: tuple[Tensor, Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """With constant mixing weights exp(l_i − lse), a branch's gradient is its own softmax's, so weighted."""
+    out_i, lse_i = part
+    sizes = [run.count for run in tile.runs]
+    lse_views = [x.unsqueeze(-1) for x in torch.split(lse_i, sizes, 2)]
+    weighted = []
+    for grad, joint, own in zip(dout, lse, lse_views, strict=True):
+        weight = (own - joint).exp().masked_fill_(own == -math.inf, 0.0)
+        weighted.append((grad * weight).to(grad.dtype))
+    return weighted, list(torch.split(out_i, sizes, 2)), lse_views
+
+
+def full_precision(q: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast would turn the plain path's float32 products into half precision."""
+    return torch.amp.autocast(q.device.type, enabled=False)

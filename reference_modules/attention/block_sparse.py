@@ -1,0 +1,134 @@
+"""`BlockSparseRingDilatedAttention`: dilated attention within chosen blocks, on one device or on many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reference_modules.attention import checks
+from reference_modules.attention.agreement import agree
+from reference_modules.attention.block_work import BlockWork
+from reference_modules.attention.exchange import Peers
+from reference_modules.attention.geometry import OffsetRule
+from reference_modules.attention.joint import Plan
+from reference_modules.attention.patterns import BlockPattern, PatternCache, shared_pattern_cache
+from reference_modules.attention.placement import Placement, check_tokens, chunks_of
+from reference_modules.attention.ring import RingDilatedAttention
+from reference_modules.attention.ring_pass import Ring
+from reference_modules.attention.sharded import Job, ShardedAttention
+from reference_modules.attention.workspace import pool_of
+
+
+class BlockSparseRingDilatedAttention(RingDilatedAttention):
+    """A query sees a key if a dilated branch allows the pair and the key's block is chosen for the query's.
+
+    The softmax is exact over these pairs, weighted by the number of branches that allow them.  On one
+    device any number of tokens will do; over ranks every chunk must hold whole blocks.
+    """
+
+    def __init__(
+        self,
+        segment_lengths: Sequence[int],
+        dilation_rates: Sequence[int],
+        *,
+        pattern: BlockPattern | None = None,
+        use_pattern_cache: bool = True,
+        pattern_cache: PatternCache | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        placement: Placement = "contiguous",
+        offset_rule: OffsetRule = "paper",
+        scale: float | None = None,
+        timeout: timedelta | None = None,
+        enable_memory_pool: bool = False,
+        memory_pool_threshold_mb: float | None = None,
+        lightweight_pool: bool = True,
+        pool: Any = None,
+    ) -> None:
+        super().__init__(
+            segment_lengths,
+            dilation_rates,
+            process_group=process_group,
+            placement=placement,
+            offset_rule=offset_rule,
+            scale=scale,
+            timeout=timeout,
+            enable_memory_pool=enable_memory_pool,
+            memory_pool_threshold_mb=memory_pool_threshold_mb,
+            lightweight_pool=lightweight_pool,
+            pool=pool,
+        )
+        self.pattern = BlockPattern() if pattern is None else pattern
+        self.use_pattern_cache = use_pattern_cache
+        self._pattern_cache = pattern_cache
+
+    @property
+    def pattern_cache(self) -> PatternCache | None:
+        """Its own, else the one all modules share; None where switched off."""
+        if not self.use_pattern_cache:
+            return None
+        return shared_pattern_cache() if self._pattern_cache is None else self._pattern_cache
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        """This rank's part of the output, (b, n, h, d) as its q, k and v."""
+        peers = Peers.of(self.process_group, self.timeout)
+        if peers is None:
+            peers = Peers.nobody()
+            checks.check_qkv(q, k, v)
+        else:
+            agree(peers, q, self._settings(is_causal), lambda: self._check(q, k, v))
+        tokens, size = q.shape[1], self.pattern.block_size
+        if tokens == 0:
+            return q * k * v
+        whole = tokens * peers.ranks
+        q, k, v = (pad(x, (0, 0, 0, 0, 0, -tokens % size)) if tokens % size else x for x in (q, k, v))
+        scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
+        pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
+        plan = Plan.of(pairs, q.shape[2], self.offset_rule, is_causal, scale)
+        ring = Ring(peers, self.placement if peers.ranks > 1 else "contiguous", q.shape[1])
+        content = self._choose(ring, q, k, whole, is_causal) if self.pattern.content else None
+        work = BlockWork(plan, self.pattern, whole, self.pattern_cache, content)
+        out, _ = ShardedAttention.apply(q, k, v, Job(ring, work), pool_of(self))  # type: ignore[no-untyped-call]
+        return cast(Tensor, out)[:, :tokens]
+
+    @torch.no_grad()
+    def _choose(self, ring: Ring, q: Tensor, k: Tensor, whole: int, is_causal: bool) -> Tensor:
+        """A key block stands as its mean, a query block too, but causally as its first query.
+
+        With a mean there, a token would change what earlier ones of its block see.
+        """
+        size, everyone = self.pattern.block_size, ring.peers.ranks
+        q_BQTHD, k_BQTHD = (x.unflatten(1, (-1, size)) for x in (q, k))  # type: ignore[no-untyped-call]
+        queries = q_BQTHD[:, :, 0] if is_causal else q_BQTHD.mean(2)
+        numbers = [_blocks(ring, rank, size, q.device) for rank in range(everyone)]
+        gathered = ring.peers.gather(k_BQTHD.sum(2).contiguous(), "gathering the blocks' mean keys")
+        order = torch.cat(numbers).argsort()
+        held = (whole - order.sort().values * size).clamp(max=size)  # the last block may be padded
+        keys = torch.cat(gathered, 1)[:, order] / held.view(1, -1, 1, 1)
+        return self.pattern.chosen_by_content(
+            queries.transpose(1, 2), numbers[ring.peers.rank], keys.transpose(1, 2), is_causal
+        )
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        checks.check_qkv(q, k, v)
+        check_tokens(q.shape[1], self.placement)
+        size = self.pattern.block_size
+        if any(chunk.length % size for chunk in chunks_of(0, 2, q.shape[1], self.placement)):
+            pieces = 2 if self.placement == "zigzag" else 1
+            raise ValueError(
+                f"this rank holds {q.shape[1]} tokens, not {pieces} times whole blocks of {size}; "
+                f"pad them to a multiple of {pieces * size}, or choose a block_size that divides them"
+            )
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, pattern={self.pattern}"
+
+
+def _blocks(ring: Ring, rank: int, size: int, device: torch.device) -> Tensor:
+    held = ring.held_by(rank)
+    return torch.cat([torch.arange(c.start // size, c.stop // size, device=device) for c in held])

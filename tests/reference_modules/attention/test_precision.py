@@ -1,0 +1,114 @@
+"""float32, bfloat16 and float16 against the float64 oracle, measured by what dense attention gets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from reference_modules.attention import dilated_attention
+from tests.reference_modules.attention import oracle
+from tests.reference_modules.attention.drawn import numbers, settings_of_branches
+from tests.reference_modules.attention.oracle import Setting
+
+SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 70), st.integers(1, 5), st.sampled_from([1, 8, 64]))
+SEEDS = st.integers(0, 1 << 30)
+
+
+def dense_sdpa(setting: Setting, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """torch's dense attention in the inputs' type with the joint mask as a bias: the error bar."""
+    _, n, h, _ = q.shape
+    multiplicity = sum(allowed.float() for allowed in oracle.allowed_by_branch(setting, n, h))
+    assert isinstance(multiplicity, Tensor)
+    bias = multiplicity.log().to(q.dtype)
+    out = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=bias)
+    covered = multiplicity.sum(-1) > 0
+    return torch.where(covered[..., None], out, 0.0).transpose(1, 2)
+
+
+def exact(setting: Setting, inputs: list[Tensor], dout: Tensor) -> list[Tensor]:
+    doubled = [x.detach().double().requires_grad_() for x in inputs]
+    out, _ = oracle.joint(setting, *doubled)
+    return [out, *oracle.gradients(out, doubled, dout.double())]
+
+
+@settings(max_examples=60, deadline=None)
+@given(setting=settings_of_branches(), shape=SHAPES, seed=SEEDS)
+def test_float32_with_scores_within_one(setting: Setting, shape: tuple[int, ...], seed: int) -> None:
+    d = shape[-1]
+    q, k, v, dout = numbers(shape, seed, dtype=torch.float32)
+    with torch.no_grad():
+        for x in (q, k):  # |q·k| ≤ |q|·|k| ≤ sqrt(d), so every scaled score lies within 1
+            x.mul_(d**0.25 / x.norm(dim=-1, keepdim=True).clamp_min(1e-6))
+    out, lse = dilated_attention(q, k, v, **setting.arguments(), return_lse=True)
+    doubled = [x.detach().double() for x in (q, k, v)]
+    found = [out, lse, *oracle.gradients(out, (q, k, v), dout)]
+    out64, *gradients64 = exact(setting, [q, k, v], dout)
+    wanted = [out64, oracle.joint(setting, *doubled)[1], *gradients64]
+    assert oracle.largest_difference(found, wanted) <= 2e-6
+
+
+LARGE = [
+    (Setting((64,), (1,)), 64),
+    (Setting((16, 32, 64), (1, 2, 4)), 64),
+    (Setting((16, 32, 64), (1, 2, 4), True), 100),
+    (Setting((13, 40), (3, 7), True, "torchscale"), 77),
+]
+
+
+@pytest.mark.parametrize("size", [10.0, 1e2, 1e3, 1e4])
+@pytest.mark.parametrize(("setting", "n"), LARGE)
+def test_float32_with_large_scores(setting: Setting, n: int, size: float) -> None:
+    errors, bars = over_draws(setting, n, torch.float32, size)
+    assert torch.all(errors <= 2 * bars + 1e-6), (errors, bars)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("setting", "n"), LARGE)
+def test_half_precision(setting: Setting, n: int, dtype: torch.dtype) -> None:
+    errors, bars = over_draws(setting, n, dtype, None)
+    assert torch.all(errors <= 2 * bars + 1e-3), (errors, bars)
+
+
+def over_draws(setting: Setting, n: int, dtype: torch.dtype, size: float | None) -> tuple[Tensor, Tensor]:
+    """Mean of 8 draws, since how the last bit of a score of 1e4 falls is a matter of luck in a single one."""
+    errors = torch.zeros(4, dtype=torch.float64)
+    bars = torch.zeros(4, dtype=torch.float64)
+    for seed in range(8):
+        q, k, v, dout = numbers((1, n, 4, 64), seed, dtype=dtype)
+        with torch.no_grad():
+            scores = torch.einsum("bthd,bshd->bhts", q, k) * 64**-0.5
+            q.mul_(1.0 if size is None else size / scores.abs().max())
+        for i, (error, bar) in enumerate(errors_and_bars(setting, [q, k, v], dout)):
+            errors[i] += error / 8
+            bars[i] += bar / 8
+    return errors, bars
+
+
+def errors_and_bars(setting: Setting, inputs: list[Tensor], dout: Tensor) -> list[tuple[float, float]]:
+    """For out, dq, dk and dv: the largest error of ours and of torch's dense attention."""
+    out = dilated_attention(*inputs, **setting.arguments())
+    dense = dense_sdpa(setting, *inputs)
+    wanted = exact(setting, inputs, dout)
+    found = [out, *oracle.gradients(out, inputs, dout)]
+    reference = [dense, *oracle.gradients(dense, inputs, dout)]
+    assert all(x.dtype == inputs[0].dtype for x in found)
+    return [
+        (
+            float((ours.detach().double() - truth.detach()).abs().max()),
+            float((theirs.detach().double() - truth.detach()).nan_to_num(0.0).abs().max()),
+        )
+        for ours, theirs, truth in zip(found, reference, wanted, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "plain"])
+def test_scores_of_ten_thousand_stay_finite(kernel: str) -> None:
+    q, k, v, dout = numbers((1, 64, 2, 16), 0, dtype=torch.float32)
+    with torch.no_grad():
+        q.mul_(1e4)
+    out = dilated_attention(q, k, v, segment_lengths=[16, 64], dilation_rates=[1, 2], kernel=kernel)
+    assert all(x.isfinite().all() for x in (out, *oracle.gradients(out, (q, k, v), dout)))
