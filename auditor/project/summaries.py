@@ -1,8 +1,9 @@
 """What functions do to what they are given, bottom up over the calls that pass a lease on.
 
 The answers needed for one lease form a graph of their own: (function, parameter) pairs, an edge where a
-body passes its parameter to another function. They are solved callees first; where there is a cycle, by strongly
-connected components (networkx), within which recursion starts from "borrows" and is repeated until nothing changes.
+body passes its parameter to another function. They are solved callees first; where there is a cycle, by
+strongly connected components (networkx), within which recursion starts from "borrows" and is repeated
+until nothing changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
