@@ -130,6 +130,7 @@ def _class(row: ClassRow, packages: Mapping[str, str]) -> Object:
         "bytes": _short(row.estimated_bytes) if row.estimated_bytes else None,
         "powers": asdict(powers(row.estimated_bytes)) if row.estimated_bytes else None,
         "reason": _short(row.reason),
+        "edits": row.edits,
     }
 
 
