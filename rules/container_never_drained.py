@@ -1,6 +1,7 @@
 """PA110 container-never-drained: a container of leases that nothing drains, or whose entries are thrown away.
 
-## What Leases are put into a list or dict, of the object or local. Nothing takes them out to release them,
+## What
+Leases are put into a list or dict, of the object or local. Nothing takes them out to release them,
 or `clear()`, `del` or an assignment throws them away. Clearing a dict of leases is not releasing them.
 
 ## Why
@@ -9,7 +10,8 @@ The container is emptied, so its length looks healthy, while the pool's count on
 ## Example
 See below: `reset` forgets the leases.
 
-## Fix safety
+## Fix
+safety
 Unsafe: release the entries before they are dropped.
 """
 

@@ -28,8 +28,9 @@ META = Meta(code="PA401", name="non-standard-name", severity=Severity.INFO)
 
 _MODULE = """\
 class {name}:
-    def __init__(self, pool, enable_memory_pool: bool = False):
+    def __init__(self, pool, enable_memory_pool: bool = False, memory_pool_threshold_mb: float = 16.0):
         self.pool = pool if enable_memory_pool else None
+        self.threshold = memory_pool_threshold_mb
 
     def {acquire}(self, shape):
         return self.pool.allocate(shape)

@@ -34,8 +34,9 @@ META = Meta(code="PA303", name="support-incomplete", severity=Severity.WARNING)
 
 BAD = """\
 class Scores:
-    def __init__(self, pool, enable_memory_pool: bool = False):
+    def __init__(self, pool, enable_memory_pool: bool = False, memory_pool_threshold_mb: float = 16.0):
         self.pool = pool if enable_memory_pool else None
+        self.threshold = memory_pool_threshold_mb
 
     def total(self, n):
         work = self.pool.allocate((n, n))
@@ -45,8 +46,9 @@ class Scores:
 
 GOOD = """\
 class Scores:
-    def __init__(self, pool, enable_memory_pool: bool = False):
+    def __init__(self, pool, enable_memory_pool: bool = False, memory_pool_threshold_mb: float = 16.0):
         self.pool = pool if enable_memory_pool else None
+        self.threshold = memory_pool_threshold_mb
 
     def total(self, n):
         work = self.pool.allocate((n, n))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.config import AnalysisSettings, ProtocolSettings, Settings
+from auditor.config import AnalysisSettings, ProtocolSettings, Settings, StandardNames
 from auditor.settings_file import SettingsError, effective, nearest_file
 from tests.command_line import poolaudit
 
@@ -56,6 +56,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ),
         enable_protocols=("files",),
         disable_protocols=("tensor-pools",),
+        standard=StandardNames(acquire="allocate", default=False, threshold_mb=16),
     )
 
 

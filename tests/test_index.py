@@ -243,3 +243,16 @@ def test_pool_use_is_an_attribute_and_not_a_name() -> None:
 def test_a_byte_order_mark_and_an_empty_file() -> None:
     assert index_file("a.py", "\ufeffimport x.memory_pool\nx.memory_pool.f()\n").pool_imports[0].used
     assert index_bytes("a.py", b"") == FileIndex("a.py", 0)
+
+
+def test_what_is_said_of_a_class_does_not_hang_on_whether_it_allocates() -> None:
+    text = "class A(nn.Module):\n    class Inner: ...\n    @abstractmethod\n    def forward(self): ...\n"
+    for need in (Need.WHOLE, Need.MODULES):
+        outer, inner = index_file("a.py", text, need).classes
+        assert (outer.is_abstract, inner.qualname) == (True, "A.Inner")
+
+
+def test_lines_that_end_in_a_carriage_return_alone_are_lines() -> None:
+    text = "import torch\rclass A(nn.Module):\r    def forward(self): ...\r"
+    (entry,) = index_file("a.py", text, Need.MODULES).classes
+    assert entry.span == Span("a.py", 2, 1, 2, 8)

@@ -109,6 +109,7 @@ class Follower:
         leaks = tuple(self._leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
+        elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
@@ -162,7 +163,7 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner or (self.in_test and self._made_for_the_test(op)):
+        if acquisition.inner:
             return True
         if not acquisition.keyed:
             return (
