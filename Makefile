@@ -18,7 +18,8 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
-DEV := pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter types-networkx numpy torch
+SCHEMA := $(VENV)/share/sarif
+DEV := check-jsonschema jsonschema pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter types-networkx numpy torch
 
 audit: $(VENV)/.installed
 	@$(BIN)/poolaudit audit --exit-zero $(TARGET)
@@ -57,4 +58,8 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints-dev.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test tools and torch ..."
 	@$(PIP) $(DEV)
+	@mkdir -p $(SCHEMA)
+	@{ $(BIN)/python -m pip download --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --no-binary sarif-om -d $(SCHEMA) sarif-om==1.0.4 \
+	   && tar -xzf $(SCHEMA)/sarif_om-1.0.4.tar.gz -C $(SCHEMA) --strip-components 1 sarif_om-1.0.4/sarif-2.1.0-rtm.4.json; } \
+	  || echo "No SARIF schema: the tests that need it will be skipped."
 	@touch $@

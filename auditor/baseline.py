@@ -1,15 +1,18 @@
 """Known findings, kept in a file and matched by fingerprint, so that only new ones are reported."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from auditor.atomic import write_atomically
+from auditor.fingerprint import what
 from auditor.model import Finding
 
 VERSION = 1
+Key = TypeVar("Key", str, tuple[str, str])
 
 
 class BaselineError(Exception):
@@ -31,8 +34,8 @@ class Baseline(msgspec.Struct, frozen=True):
     findings: tuple[Known, ...]
 
 
-def read_baseline(file: Path) -> Counter[str]:
-    """How often each fingerprint is known."""
+def read_baseline(file: Path) -> tuple[Known, ...]:
+    """The known findings."""
     try:
         baseline = msgspec.json.decode(file.read_bytes(), type=Baseline)
     except OSError as error:
@@ -41,7 +44,7 @@ def read_baseline(file: Path) -> Counter[str]:
         raise BaselineError(f"{file}: not a baseline: {error}; make one with --write-baseline") from error
     if baseline.version != VERSION:
         raise BaselineError(f"{file}: is of version {baseline.version}; this poolaudit reads {VERSION}")
-    return Counter(known.fingerprint for known in baseline.findings)
+    return baseline.findings
 
 
 def write_baseline(file: Path, findings: Iterable[Finding]) -> None:
@@ -53,13 +56,25 @@ def write_baseline(file: Path, findings: Iterable[Finding]) -> None:
         raise BaselineError(f"{file}: cannot be written: {error.strerror}") from error
 
 
-def unknown(findings: Iterable[Finding], baseline: Mapping[str, int]) -> list[Finding]:
-    """The findings that the baseline does not hold: of three alike where it knows two, one is left."""
-    left = Counter(baseline)
-    new = []
-    for finding in findings:
-        if left[finding.fingerprint] > 0:
-            left[finding.fingerprint] -= 1
-        else:
-            new.append(finding)
-    return new
+def unknown(findings: Sequence[Finding], baseline: Iterable[Known]) -> list[Finding]:
+    """The findings that the baseline does not hold: of three alike where it knows two, one is left.
+
+    First by fingerprint, wherever the code went. What is then left on both sides is matched within one file
+    by rule and acquire alone: a function or a class was renamed. So an entry excuses one finding, never two.
+    """
+    known = tuple(baseline)
+    left = Counter(entry.fingerprint for entry in known)
+    new = [finding for finding in findings if not _taken(left, finding.fingerprint)]
+    renamed: Counter[tuple[str, str]] = Counter()
+    for entry in known:
+        if _taken(left, entry.fingerprint):
+            renamed[entry.path, what(entry.fingerprint)] += 1
+    return [f for f in new if not _taken(renamed, (f.span.path, what(f.fingerprint)))]
+
+
+def _taken(left: Counter[Key], key: Key) -> bool:
+    """Take one of `key` out of `left`, if there is one."""
+    if left[key] <= 0:
+        return False
+    left[key] -= 1
+    return True

@@ -1,16 +1,19 @@
 """From arguments to a finished run: what was found before, if no file has changed, else a new examination."""
 
+import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from auditor.cache import Cache, fingerprint, tool_digest
 from auditor.config import Settings
-from auditor.model import Finding, Run
+from auditor.model import Finding, RuleInfo, Run
 from auditor.progress import Progress, no_progress
+from auditor.rule import Rule, all_rules
 from auditor.selection import Selection
 from auditor.source.discover import Discovered, discover
 from auditor.texts import Texts
@@ -49,7 +52,14 @@ def audit(request: Request) -> Audited:
     kept = tuple(request.keep(selected))
     counts = dict(sorted(Counter(finding.code for finding in kept).items()))
     summary = replace(run.summary, findings=counts, seconds=round(time.perf_counter() - started, 3))
-    return Audited(replace(run, findings=kept, summary=summary), selected, cache.warning)
+    rules = tuple(_info(rule) for rule in all_rules())
+    shown = replace(run, findings=kept, summary=summary, rules=rules, known=len(selected) - len(kept))
+    return Audited(shown, selected, cache.warning)
+
+
+def _info(rule: Rule) -> RuleInfo:
+    meta = rule.meta
+    return RuleInfo(meta.code, meta.name, meta.severity, meta.default, rule.page, rule.bad, rule.good)
 
 
 def _remembered_or_new(request: Request, found: Discovered, cache: Cache) -> Run:
@@ -62,9 +72,22 @@ def _remembered_or_new(request: Request, found: Discovered, cache: Cache) -> Run
     from auditor.examine import Order, examine  # imports the analysis, which a remembered run does not need
 
     order = Order(found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress)
-    examined = examine(order, cache)
+    with _no_collection():
+        examined = examine(order, cache)
     cache.put("run", _key(tool, found, examined.digests), examined.run)
     return examined.run
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What an examination builds it keeps until its end: to look for garbage meanwhile finds next to none."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _key(tool: str, found: Discovered, digests: dict[str, str]) -> str:

@@ -26,10 +26,10 @@ def _numbered(lines: Sequence[str], numbers: Iterable[int]) -> dict[int, str]:
 
 
 def text_at(span: Span, lines: Sequence[str]) -> str:
-    """The source text of `span`, white space evened out so that reformatting changes little."""
+    """The source text of `span`, its lines as they are."""
     covered = list(lines[span.line - 1 : span.end_line])
     if not covered:
         return ""
     covered[-1] = covered[-1][: max(span.end_column - 1, 0)]
     covered[0] = covered[0][span.column - 1 :]
-    return " ".join(" ".join(covered).split())
+    return "\n".join(line.rstrip("\r\n") for line in covered)

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-CHUNKS_PER_WORKER = 8  # enough to even out slow chunks, few enough that messages cost nothing
+CHUNKS_PER_WORKER = 32  # enough to even out slow chunks, few enough that messages cost nothing
 
 if sys.platform == "linux":
     _context = multiprocessing.get_context("fork")  # starts without importing everything again
@@ -121,6 +121,7 @@ def _serve(work: Callable[[Item], Result], pipe: Connection, parents_end: Connec
     parents_end.close()  # so that the parent's death is the end of the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     gc.disable()  # syntax trees are large and hold no cycles: collecting them costs a quarter of the time
+    bytearray(16 << 20)  # having freed this, glibc no longer returns every parser's memory to the system
     with contextlib.suppress(EOFError):  # the parent was killed
         while chunk := pipe.recv():
             try:

@@ -69,8 +69,9 @@ def _broken(word: str, width: int, hanging: int) -> Iterator[str]:
 
 def shorten(text: str, width: int) -> str:
     """`text` cut at its end to `width` cells, with an ellipsis where something was lost."""
-    shown = safe(text)
-    if cells(shown) <= width:
+    near = text[: 4 * width]  # of a line of many megabytes, no more than could be shown
+    shown = safe(near)
+    if len(near) == len(text) and cells(shown) <= width:
         return shown
     while shown and cells(shown) > width - len(ELLIPSIS):
         shown = shown[:-1]

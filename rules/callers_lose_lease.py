@@ -1,15 +1,18 @@
 """PA108 callers-lose-lease: a public function hands its lease to callers of whom none releases it.
 
-## What The function returns what it acquired, so its callers owe the release. The tree has callers, and
+## What
+The function returns what it acquired, so its callers owe the release. The tree has callers, and
 every one of them loses it.
 
-## Why When all callers are wrong the interface is: nothing tells them that the result is a lease. The trace
+## Why
+When all callers are wrong the interface is: nothing tells them that the result is a lease. The trace
 lists them.
 
 ## Example
 See below: the caller keeps a copy and drops the lease.
 
-## Fix safety
+## Fix
+safety
 None: decide whether the function should return a copy or be a context manager.
 """
 

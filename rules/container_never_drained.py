@@ -1,6 +1,7 @@
 """PA110 container-never-drained: a container of leases that nothing drains, or whose entries are thrown away.
 
-## What Leases are put into a list or dict, of the object or local. Nothing takes them out to release them,
+## What
+Leases are put into a list or dict, of the object or local. Nothing takes them out to release them,
 or `clear()`, `del` or an assignment throws them away. Clearing a dict of leases is not releasing them.
 
 ## Why
@@ -9,7 +10,8 @@ The container is emptied, so its length looks healthy, while the pool's count on
 ## Example
 See below: `reset` forgets the leases.
 
-## Fix safety
+## Fix
+safety
 Unsafe: release the entries before they are dropped.
 """
 
@@ -59,10 +61,9 @@ def check(facts: Facts) -> Iterator[Finding]:
             if "[" not in stored.field.path:
                 continue
             name = stored.field.path.partition("[")[0]
-            if stored.drops:
-                message = (
-                    f"`self.{name}` is emptied at line {stored.drops[0].at.line} without releasing its leases"
-                )
+            drops = [drop for drop in stored.drops if drop.loss is Loss.DROPPED or not stored.escapes]
+            if drops:
+                message = f"`self.{name}` is emptied at line {drops[0].at.line} without releasing its leases"
             elif not (stored.released_by or stored.escapes):
                 message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
             else:

@@ -1,7 +1,8 @@
 """PA111 context-manager-without-finally: a `@contextmanager` that releases after its yield, but not in a
 finally.
 
-## What An exception in the body of the caller's `with` is raised at the `yield`. Without try/finally around
+## What
+An exception in the body of the caller's `with` is raised at the `yield`. Without try/finally around
 it the release is skipped.
 
 ## Why
@@ -10,7 +11,8 @@ The `with` at the call site promises that the lease comes back whatever happens,
 ## Example
 See below.
 
-## Fix safety
+## Fix
+safety
 Safe: try/finally around the yield.
 """
 

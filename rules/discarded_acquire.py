@@ -3,13 +3,15 @@
 ## What
 Nothing keeps what the call returned, so nobody can ever release it.
 
-## Why It leaks on the spot, once a call. Often the call was meant as a warm-up or a reservation, or an
+## Why
+It leaks on the spot, once a call. Often the call was meant as a warm-up or a reservation, or an
 expression took a copy of the lease and dropped the lease itself.
 
 ## Example
 See below: `+ bias` makes a new tensor, the lease is gone.
 
-## Fix safety
+## Fix
+safety
 Safe where the result is not used at all: bind it and release it.
 """
 

@@ -1,15 +1,18 @@
 """PA102 early-exit-leak: released or handed over on some ways out, lost on others.
 
-## What Some path releases the lease or hands it on; another one (return, break, continue, falling off the
+## What
+Some path releases the lease or hands it on; another one (return, break, continue, falling off the
 end, a handler that swallows an exception) leaves while it is still held.
 
-## Why The common case works, so tests pass; the rare one leaks: a request that is rejected, a batch that is
+## Why
+The common case works, so tests pass; the rare one leaks: a request that is rejected, a batch that is
 empty, a lookup that misses.
 
 ## Example
 See below: the early return skips the release.
 
-## Fix safety
+## Fix
+safety
 Safe where the lease is local: a release before the early exit, or try/finally.
 """
 

@@ -1,6 +1,7 @@
 """PA103 exception-leak: lost when a statement between acquire and release raises.
 
-## What The ordinary ways out are balanced, but an exception (a raise, an assert, a call that fails), a
+## What
+The ordinary ways out are balanced, but an exception (a raise, an assert, a call that fails), a
 cancellation at an await, or the closing of a generator leaves the function while the lease is held. With
 `--exceptions explicit` calls do not count, with `none` nothing does.
 
@@ -8,13 +9,15 @@ A lease that the function hands over at the end is reported only for its own `ra
 statements: that a call before the hand-over could fail is true of nearly every line and seldom worth a
 change.
 
-## Why Out-of-memory errors, timeouts and client disconnects are exceptions, and they come when memory is
+## Why
+Out-of-memory errors, timeouts and client disconnects are exceptions, and they come when memory is
 short. A server that survives them by catching higher up loses a block each time.
 
 ## Example
 See below: `model` may raise.
 
-## Fix safety
+## Fix
+safety
 Safe where the lease is local: try/finally.
 """
 

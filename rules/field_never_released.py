@@ -1,15 +1,18 @@
 """PA106 field-never-released: stored on self, and no method of the class releases it.
 
-## What The lease lives as long as the object, and neither the class, its bases and subclasses, nor anybody
+## What
+The lease lives as long as the object, and neither the class, its bases and subclasses, nor anybody
 who reaches the field by its name gives it back.
 
-## Why Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made
+## Why
+Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made
 for each test.
 
 ## Example
 See below: there is no `close`.
 
-## Fix safety
+## Fix
+safety
 Unsafe: a cleanup method and context manager are added, and somebody must call them.
 """
 

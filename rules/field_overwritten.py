@@ -1,6 +1,7 @@
 """PA107 field-overwritten: a field's held lease is overwritten.
 
-## What A field that holds a lease gets another one, or None, while the first was not released: in the same
+## What
+A field that holds a lease gets another one, or None, while the first was not released: in the same
 function, or in a method that runs once a step (`forward`, `step`, ...) and neither asks whether the field
 is empty nor gives back what is in it.
 
@@ -10,7 +11,8 @@ One lease a step is lost; the cleanup at the end releases the last one only.
 ## Example
 See below: every call of `forward` loses the buffer of the call before.
 
-## Fix safety
+## Fix
+safety
 Unsafe: a release before the store.
 """
 

@@ -1,16 +1,19 @@
 """PA105 lease-rebound: the only name of a held lease is bound to something else, or deleted.
 
-## What After `out = out / n` the name means the quotient. The lease has no name any more, and what is
+## What
+After `out = out / n` the name means the quotient. The lease has no name any more, and what is
 returned or released later is not what was acquired. In-place operations and views keep identity;
 arithmetic, `cat`, `clone` and `contiguous` make new tensors.
 
-## Why The code looks balanced, the later `deallocate(out)` is even there, but it is given a tensor that the
+## Why
+The code looks balanced, the later `deallocate(out)` is even there, but it is given a tensor that the
 pool never handed out.
 
 ## Example
 See below.
 
-## Fix safety
+## Fix
+safety
 Safe where an in-place form or a second name keeps the meaning; otherwise none.
 """
 

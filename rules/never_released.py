@@ -1,15 +1,18 @@
 """PA101 never-released: acquired, and no path gives it back.
 
-## What A lease is acquired, held by local names only, and the function is left without releasing it or
+## What
+A lease is acquired, held by local names only, and the function is left without releasing it or
 handing it over on any path.
 
-## Why The pool counts it as in use for ever. One call costs one buffer or block; a serving loop that makes
+## Why
+The pool counts it as in use for ever. One call costs one buffer or block; a serving loop that makes
 the call for every request runs out of blocks after hours, far from the line that took them.
 
 ## Example
 See below: the sum is returned, the lease is not.
 
-## Fix safety
+## Fix
+safety
 Safe where the lease is local: `with pool.lease(...)`, or try/finally around its life.
 """
 

@@ -1,6 +1,7 @@
 """PA109 partial-acquisition-leak: one of several acquires fails, and the earlier ones stay held.
 
-## What Two or more leases are needed. On the branch that handles the failure of a later one (it returned
+## What
+Two or more leases are needed. On the branch that handles the failure of a later one (it returned
 None, or its exception was caught) the function leaves without giving back the earlier.
 
 ## Why
@@ -9,7 +10,8 @@ A later acquire fails when the pool is nearly empty, and then each retry takes o
 ## Example
 See below: `k` is lost when there is no room for `v`.
 
-## Fix safety
+## Fix
+safety
 Safe: a release on the failing branch, or an ExitStack.
 """
 

@@ -1,6 +1,8 @@
 """Baselines: known findings by fingerprint, as a multiset."""
 
-from collections import Counter
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,25 @@ def test_round_trip_and_multiset(tmp_path: Path) -> None:
     file = tmp_path / "known.json"
     write_baseline(file, [finding(1, "x"), finding(2, "x"), finding(3, "y")])
     known = read_baseline(file)
-    assert known == Counter({"x": 2, "y": 1})
+    assert [entry.fingerprint for entry in known] == ["x", "x", "y"]
     now = [finding(11, "x"), finding(12, "x"), finding(13, "x"), finding(14, "z"), finding(15, "y")]
     assert [f.span.line for f in unknown(now, known)] == [13, 14]
-    assert known == Counter({"x": 2, "y": 1})
+
+
+def test_a_renamed_function_is_known_by_its_acquire(tmp_path: Path) -> None:
+    file = tmp_path / "known.json"
+    write_baseline(file, [finding(1, "aaaaaaaa" + "11111111"), finding(2, "aaaaaaaa" + "22222222")])
+    known = read_baseline(file)
+    renamed = finding(1, "aaaaaaaa" + "33333333")
+    assert unknown([renamed, finding(2, "aaaaaaaa" + "22222222")], known) == []
+    third = finding(9, "aaaaaaaa" + "44444444")
+    assert unknown([renamed, finding(2, "aaaaaaaa" + "22222222"), third], known) == [third]
+    elsewhere = replace(renamed, span=replace(renamed.span, path="b.py"))
+    assert unknown([elsewhere], known) == [
+        elsewhere
+    ]  # moved and renamed at once: nothing ties it to the old one
+    other = finding(1, "bbbbbbbb" + "11111111")
+    assert unknown([other], known) == [other]
 
 
 @pytest.mark.parametrize(
@@ -63,3 +80,63 @@ def test_missing_baseline(tmp_path: Path) -> None:
     done = poolaudit("audit", "--baseline", "gone.json", cwd=tmp_path)
     assert done.status == 2
     assert "gone.json: cannot be read: No such file or directory" in done.err
+
+
+LEAKY = """
+class Layer{n}:
+    def forward(self, pool, x):
+        part = pool.acquire( x.shape[0],x.shape[1] , name='part {n}', dtype = (x.dtype), # {n}
+                 )
+        part[0]=x; return x+{n}
+    def early(self, pool, x):
+        first=pool.acquire({n},8,name='a name so long that the formatter has to break this line', dtype=x)
+        if x is None: return
+        pool.release(first)
+def helper_{n}(pool, x):
+    pool.acquire(0X{n:X},len('{n}'))
+    y = pool.acquire(1, 2)
+    y = pool.acquire(1, 2)
+    y[0]=x
+"""
+FILES = 100
+
+
+def _tree(root: Path) -> None:
+    for n in range(FILES):
+        (root / f"layer_{n}.py").write_text(LEAKY.format(n=n))
+
+
+def _move_rename_reformat(root: Path) -> None:
+    """Files into other folders, under other names, below other code, formatted; in some, classes renamed."""
+    for n in range(FILES):
+        old = root / f"layer_{n}.py"
+        text = '"""A docstring."""\n\nimport os\n\nROOT = os.sep\n' + old.read_text()
+        if n % 4 == 0:
+            text = text.replace(f"Layer{n}", f"Block{n}").replace(f"helper_{n}", f"assist_{n}")
+            new = old
+        else:
+            new = root / f"package_{n % 7}" / "deeper" / f"module_{n}.py"
+            new.parent.mkdir(parents=True, exist_ok=True)
+            old.unlink()
+        new.write_text(text)
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "79", str(root)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_survives_moving_renaming_and_reformatting(tmp_path: Path) -> None:
+    _tree(tmp_path)
+    before = poolaudit("audit", "--isolated", "--format", "json", cwd=tmp_path).json["findings"]
+    assert len(before) == 5 * FILES
+    poolaudit("audit", "--isolated", "--write-baseline", "known.json", cwd=tmp_path)
+    _move_rename_reformat(tmp_path)
+    after = poolaudit("audit", "--isolated", "--format", "json", cwd=tmp_path).json["findings"]
+    assert len(after) == len(before)
+    assert {(f["path"], f["line"]) for f in after}.isdisjoint({(f["path"], f["line"]) for f in before})
+    known = poolaudit("audit", "--isolated", "--baseline", "known.json", "--format", "json", cwd=tmp_path)
+    assert (known.status, places(known.json)) == (0, [])
+    fresh = tmp_path / "package_1" / "deeper" / "module_1.py"
+    fresh.write_text(fresh.read_text() + "\n\ndef helper_1b(pool):\n    pool.acquire(1, 2)\n")
+    new = poolaudit("audit", "--isolated", "--baseline", "known.json", "--format", "json", cwd=tmp_path)
+    assert [(f["path"], f["symbol"], f["code"]) for f in new.json["findings"]] == [
+        ("package_1/deeper/module_1.py", "helper_1b", "PA104")
+    ]

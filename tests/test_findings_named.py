@@ -3,9 +3,11 @@
 import itertools
 from dataclasses import replace
 
+import pytest
+
 from auditor.arbitrate import ORDER, arbitrate
 from auditor.excerpts import excerpts, text_at
-from auditor.fingerprint import fingerprinted
+from auditor.fingerprint import canonical, fingerprinted
 from auditor.model import Finding, Severity, Span, Step
 
 
@@ -70,7 +72,7 @@ def test_twins_in_two_files_have_one_fingerprint() -> None:
 
 def test_text_of_a_span() -> None:
     lines = ["x = pool.get(", "    8,", ")  # tail"]
-    assert text_at(Span("a.py", 1, 5, 3, 2), lines) == "pool.get( 8, )"
+    assert text_at(Span("a.py", 1, 5, 3, 2), lines) == "pool.get(\n    8,\n)"
     assert text_at(Span("a.py", 9, 1, 9, 2), lines) == ""
 
 
@@ -81,3 +83,23 @@ def test_excerpts_cover_finding_and_trace_with_context() -> None:
     assert list(cut) == ["a.py", "b.py"]
     assert cut["a.py"] == {n: f"a{n}" for n in (1, 2, 3, 4, 7, 8, 9, 10)}
     assert cut["b.py"] == {1: "b1", 2: "b2"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("pool.get(8, 'a')", 'pool.get(\n    8,  # eight\n    "a",\n)'),
+        ("pool.get((x))", "pool.get(x)"),
+        ("class A(B, C):", "class A(\n    B,\n    C,\n):"),
+        ("from a import b, c", "from a import (\n    b,\n    c,\n)"),
+        ("await pool.get(0xFF)", "await pool.get( 255 )"),
+        ("not ) python (", "not )   python ("),
+    ],
+)
+def test_formatting_does_not_matter(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+
+
+def test_content_matters() -> None:
+    texts = ["pool.get(8)", "pool.get(9)", "pool.get('a  b')", "pool.get('a b')", "pool.get(8, a=1)"]
+    assert len({canonical(text) for text in texts}) == len(texts)

@@ -1,6 +1,5 @@
-"""The index: what is read from bytes, from an outline, and from a whole file, and that the three agree."""
+"""The index: what is read from bytes, and from a syntax tree for its modules or for its pools too."""
 
-import ast
 import textwrap
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from auditor.model import Span
 from auditor.source.index import FileIndex, LargeAllocation, Need, index_bytes, index_file, prefilter
-from auditor.source.outline import Uncut, outline
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").rglob("*.py"))
 
@@ -49,7 +47,7 @@ def test_lines_are_counted_alike_with_and_without_a_parse(data: bytes, lines: in
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.name)
-def test_an_outline_tells_the_same_of_every_fixture(path: Path) -> None:
+def test_modules_are_read_alike_whether_or_not_pools_are_looked_for(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     whole, cut = (index_file("f.py", text, need) for need in (Need.WHOLE, Need.MODULES))
     assert [_forward_view(each) for each in cut.classes] == [
@@ -59,101 +57,6 @@ def test_an_outline_tells_the_same_of_every_fixture(path: Path) -> None:
 
 def _forward_view(entry: object) -> tuple[object, ...]:
     return tuple(getattr(entry, name) for name in ("qualname", "span", "bases", "is_module", "allocations"))
-
-
-CUT = '''"""Module text
-
-class InADocstring(nn.Module):
-    def forward(self): return torch.zeros(1)
-"""
-import torch
-from torch import (
-    nn,
-)
-
-if True:
-    import os
-
-TABLE = """
-class InAString(nn.Module):
-"""
-
-
-@decorated
-class A(nn.Module):  # a comment
-    """Words.
-
-    forward(x) is described here
-    """
-
-    def forward(self, x):
-        return self.helper(x)
-
-    @wrapped
-    def helper(self, x):
-        b, n, d = x.shape
-        return torch.zeros(b, n, n)
-
-    def unrelated(self):
-        return torch.zeros(9, 9)
-
-
-class OneLine(A): pass
-
-
-class Long(
-    A,
-    metaclass=M,
-):
-    value = 1
-
-
-def function():
-    return 1
-'''
-
-
-def test_an_outline_keeps_headers_imports_and_allocating_methods_in_their_lines() -> None:
-    kept = outline(CUT).split("\n")
-    original = CUT.split("\n")
-    assert len(kept) == len(original)
-    present = [(number, line) for number, line in enumerate(kept) if line]
-    added = [line for number, line in present if line != original[number]]
-    assert added == [
-        "    def forward(self): pass",
-        "    pass",
-    ]  # it allocates nothing itself; the body of `Long`
-    text = "\n".join(line for _, line in present)
-    for word in (
-        "import torch",
-        "import os",
-        "def helper",
-        "@wrapped",
-        "class OneLine(A): pass",
-        "metaclass=M",
-    ):
-        assert word in text
-    for word in ("InADocstring", "InAString", "unrelated", "def function", "self.helper(x)", "Words"):
-        assert word not in text
-    assert [node.name for node in ast.parse(outline(CUT)).body if isinstance(node, ast.ClassDef)] == [
-        "A",
-        "OneLine",
-        "Long",
-    ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x = 1\r\n",
-        'x = """never closed\n',
-        "if torch:\n    class A(nn.Module):\n        def forward(self): ...\n",
-        "class Odd(f(g(h(1)))):\n    def forward(self): ...\n",
-    ],
-)
-def test_what_cannot_be_cut_is_read_whole(text: str) -> None:
-    with pytest.raises(Uncut):
-        outline(text)
 
 
 def test_a_broken_file_is_an_error_however_much_is_read() -> None:
@@ -340,3 +243,16 @@ def test_pool_use_is_an_attribute_and_not_a_name() -> None:
 def test_a_byte_order_mark_and_an_empty_file() -> None:
     assert index_file("a.py", "\ufeffimport x.memory_pool\nx.memory_pool.f()\n").pool_imports[0].used
     assert index_bytes("a.py", b"") == FileIndex("a.py", 0)
+
+
+def test_what_is_said_of_a_class_does_not_hang_on_whether_it_allocates() -> None:
+    text = "class A(nn.Module):\n    class Inner: ...\n    @abstractmethod\n    def forward(self): ...\n"
+    for need in (Need.WHOLE, Need.MODULES):
+        outer, inner = index_file("a.py", text, need).classes
+        assert (outer.is_abstract, inner.qualname) == (True, "A.Inner")
+
+
+def test_lines_that_end_in_a_carriage_return_alone_are_lines() -> None:
+    text = "import torch\rclass A(nn.Module):\r    def forward(self): ...\r"
+    (entry,) = index_file("a.py", text, Need.MODULES).classes
+    assert entry.span == Span("a.py", 2, 1, 2, 8)

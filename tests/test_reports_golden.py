@@ -1,4 +1,4 @@
-"""Every format's output for the sample runs, compared letter by letter.
+"""Every format's output for the sample runs, compared letter by letter; html has tests of its own.
 
 After a deliberate change run this file with POOLAUDIT_REFRESH=1, then read the difference.
 """
@@ -22,7 +22,8 @@ RUNS = {"typical": TYPICAL, "hostile": HOSTILE, "empty": EMPTY}
 
 
 def _formats() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(reports.__path__) if module.name[0] != "_")
+    names = {module.name for module in pkgutil.iter_modules(reports.__path__) if module.name[0] != "_"}
+    return sorted(names - {"html"})
 
 
 def _render(name: str) -> Callable[..., str]:

@@ -43,6 +43,12 @@ from auditor.source.discover import NoSuchPath
     metavar="FILE",
     help="Write all findings to FILE as known, report none.",
 )
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Add this run to FILE, one line of JSON a run; html shows the curve.",
+)
 @click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 where findings would make it 1.")
 @click.option("--statistics", is_flag=True, help="Print counts by rule and the table of classes.")

@@ -1,15 +1,16 @@
 """What `poolaudit audit` does once its options are read: settings, audit, reports, exit status."""
 
+import datetime
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from auditor.baseline import read_baseline, unknown, write_baseline
+from auditor.baseline import Known, read_baseline, unknown, write_baseline
 from auditor.cache import DIRECTORY
 from auditor.changed_lines import ChangedLines, changed_since
 from auditor.cli.output import colored, targets, width, write
@@ -36,6 +37,7 @@ class AuditOptions:
     baseline: Path | None
     write_baseline: Path | None
     diff_base: str | None
+    history: Path | None
     exit_zero: bool
     statistics: bool
     jobs: int | None
@@ -62,10 +64,22 @@ def run_audit(options: AuditOptions) -> int:
         audited = audit(_request(options, settings, progress))
     if options.write_baseline:
         write_baseline(options.write_baseline, audited.selected)
+    if options.history:
+        audited = _with_history(audited, options.history)
     for target in wanted:
         write(audited.run, target, color=options.color)
     _tell(audited, options)
     return status(audited.run, exit_zero=options.exit_zero)
+
+
+def _with_history(audited: Audited, file: Path) -> Audited:
+    from auditor.history import HistoryError, appended  # seldom wanted
+
+    try:
+        points = appended(file, audited.run, datetime.datetime.now(datetime.UTC))
+    except HistoryError as error:
+        raise click.UsageError(str(error)) from error
+    return replace(audited, run=replace(audited.run, history=points))
 
 
 def status(run: Run, *, exit_zero: bool) -> int:
@@ -116,7 +130,7 @@ class _Filter:
     """What keeps a selected finding out of the report: being known, or not being on a changed line."""
 
     all_known: bool
-    known: Mapping[str, int] | None
+    known: Sequence[Known] | None
     changed: ChangedLines | None
 
     @classmethod

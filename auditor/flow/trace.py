@@ -20,6 +20,7 @@ class Station:
     node: int
     edge: Edge
     holds: bool = False
+    uses: bool = False
 
 
 def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held) -> list[Station]:
@@ -33,7 +34,7 @@ def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held)
     at = origin or end
     step = onward[at]
     while step is not None:
-        stations.append(Station(at[0], step[1], _given(graph, at[0], at[1])))
+        stations.append(Station(at[0], step[1], *_given(graph, at[0], at[1])))
         at, step = step[0], onward[step[0]]
     return stations
 
@@ -59,12 +60,13 @@ def _search(solution: Solution[Held], end: Point, avoided: frozenset[Edge]) -> t
     return None, onward
 
 
-def _given(graph: Graph, node: int, held: Held) -> bool:
+def _given(graph: Graph, node: int, held: Held) -> tuple[bool, bool]:
     op = graph.ops[node]
     if not isinstance(op, Call):
-        return False
+        return False, False
     roots = {place[0] for place in held.places}
-    return any(path[0] in roots for position, path in operands(op) if position != -1)
+    given = {position for position, path in operands(op) if path[0] in roots}
+    return bool(given - {-1}), -1 in given
 
 
 def span_of(path: str, node: ast.AST, lines: Sequence[str]) -> Span:

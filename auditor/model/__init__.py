@@ -1,16 +1,30 @@
 """The words every other part speaks: spans, findings, finished runs. Standard library only."""
 
+from auditor.model.edit import Edit
 from auditor.model.finding import Finding, FixOffer, Safety, Severity, Step
-from auditor.model.run import ClassRow, Conventions, Failure, ProtocolUse, Run, Summary, SwitchUse
+from auditor.model.run import (
+    ClassRow,
+    Conventions,
+    Failure,
+    Point,
+    ProtocolUse,
+    RuleInfo,
+    Run,
+    Summary,
+    SwitchUse,
+)
 from auditor.model.span import Span
 
 __all__ = [
     "ClassRow",
     "Conventions",
+    "Edit",
     "Failure",
     "Finding",
     "FixOffer",
+    "Point",
     "ProtocolUse",
+    "RuleInfo",
     "Run",
     "Safety",
     "Severity",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from auditor.model.edit import Edit
 from auditor.model.span import Span
 
 
@@ -31,8 +32,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FixOffer:
+    """What could be done. `edits` do it; where there are none the description is advice."""
+
     safety: Safety
     description: str
+    edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from auditor.model.finding import Finding
+from auditor.model.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,35 @@ class Conventions:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleInfo:
+    """What reports say of a rule. `page` is its documentation: headings and paragraphs of Markdown."""
+
+    code: str
+    name: str
+    severity: Severity
+    default: bool
+    page: str
+    bad: str
+    good: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One earlier run in the history; `time` is UTC, `2026-01-31T12:00:00Z`."""
+
+    time: str
+    files: int
+    lines: int
+    errors: int
+    warnings: int
+    infos: int
+    failures: int
+    full: int
+    partial: int
+    none: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     files: int = 0
     lines: int = 0
@@ -94,7 +123,8 @@ class Summary:
 class Run:
     """`excerpts[path][line]` is the source text of every line that a finding, its trace or its context names.
 
-    `unfollowed` says, for --verbose, which acquires were given up on and why.
+    `unfollowed` says, for --verbose, which acquires were given up on and why. `rules` are all that exist,
+    `known` counts the findings that a baseline or --diff-base kept out, `history` ends with this run.
     """
 
     version: str
@@ -105,3 +135,6 @@ class Run:
     unfollowed: tuple[Failure, ...] = ()
     conventions: Conventions = field(default_factory=Conventions)
     excerpts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    rules: tuple[RuleInfo, ...] = ()
+    known: int = 0
+    history: tuple[Point, ...] = ()

@@ -209,6 +209,8 @@ def _own_parameters(function: Function) -> tuple[str, ...]:
 
 def returns_something(function: Function) -> bool:
     """Some return hands out a value that is neither None nor a plain yes or no."""
+    if ast.unparse(getattr(function.node, "returns", None) or ast.Constant("")) == "bool":
+        return False
     for node in statements_of(function.node):
         if isinstance(node, ast.Return) and not isinstance(
             node.value, (ast.Constant, ast.Compare, type(None))

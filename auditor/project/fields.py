@@ -126,9 +126,11 @@ class Fields:
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
-            elif answer.dropped and method is not outcome.function and _forgets(method):
+            elif answer.dropped and method is not outcome.function and _forgets(method, attribute):
                 found = self._drops(method, place, acquisition)
-                drops += [drop for drop in found if not numbers or drop.holder.endswith("clear")]
+                drops += [
+                    drop for drop in found if not numbers or acquisition.declared or drop.holder == "clear"
+                ]
         return released_by, escapes, drops
 
     def _reachable(self, method: Function, family: list[Function]) -> bool:
@@ -320,11 +322,33 @@ def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
 
 
-def _forgets(method: Function) -> bool:
-    """A method that others call, and that gives nothing back itself: what it throws away is thrown away."""
-    if method.name.startswith("_") or method.name in INITIAL:
+def _forgets(method: Function, attribute: str) -> bool:
+    """A method that others call, and that gives nothing back itself: what it throws away is thrown away.
+
+    Unless it starts everything anew, the pool with the table.
+    """
+    if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
+        return not method.name.startswith("_") and _takes_out(method, attribute)
+    return not any(_looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
+
+
+def _takes_out(method: Function, attribute: str) -> bool:
+    """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing."""
+    if any(_looks_releasing(call) for call in method.calls) or method.name in INITIAL:
         return False
-    return not any(_looks_releasing(call) for call in method.calls)
+    return not any(
+        isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(method.node)
+    )
+
+
+def _renews_another(call: ast.Call, attribute: str) -> bool:
+    if last_name(call) not in ("clear", "reset", "reset_state", "__init__") or not isinstance(
+        call.func, ast.Attribute
+    ):
+        return False
+    owner = call.func.value
+    return isinstance(owner, ast.Attribute) and owner.attr != attribute
 
 
 def escaped_by_name(method: Function) -> bool:

@@ -109,6 +109,7 @@ class Follower:
         leaks = tuple(self._leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
+        elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
@@ -162,7 +163,7 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner or (self.in_test and self._made_for_the_test(op)):
+        if acquisition.inner:
             return True
         if not acquisition.keyed:
             return (
@@ -234,11 +235,14 @@ class Follower:
 
         A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after
         the acquire, so that its handler runs with the lease held whatever raised."""
-        op = self.graph.ops[station.node]
+        op, acquired = self.graph.ops[station.node], self.graph.ops[site]
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
+        acquisition = self.effects.acquisition(acquired) if isinstance(acquired, Call) else None
+        declared = acquisition is not None and acquisition.declared
         line = self._span(self.graph.ops[site].at).line
-        if self.effects.acquisition(op) is not None or (station.holds and self._broadly(onward, line)):
+        holds = station.holds or (declared and station.uses)
+        if self.effects.acquisition(op) is not None or (holds and self._broadly(onward, line)):
             return True
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)

@@ -122,7 +122,7 @@ class Recogniser:
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
-            distinct = half.name.verb not in WEAK or half.name.affix
+            distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct and _called_like(call.func.value, pair):
                 return Source(pair.name, "discovered", half.handle, half.value, half.argument)
         return None

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from auditor.model import Span
 from auditor.source.entries import ClassIndex, Source
 from auditor.source.forward_path import forward_path, large_allocations
-from auditor.source.imports import dotted_text, statements_in
+from auditor.source.imports import dotted_text
+from auditor.source.nodes import HOLDERS, statements_in
 from auditor.source.pool_detail import pool_detail
 from auditor.source.pool_use import Function, methods_of, pool_use
 
@@ -19,15 +20,14 @@ _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class ClassReader:
-    """`outlined`: what is left of a class is on its forward path. `names_pool`: the file may use a pool."""
+    """`names_pool`: the file may use a pool, so all of its classes are read for that, local ones too."""
 
     source: Source
     origins: dict[str, str]
-    outlined: bool
     names_pool: bool
 
     def classes(self) -> Iterator[ClassIndex]:
-        """Every class of the file, nested ones too."""
+        """The classes of the file, nested ones too."""
         waiting: list[tuple[ast.AST, str]] = [(self.source.tree, "")]
         while waiting:
             parent, prefix = waiting.pop()
@@ -38,7 +38,7 @@ class ClassReader:
                 elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                     if self.names_pool:
                         waiting.append((child, f"{prefix}{child.name}.<locals>."))
-                else:
+                elif type(child) in HOLDERS:
                     waiting.append((child, prefix))
 
     def _read(self, node: ast.ClassDef, prefix: str) -> ClassIndex:
@@ -48,7 +48,7 @@ class ClassReader:
         )
         path: list[Function] = []
         if _may_be_module(bases):
-            path = list(methods.values()) if self.outlined else forward_path(methods, self.source)
+            path = forward_path(methods, self.source)
         entry = ClassIndex(
             name=node.name,
             qualname=f"{prefix}{node.name}",

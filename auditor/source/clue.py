@@ -1,7 +1,6 @@
 """Which files the flow analysis must read: judged from bytes, by what they mention."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,9 +13,25 @@ class Clue:
     pattern: bytes
 
 
-def is_relevant(data: bytes, looked_for: Iterable[Clue]) -> bool:
+def is_relevant(data: bytes, looked_for: tuple[Clue, ...]) -> bool:
     """Substring search first, which runs at memory speed; a regular expression only where that succeeds."""
-    return any(clue.needle in data and _compiled(clue.pattern).search(data) for clue in looked_for)
+    for root, clues in _by_root(looked_for):
+        if root in data:
+            for clue in clues:
+                if clue.needle in data and _compiled(clue.pattern).search(data):
+                    return True
+    return False
+
+
+@cache
+def _by_root(looked_for: tuple[Clue, ...]) -> list[tuple[bytes, list[Clue]]]:
+    """The clues by the shortest needle within theirs: where no `alloc` is, `dealloc` is not looked for."""
+    needles = sorted({clue.needle for clue in looked_for}, key=len)
+    clues: dict[bytes, list[Clue]] = {}
+    for clue in looked_for:
+        root = next(needle for needle in needles if needle in clue.needle)
+        clues.setdefault(root, []).append(clue)
+    return list(clues.items())
 
 
 @cache

@@ -138,7 +138,7 @@ class Source:
     """One parsed file, with what turns a node into a span."""
 
     path: str
-    lines: tuple[str, ...]
+    lines: list[str]
     tree: ast.Module
 
     def span(self, node: ast.stmt | ast.expr, end: ast.stmt | ast.expr | None = None) -> Span:

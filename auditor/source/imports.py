@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from auditor.source.entries import PoolImport, Source, module_name
+from auditor.source.nodes import HOLDERS, every_node, statements_in
 
 _POOL = re.compile(r"memory_pool|MemoryPool")
 _DELIBERATE = re.compile(
@@ -12,9 +13,8 @@ _DELIBERATE = re.compile(
 )
 _WORD = re.compile(r"\w+")
 
-_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
-
 Import = ast.Import | ast.ImportFrom
+_ON_THE_WAY = HOLDERS | {ast.Import, ast.ImportFrom}
 
 
 def statements(tree: ast.Module) -> Iterator[Import]:
@@ -24,15 +24,8 @@ def statements(tree: ast.Module) -> Iterator[Import]:
         node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-            continue
-        waiting += statements_in(node)
-
-
-def statements_in(node: ast.AST) -> list[ast.AST]:
-    """The statements right below a node, and the handlers and cases that hold more; expressions are passed
-    over.
-    """
-    return [child for name in _BLOCKS for child in getattr(node, name, ())]
+        else:
+            waiting += [child for child in statements_in(node) if type(child) in _ON_THE_WAY]
 
 
 def origins(source: Source) -> dict[str, str]:
@@ -75,21 +68,27 @@ def pool_imports(source: Source) -> tuple[PoolImport, ...]:
     """The imports whose module or name contains memory_pool or MemoryPool, each bound name once a
     statement.
     """
+    imported = list(_of_pools(source.tree))
+    if not imported:  # as in most files, which then need not be read for what they use
+        return ()
     used = _Used(source.tree)
     probes = set(_probes(source.tree))
     package_file = source.path.endswith("__init__.py")
     found: list[PoolImport] = []
-    for node in statements(source.tree):
-        module = "" if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
-        for alias in node.names:
-            if not _POOL.search(f"{module} {alias.name}"):
-                continue
-            deliberate = package_file or node in probes or alias.asname == alias.name or _marked(source, node)
-            dotted = isinstance(node, ast.Import) and alias.asname is None
-            bound = alias.name if dotted else alias.asname or alias.name
-            is_used = deliberate or alias.name == "*" or used.dotted(bound)
-            found.append(PoolImport(bound, module or alias.name, source.span(node), is_used))
+    for node, module, alias in imported:
+        deliberate = package_file or node in probes or alias.asname == alias.name or _marked(source, node)
+        dotted = isinstance(node, ast.Import) and alias.asname is None
+        bound = alias.name if dotted else alias.asname or alias.name
+        is_used = deliberate or alias.name == "*" or used.dotted(bound)
+        found.append(PoolImport(bound, module or alias.name, source.span(node), is_used))
     return tuple(sorted(found, key=lambda each: each.span))
+
+
+def _of_pools(tree: ast.Module) -> Iterator[tuple[Import, str, ast.alias]]:
+    """The import statement, the module it reads and the name, for each that speaks of a memory pool."""
+    for node in statements(tree):
+        module = "" if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
+        yield from ((node, module, alias) for alias in node.names if _POOL.search(f"{module} {alias.name}"))
 
 
 class _Used:
@@ -98,8 +97,8 @@ class _Used:
     def __init__(self, tree: ast.Module) -> None:
         self.words: set[str] = set()
         self.chains: set[str] = set()
-        skip = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        skip = {id(node.value) for node in every_node(tree) if isinstance(node, ast.Expr)}
+        for node in every_node(tree):
             match node:
                 case ast.Name(id=name):
                     self.words.add(name)
@@ -118,10 +117,12 @@ class _Used:
 
 def _probes(tree: ast.Module) -> Iterator[Import]:
     """Imports tried only to see whether they succeed: `try: import x` whose handler catches ImportError."""
-    for node in ast.walk(tree):
+    for node in every_node(tree):
         if isinstance(node, ast.Try) and any(_catches_import(handler) for handler in node.handlers):
             for inner in node.body:
-                yield from (each for each in ast.walk(inner) if isinstance(each, ast.Import | ast.ImportFrom))
+                yield from (
+                    each for each in every_node(inner) if isinstance(each, ast.Import | ast.ImportFrom)
+                )
 
 
 def _catches_import(handler: ast.ExceptHandler) -> bool:

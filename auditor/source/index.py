@@ -1,14 +1,12 @@
 """What is known of every file from its bytes and its stdlib syntax tree, without flow analysis."""
 
 import ast
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
 from auditor.source.class_reader import ClassReader
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport, Source
 from auditor.source.imports import origins, pool_imports, renames
-from auditor.source.outline import Uncut, outline
+from auditor.source.load import lines_of
+from auditor.source.nodes import every_node
 from auditor.source.vocabulary import Need, count_lines, prefilter
 
 __all__ = [
@@ -41,43 +39,19 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE) -> FileIndex:
     lines = text.count("\n") + (not text.endswith("\n") if text else 0)
     if need is Need.NOTHING:
         return FileIndex(path, lines)
-    with _no_collection():
-        text = text.removeprefix("\ufeff")
-        tree, outlined = _parse(text, need)
-        source = Source(path, tuple(text.split("\n")), tree)
-        names_pool = need is Need.WHOLE
-        classes = ClassReader(source, origins(source), outlined, names_pool).classes()
-        return FileIndex(
-            path=path,
-            lines=lines,
-            pool_imports=pool_imports(source) if names_pool else (),
-            uses_pool=names_pool and _uses_pool(tree),
-            classes=tuple(sorted(classes, key=lambda each: each.span)),
-            renames=renames(source),
-        )
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A syntax tree holds no cycles, and looking for them while it grows costs a quarter of the time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _parse(text: str, need: Need) -> tuple[ast.Module, bool]:
-    """The tree, and whether it is of an outline. An outline that does not parse is answered by the whole
-    file.
-    """
-    if need is Need.MODULES:
-        with suppress(Uncut, SyntaxError):
-            return ast.parse(outline(text)), True
-    return ast.parse(text), False
+    text = text.removeprefix("\ufeff")
+    source = Source(path, lines_of(text), ast.parse(text))
+    names_pool = need is Need.WHOLE
+    classes = ClassReader(source, origins(source), names_pool).classes()
+    return FileIndex(
+        path=path,
+        lines=lines,
+        pool_imports=pool_imports(source) if names_pool else (),
+        uses_pool=names_pool and "memory_pool" in text and _uses_pool(source.tree),
+        classes=tuple(sorted(classes, key=lambda each: each.span)),
+        renames=renames(source),
+    )
 
 
 def _uses_pool(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.Attribute) and "memory_pool" in node.attr for node in ast.walk(tree))
+    return any(isinstance(node, ast.Attribute) and "memory_pool" in node.attr for node in every_node(tree))

@@ -99,4 +99,4 @@ def line_of(text: str, position: int) -> int:
 
 def lines_of(text: str) -> list[str]:
     """The lines without their ends, split where Python splits (str.splitlines also splits at form feeds)."""
-    return _LINE_END.split(text)
+    return _LINE_END.split(text) if "\r" in text else text.split("\n")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from auditor.source.imports import dotted_text
+from auditor.source.nodes import every_node
 
 ACQUIRE = re.compile(
     r"^_?(?:allocate|acquire|alloc|lease|borrow|checkout|rent)(?:_\w+)?$|^_?get_(?:tensor|buffer)s?$"
@@ -32,7 +33,8 @@ def methods_of(node: ast.ClassDef) -> dict[str, Function]:
 def pool_use(node: ast.ClassDef, methods: dict[str, Function], origins: dict[str, str]) -> dict[str, Any]:
     """The fields of `ClassIndex` that speak of pools."""
     defines = _defines_pool(methods)
-    calls = [] if defines else [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+    nodes = list(every_node(node))
+    calls = [] if defines else [call for call in nodes if isinstance(call, ast.Call)]
     names = [name for call in calls if (name := pool_method(call))]
     leases = any(LEASE.match(name) for name in names)
     switch, default = _switch(node, methods)
@@ -43,10 +45,10 @@ def pool_use(node: ast.ClassDef, methods: dict[str, Function], origins: dict[str
         "acquires": leases or any(ACQUIRE.match(name) for name in names),
         "releases": leases or any(RELEASE.match(name) for name in names),
         "cleans_up": _cleans_up(methods),
-        "mentions_pool": bool(names) or any(_mentions(each) for each in ast.walk(node)),
+        "mentions_pool": bool(names) or any(_mentions(each) for each in nodes),
         "defines_pool": defines,
         "serves_tensors": defines and any(_serves_tensors(name, each) for name, each in methods.items()),
-        "keeps_leases": _keeps_leases(node),
+        "keeps_leases": _keeps_leases(nodes),
         "passes_switch": any(_passes_switch(call) for call in calls),
         "builds": tuple(sorted(_builds(methods, origins))),
     }
@@ -125,7 +127,7 @@ def parameters(function: Function) -> Iterator[tuple[str, ast.expr | None, ast.e
 
 def _cleans_up(methods: dict[str, Function]) -> bool:
     return any(
-        _CLEANUP.match(name) and any(_mentions(each) or _gives_back(each) for each in ast.walk(method))
+        _CLEANUP.match(name) and any(_mentions(each) or _gives_back(each) for each in every_node(method))
         for name, method in methods.items()
     )
 
@@ -143,9 +145,9 @@ def _mentions(node: ast.AST) -> bool:
     return False
 
 
-def _keeps_leases(node: ast.ClassDef) -> bool:
+def _keeps_leases(nodes: list[ast.AST]) -> bool:
     """`self.x = pool.allocate(...)`, or a pool of its own: something is left when a method returns."""
-    for each in ast.walk(node):
+    for each in nodes:
         if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call):
             to_self = any((dotted_text(target) or "").startswith("self.") for target in each.targets)
             if to_self and (ACQUIRE.match(pool_method(each.value) or "") or _makes_pool(each.value)):
@@ -167,7 +169,7 @@ def _passes_switch(call: ast.Call) -> bool:
 
 def _builds(methods: dict[str, Function], origins: dict[str, str]) -> Iterator[str]:
     init = methods.get("__init__")
-    for node in ast.walk(init) if init is not None else ():
+    for node in every_node(init) if init is not None else ():
         if isinstance(node, ast.Call) and (text := dotted_text(node.func)):
             head, dot, rest = text.partition(".")
             if text.rpartition(".")[2][:1].isupper():

@@ -77,12 +77,19 @@ def _failure(path: str, error: Exception) -> Failure:
 
 
 def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
-    """The index of a file that is valid Python; the indexer itself parses no more than it needs."""
+    """The index of a file that is valid Python, or would be to a newer one."""
+    need = Need.WHOLE if relevant else prefilter(data)
     try:
-        symtable.symtable(text, path, "exec")  # half of what ast.parse costs, and it checks as much
+        return _checked_index(path, text, need)
     except SyntaxError:
         older = in_older_syntax(text)
         if older is None:
             raise
-        text = older
-    return index_file(path, text, Need.WHOLE if relevant else prefilter(data))
+        return _checked_index(path, older, need)
+
+
+def _checked_index(path: str, text: str, need: Need) -> FileIndex:
+    """Whether a file is valid has to be asked where it is not parsed for its index."""
+    if need is Need.NOTHING:
+        symtable.symtable(text, path, "exec")  # two thirds of what ast.parse costs, and it checks as much
+    return index_file(path, text, need)

@@ -2,6 +2,8 @@
 
 import ast
 
+from auditor.source.nodes import children, every_node
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Their result shares the argument's memory, or may, so what it is bound to is one more name for it.
@@ -34,12 +36,10 @@ class Temporaries:
     """One method, read once: for each tensor born in it, whether all its uses keep it inside."""
 
     def __init__(self, method: Function) -> None:
-        self._parents = {
-            child: parent for parent in ast.walk(method) for child in ast.iter_child_nodes(parent)
-        }
+        self._parents = {child: parent for parent in every_node(method) for child in children(parent)}
         self._no_grad = any(_is_no_grad(each) for each in method.decorator_list)
         self._uses: dict[str, list[ast.Name]] = {}
-        for node in ast.walk(method):
+        for node in self._parents:
             if (
                 isinstance(node, ast.Name)
                 and isinstance(node.ctx, ast.Load)

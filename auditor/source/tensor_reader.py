@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from auditor.source import tensor_ops
 from auditor.source.imports import dotted_text
+from auditor.source.nodes import children
 from auditor.source.shapes import DTYPE_BYTES, Shape, Sizes
 
 ACTIVATION = re.compile(
@@ -58,7 +59,7 @@ class TensorReader:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return  # runs when it is called, with shapes of its own
             case _:
-                for child in ast.iter_child_nodes(node):
+                for child in children(node):
                     self._child(child)
 
     def _child(self, child: ast.AST) -> None:
@@ -124,6 +125,8 @@ class TensorReader:
         match node:
             case ast.Name(id=name):
                 return self.sizes.shapes.get(name)
+            case ast.Constant() | ast.Lambda():
+                return None
             case ast.Call():
                 return self._call(node)
             case ast.BinOp(left=left, op=ast.MatMult(), right=right):
@@ -140,9 +143,7 @@ class TensorReader:
             case ast.Subscript(value=value, slice=index):
                 self.shape_of(index)
                 return tensor_ops.indexed(self.shape_of(value), index)
-            case ast.Lambda() | ast.Constant():
-                return None
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             if isinstance(child, ast.expr):
                 self.shape_of(child)
             elif isinstance(child, ast.comprehension):
