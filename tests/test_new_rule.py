@@ -37,6 +37,10 @@ def test_a_new_rule_works_and_its_tests_pass(tmp_path: Path) -> None:
         tmp_path, "pytest", "-q", "tests/test_adoption.py", "tests/test_engine.py", "-k", "PA901 or pa901"
     )
     assert tests.returncode == 0, tests.stdout
+    assert _in(tmp_path, "auditor.cli", "rule", "--new", "wronger-name", "PA199").returncode == 0
+    tests = _in(tmp_path, "pytest", "-q", "tests/test_fixtures.py", "-k", "pa199 or PA199")
+    assert tests.returncode == 0, tests.stdout
+    (tmp_path / "rules" / "wronger_name.py").unlink()
     broken = (tmp_path / "rules" / "wrong_name.py").read_text().replace('== "wrong"', '== "right"')
     (tmp_path / "rules" / "wrong_name.py").write_text(broken)
     assert _in(tmp_path, "pytest", "-q", "tests/test_adoption.py", "-k", "PA901 or pa901").returncode == 1

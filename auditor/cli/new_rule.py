@@ -11,6 +11,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _CODE = re.compile(r"PA[1-9]\d\d")
 _OWN_FAMILY = "PA9"  # no code of the contract begins so
 
+_ABOUT_LEASES = ("PA1", "PA2", "PA5")
+
 
 class CannotScaffold(Exception):
     """The name or the code will not do, or the folders are not there; the message says what would."""
@@ -20,19 +22,26 @@ def scaffold(root: Path, name: str, code: str | None, rules: tuple[Rule, ...]) -
     """Write the rule and its fixture below `root`; returns what was written."""
     _check_name(name, rules)
     chosen = _code(code, rules)
-    folders = root / "rules", root / "tests" / "fixtures" / "adoption"
-    for folder in folders:
+    module = name.replace("-", "_")
+    rule = root / "rules" / f"{module}.py"
+    fixture = _fixture(root / "tests" / "fixtures", chosen, module)
+    for folder in (rule.parent, root / "tests" / "fixtures"):
         if not folder.is_dir():
             raise CannotScaffold(f"no folder {folder}: run this at the root of a checkout of poolaudit")
-    rule = folders[0] / f"{name.replace('-', '_')}.py"
-    fixture = folders[1] / chosen.lower() / "cases.py"
     for file in (rule, fixture):
         if file.exists():
             raise CannotScaffold(f"{file} exists already; remove it or choose another name or code")
-    fixture.parent.mkdir(exist_ok=True)
+    fixture.parent.mkdir(exist_ok=True, parents=True)
     write_atomically(rule, RULE.format(code=chosen, name=name).encode())
     write_atomically(fixture, FIXTURE.format(code=chosen, name=name).encode())
     return rule, fixture
+
+
+def _fixture(fixtures: Path, code: str, module: str) -> Path:
+    """Rules about single leases have one file each, the others a folder that is audited as a project."""
+    if code.startswith(_ABOUT_LEASES):
+        return fixtures / "rules" / f"{code.lower()}_{module}.py"
+    return fixtures / "adoption" / code.lower() / "cases.py"
 
 
 def _check_name(name: str, rules: tuple[Rule, ...]) -> None:

@@ -53,7 +53,7 @@ def in_a_function_bad(pool):
     pool.deallocate(wrong)
 
 
-class InAMethod:
+class InAMethod_bad:
     def f(self, pool):
         wrong = pool.allocate(8)  # expect: {code}
         pool.deallocate(wrong)
