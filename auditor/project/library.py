@@ -5,7 +5,8 @@ from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Trea
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 
 BORROWING = frozenset(
-    {"Popen", "len", "print", "isinstance", "id", "type", "repr", "str", "hash", "bool", "hasattr", "any", "all",
+    {"Popen", "len", "print", "isinstance", "id", "type", "repr", "str", "hash", "bool", "hasattr", "any",
+    "all",
     "sum", "callable", "range",
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
      "critical", "log", "int", "float", "abs",
