@@ -212,8 +212,11 @@ class Follower:
             path = shortest_path(self.graph, followed.solution, node, held)
             kind = self._kind(loss, path, site)
             at = self._where(node, path)
-            asserted = kind is Loss.RAISE and at.line == self._span(self.graph.ops[site].at).line
-            if asserted or (kind, at) in seen or (self.exceptions == "explicit" and kind in UNWRITTEN):
+            if (
+                self._asserted_away(path, site)
+                or (kind, at) in seen
+                or (self.exceptions == "explicit" and kind in UNWRITTEN)
+            ):
                 continue
             seen.add((kind, at))
             yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
@@ -246,6 +249,12 @@ class Follower:
             return True
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
+
+    def _asserted_away(self, path: list[Station], site: int) -> bool:
+        """`assert pool.alloc(n) is None`: the acquire is expected to fail."""
+        line = self._span(self.graph.ops[site].at).line
+        raised = (self.graph.ops[station.node].at for station in path if station.edge is Edge.RAISE)
+        return any(isinstance(at, ast.Assert) and self._span(at).line == line for at in raised)
 
     def _broadly(self, onward: list[Station], line: int) -> bool:
         """Not a handler around the acquire too, of one named failure that calls before it were expected to
