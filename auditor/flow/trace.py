@@ -27,9 +27,10 @@ def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held)
     """Stations from the first node after the acquire to `node`, which is left out; without exceptions if
     there is such a way."""
     end = (node, held)
-    origin, onward = _search(solution, end, RAISING)
-    if origin is None:
-        origin, onward = _search(solution, end, frozenset())
+    for avoided in (RAISING, RAISING - {Edge.RAISE}, frozenset[Edge]()):
+        origin, onward = _search(solution, end, avoided)
+        if origin is not None:
+            break
     stations = []
     at = origin or end
     step = onward[at]

@@ -229,9 +229,20 @@ class Follower:
         if loss is Loss.DISCARDED and raised is not None:
             return LOSS_OF_EDGE[raised]  # an intermediate value that an exception passed by
         for index, station in enumerate(path):
-            if station.edge in LOSS_OF_EDGE and not self._expected(station, path[index:], site):
+            if station.edge not in LOSS_OF_EDGE:
+                continue
+            in_passing = loss in IN_PASSING and station.edge is not Edge.RAISE
+            unwinding = in_passing and not self._caught(path[index:])
+            if unwinding or not self._expected(station, path[index:], site):
                 return LOSS_OF_EDGE[station.edge]
         return loss
+
+    def _caught(self, onward: list[Station]) -> bool:
+        """Whether the exception ends on the way, in a handler or a `suppress`."""
+        guards = [self.graph.ops[station.node].at for station in onward]
+        return any(
+            isinstance(at, ast.ExceptHandler) or (isinstance(at, WITHS) and _swallows(at)) for at in guards
+        )
 
     def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
         """Whoever wrote the handler meant this.
@@ -348,6 +359,11 @@ LAST_WORDS = {
     Loss.OVERWRITTEN: "its only place is overwritten here",
     Loss.DROPPED: "its container's entries are dropped here",
 }
+
+
+WITHS = (ast.With, ast.AsyncWith)
+IN_PASSING = frozenset({Loss.REBOUND, Loss.DELETED, Loss.OVERWRITTEN, Loss.DROPPED})
+"""Losses that a `finally` can cause while an exception passes through it."""
 
 
 def _swallows(guard: ast.AST) -> bool:
