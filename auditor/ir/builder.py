@@ -15,6 +15,7 @@ End = tuple[int, Edge]
 
 CALL = "call"  # whatever a call may raise
 EXIT = "exit"  # CancelledError, GeneratorExit: not an Exception
+AGAIN = "again "  # before the class that a handler names, for its bare `raise`
 UNKNOWN = "?"  # a raise of something computed
 
 
@@ -62,10 +63,14 @@ class Handler:
             return True
         if exception in (CALL, UNKNOWN):
             return None
+        again = exception.startswith(AGAIN)
+        exception = exception.removeprefix(AGAIN)
         raised = getattr(builtins, exception, None)
         known = [getattr(builtins, name, None) for name in self.names]
         if exception in self.names or any(_derives(raised, base) for base in known):
             return True
+        if again and any(_derives(base, raised) for base in known):
+            return None  # what was caught may have been of a class derived from the one named
         return False if isinstance(raised, type) and all(isinstance(base, type) for base in known) else None
 
 

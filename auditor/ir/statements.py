@@ -2,7 +2,17 @@
 
 import ast
 
-from auditor.ir.builder import UNKNOWN, Builder, CleanupFrame, End, Handler, HandlerFrame, LoopFrame, exit_of
+from auditor.ir.builder import (
+    AGAIN,
+    UNKNOWN,
+    Builder,
+    CleanupFrame,
+    End,
+    Handler,
+    HandlerFrame,
+    LoopFrame,
+    exit_of,
+)
 from auditor.ir.conditions import condition, item_component
 from auditor.ir.expressions import ExpressionLowering
 from auditor.ir.ops import (
@@ -38,6 +48,7 @@ class StatementLowering(ExpressionLowering):
 
     def __init__(self, builder: Builder, scope: Scope) -> None:
         super().__init__(builder, scope)
+        self._handling: list[str | None] = []
 
     def body(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
@@ -196,7 +207,8 @@ class StatementLowering(ExpressionLowering):
     def do_Raise(self, node: ast.Raise) -> None:
         if node.exc is not None:
             self.value(node.exc)
-        self._raise(node, _raised_class(node.exc))
+        again = self._handling[-1] if node.exc is None and self._handling else None
+        self._raise(node, again or _raised_class(node.exc))
 
     def _raise(self, node: ast.stmt, exception: str) -> None:
         raised = self.builder.emit(Nop(node))
@@ -402,7 +414,12 @@ class StatementLowering(ExpressionLowering):
             self.builder.ends = [(handler.entry, Edge.NORMAL)]
             if syntax.name:
                 self.builder.emit(Fresh(syntax, (self.root(syntax.name),)))
+            caught = _caught(syntax) or ()
+            self._handling.append(
+                AGAIN + caught[0] if len(caught) == 1 else None
+            )  # what a bare `raise` raises again
             self.body(syntax.body)
+            self._handling.pop()
             after = after + self.builder.ends
         self.builder.ends = after
 
