@@ -219,10 +219,9 @@ class ExpressionLowering:
         return self._yield(Yield(node, self.builder.temporary(), source))
 
     def value_YieldFrom(self, node: ast.YieldFrom) -> Path:
-        return self._yield(Yield(node, self.builder.temporary(), self.value(node.value), delegates=True))
+        return self._yield(Yield(node, self.builder.temporary(), self.value(node.value)))
 
     def _yield(self, op: Yield) -> Path:
-        self.graph.is_generator = True
         self.builder.emit_interruptible(op, Edge.CLOSE)
         return op.target
 
@@ -359,7 +358,6 @@ class ExpressionLowering:
             return self._compare_value(test)
         if asked is None:
             return self._test_of(test, self.value(test))
-        self._evaluate_calls(test)
         subject = self._pure_path(asked.subject)
         return self._assume(test, asked, subject)
 
@@ -369,9 +367,6 @@ class ExpressionLowering:
 
         path = path_of(node) if node is not None else None
         return (self.root(path[0]), *path[1:]) if path else None
-
-    def _evaluate_calls(self, test: ast.expr) -> None:
-        """Pure calls in a test still use their arguments; nothing to keep of them."""
 
     def _compare_value(self, test: ast.Compare) -> Branches:
         """`f(x) is None`, `(t := acquire()) is not None`: the tested object is an intermediate value."""

@@ -21,7 +21,6 @@ class Graph:
     parameters: tuple[str, ...] = ()
     condition_names: dict[str, frozenset[str]] = field(default_factory=dict)
     fresh_roots: frozenset[str] = frozenset()
-    is_generator: bool = False
 
     def add(self, op: Op) -> int:
         if len(self.ops) >= NODE_LIMIT:

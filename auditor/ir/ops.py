@@ -110,7 +110,6 @@ class Call(Op):
     args: tuple[tuple[Path, bool], ...]  # (operand, starred)
     kwargs: tuple[tuple[str | None, Path], ...]
     entered: bool = False  # it is the context expression of a `with`
-    awaited: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +147,6 @@ class Capture(Op):
 class Yield(Op):
     target: Path
     source: Path | None
-    delegates: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -213,10 +211,6 @@ class Leave(Op):
     """The function is left; for RETURN the value is in `RESULT`."""
 
     way: Way
-
-
-def root_of(path: Path) -> str:
-    return path[0]
 
 
 def is_temporary(path: Path) -> bool:

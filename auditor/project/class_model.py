@@ -75,16 +75,6 @@ class ClassModel:
                 stack.extend(reversed(self.bases(here)))
         return order
 
-    def external_bases(self, cls: Class) -> set[str]:
-        """Dotted names of bases outside the project, over the whole lineage."""
-        names = set()
-        for each in self.lineage(cls):
-            for node in each.node.bases:
-                parts = dotted_name(node)
-                if parts is not None:
-                    names.add(".".join([each.module.imports.get(parts[0], parts[0]), *parts[1:]]))
-        return names
-
     def subclasses(self, cls: Class) -> Iterator[Class]:
         """Among what was parsed so far."""
         modules = self.project.parsed()

@@ -27,8 +27,6 @@ from auditor.project.summaries import PROCESS, Question, Summaries
 from auditor.protocols.tensor_operations import treatment_of
 from auditor.protocols.vocabulary import KEEPING, LEASE_METHODS, RELEASING, STORING
 
-MODULE_CALL = frozenset({"forward", "__call__"})
-
 
 class FunctionEffects:
     """Answers the ownership domain for the calls that one function makes."""

@@ -50,7 +50,6 @@ class Outcome:
     acquisition: Acquisition
     lease: Lease
     returned: Path | None = None
-    always_returned: bool = False
     flags: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
     unknown: bool = False
@@ -123,7 +122,6 @@ class Follower:
         if endings.returned:
             outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
-            outcome.always_returned = not endings.lost and not endings.stored
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
