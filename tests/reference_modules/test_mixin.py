@@ -151,7 +151,9 @@ def test_one_failing_release_does_not_keep_the_rest_from_going_back():
 
 def test_a_pool_of_its_own_and_a_device_without_one():
     module = Squares(True, lightweight_pool=False)
-    module._deallocate_tensor(module._allocate_tensor((4,), torch.float32, "meta"))
+    tensor = module._allocate_tensor((4,), torch.float32, "meta")
+    assert (tensor.device.type, tensor.shape) == ("meta", (4,))
+    module._deallocate_tensor(tensor)
     module.cleanup_memory_pool()
 
 
