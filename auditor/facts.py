@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
+from auditor.flow.misuse import Fault, Misuse
 from auditor.model import Step
 from auditor.project.pool_call import PoolCall, outside_of_wrappers
 from auditor.project.pooled_class import PooledClass
@@ -17,12 +18,14 @@ __all__ = [
     "Callers",
     "ClassIndex",
     "Facts",
+    "Fault",
     "Field",
     "FileIndex",
     "LargeAllocation",
     "Leak",
     "Lease",
     "Loss",
+    "Misuse",
     "PoolCall",
     "PoolImport",
     "PooledClass",
@@ -41,6 +44,7 @@ class Facts:
     """The project as rules see it; every tuple is sorted by path and line."""
 
     leases: tuple[Lease, ...] = ()
+    misuses: tuple[Misuse, ...] = ()  # what is wrong with leases besides their loss
     files: tuple[FileIndex, ...] = ()
     modules_without_pool: tuple[
         ClassIndex, ...
