@@ -12,6 +12,7 @@ from auditor.flow.effects import Position, Value
 from auditor.flow.misuse import Fault, Release, Uses
 from auditor.flow.passing import operands
 from auditor.flow.places import escaped
+from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     RAISING,
@@ -47,6 +48,7 @@ class Life(Named):
 
     released: int = -1
     tolerant: bool = False
+    pool: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,19 @@ class Lifetime:
                 self._report(Fault.FOREIGN, node, life)
             return None
         if life.released >= 0:
-            if not (life.tolerant or release.tolerant):
+            if not (life.tolerant or release.tolerant) and self._same_pool(life.pool, release.pool):
                 self._report(Fault.TWICE, node, life)
             return None
-        return replace(life, released=node, tolerant=release.tolerant)
+        return replace(life, released=node, tolerant=release.tolerant, pool=self.spelt(release.pool))
+
+    def _same_pool(self, one: Path | None, other: Path | None) -> bool:
+        """Numbers may be of several pools at once; an object comes back to one."""
+        if one is None or other is None:
+            return self.value is not Value.INDEX
+        return one == self.spelt(other)
+
+    def spelt(self, path: Path | None) -> Path | None:
+        return spelt(self.graph, path) if path is not None else None
 
     def _touches(self, call: Call, life: Life) -> bool:
         return any(inside(life.aliases, operand, self.value) is not None for _, operand in operands(call))

@@ -39,13 +39,14 @@ class Release:
     """A call that surely gives back one of its operands.
 
     `tolerant`: a second release of the same does nothing. `checked`: the pool would notice what is not its
-    own. `pool` is the receiver, where the release is written out here. `kept`: the operand's place still
-    names it afterwards, so that it can be mistaken for a lease."""
+    own. `pool` is where it goes. `kept`: the operand's place still names it afterwards, so that it can be
+    mistaken for a lease. `here`: not in a function that is called."""
 
     tolerant: bool = False
     checked: bool = True
     pool: Path | None = None
     kept: bool = True
+    here: bool = True
 
 
 class Uses(Effects, Protocol):

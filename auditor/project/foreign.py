@@ -17,6 +17,7 @@ from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function, Project
 from auditor.project.recognise import Recogniser
+from auditor.project.released import released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.uses import Endings
 from auditor.protocols.tensor_accesses import makes_leaf
@@ -37,15 +38,27 @@ class Foreign:
         self.relevant = relevant
 
     def misuses(self, releasing: Releasing) -> Iterator[Misuse]:
-        for function, nodes in releasing:
+        of_tensors = [(function, self._of_tensors(function, nodes)) for function, nodes in releasing]
+        for function, nodes in of_tensors:
             yield from self._made_here(function, nodes)
-        yield from self._passed_on(self._releasing_parameters(releasing))
+        yield from self._passed_on(self._releasing_parameters(of_tensors))
+
+    def _of_tensors(self, function: Function, nodes: list[int]) -> list[int]:
+        """Releases of tensors: lists and tensors of slot numbers are made by anybody."""
+        return [
+            node
+            for node in nodes
+            if isinstance(call := function.graph.ops[node], Call)
+            and released_value(self.recogniser, function, call) is Value.TENSOR
+        ]
 
     def _made_here(self, function: Function, nodes: list[int]) -> Iterator[Misuse]:
         for event, solution, origin in self._followed(function, nodes):
             yield self._told(function, event, solution, origin)
 
     def _followed(self, function: Function, nodes: list[int]) -> Iterator[tuple[Event, Solution[Life], int]]:
+        if not nodes:
+            return
         graph, uses = function.graph, self.endings.uses(function)
         roots = _flowing_to(graph.ops, {path[0] for n in nodes for path in _given(graph.ops[n])})
         origins = [n for n, op in enumerate(graph.ops) if self._is_new(function, op, roots)]

@@ -1,6 +1,7 @@
 """Every misuse in a project: which lives are followed, and what is made of what they show."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES, known_at_nodes
@@ -19,8 +20,10 @@ from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function, Project
 from auditor.project.other_pool import differ
 from auditor.project.recognise import Recogniser
+from auditor.project.released import numbered, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors
+from auditor.project.twice_by_methods import TwiceByMethods
 from auditor.project.uses import Endings
 
 ENTRY = 0
@@ -55,7 +58,8 @@ class Misused:
         for function, calls in releasing:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
         foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant)
-        for misuse in foreign.misuses(releasing):
+        by_methods = TwiceByMethods(self.recogniser, self.endings)
+        for misuse in (*foreign.misuses(releasing), *by_methods.misuses(releasing)):
             self.found.setdefault((misuse.fault, misuse.span), misuse)
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
 
@@ -91,6 +95,8 @@ class Misused:
             acquisition = self.endings.uses(function).acquisition(op)
             if node not in known or acquisition is None:
                 continue
+            if acquisition.value is Value.TENSOR and numbered(outcome.lease.holder):
+                acquisition = replace(acquisition, value=Value.INDEX)
             began = _beginning(graph, node, op, acquisition)
             if began is None:
                 continue
@@ -125,7 +131,7 @@ class Misused:
             op = graph.ops[node]
             assert isinstance(op, Call)
             for position, operand in operands(op):
-                value = self.value_of(function, op)
+                value = released_value(self.recogniser, function, op)
                 if value is None or "[*]" in operand or "[:]" in operand or node not in known:
                     continue
                 release = uses.release(op, position, (), value, "")
@@ -145,10 +151,6 @@ class Misused:
                 span = place_of(function, node)
                 first = None if given else Step(span.path, span.line, span.column, "released here")
                 self._tell(function, domain, solution, first)
-
-    def value_of(self, function: Function, call: Call) -> Value | None:
-        """Of the leases that a release takes; None where it is the object that is marked, not handed out."""
-        return released_value(self.recogniser, function, call)
 
     # Telling ------------------------------------------------------------------------------------------------
 
@@ -191,27 +193,6 @@ def _origin(graph: Graph, operand: Path) -> Path:
     return operand
 
 
-def released_value(recogniser: Recogniser, function: Function, call: Call) -> Value | None:
-    for target in recogniser.calls.targets(function, call.at)[0]:
-        if target in recogniser.releasing:
-            acquires = recogniser.releasing[target][0].acquires
-            handles = {half.handle for half in acquires}
-            return acquires[0].value if handles == {Handle.RESULT} else None
-    source = recogniser.release_source(function, call.at)
-    for protocol in (*recogniser.declared, *recogniser.built_in):
-        if source is not None and protocol.name == source[0]:
-            return protocol.value if protocol.handle is Handle.RESULT else None
-    return None
-
-
-def release_words(recogniser: Recogniser) -> set[str]:
-    """Last names of calls that may release."""
-    words = {function.name for function in recogniser.releasing}
-    for protocol in (*recogniser.declared, *recogniser.built_in):
-        words |= {pattern.text.partition("(")[0].rpartition(".")[2] for pattern in protocol.release}
-    return words
-
-
 def is_test(function: Function) -> bool:
     """A test's misuse of a pool is often its point."""
     return TEST_FILE.search(function.module.path) is not None
@@ -223,6 +204,3 @@ def _guarded(follow: Callable[[], None]) -> None:
         follow()
     except (TooLarge, TooManyStates, RecursionError):
         return
-
-
-__all__ = ["Misused", "is_test", "release_words", "released_value"]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from auditor.flow.lifetime import Lifetime
-from auditor.ir.graph import Graph
-from auditor.ir.ops import Call, Move, Path, is_temporary
+from auditor.flow.spelling import spelt
+from auditor.ir.ops import Call, Path
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
 from auditor.protocols.vocabulary import split
@@ -12,11 +12,11 @@ from auditor.protocols.vocabulary import split
 
 def differ(recogniser: Recogniser, function: Function, acquire: Call, domain: Lifetime) -> Iterator[int]:
     """Nodes of releases that go to another pool than `acquire` asked."""
-    source = acquire.receiver and _spelt(function.graph, acquire.receiver)
+    source = acquire.receiver and spelt(function.graph, acquire.receiver)
     if not source or not _hands_out_itself(recogniser, function, acquire):
         return
     for node, release in sorted(domain.releases.items()):
-        target = release.pool and _spelt(function.graph, release.pool)
+        target = release.pool and spelt(function.graph, release.pool)
         if target and target != source and _two_of_a_kind(source, target):
             yield node
 
@@ -25,18 +25,6 @@ def _hands_out_itself(recogniser: Recogniser, function: Function, acquire: Call)
     """A wrapper may get its leases from any pool."""
     targets = recogniser.calls.targets(function, acquire.at)[0]
     return not any(target in recogniser.wrappers for target in targets)
-
-
-def _spelt(graph: Graph, path: Path) -> Path | None:
-    """The path with a local's single meaning put in for it; None where it has several."""
-    for _ in range(4):
-        sources = {op.source for op in graph.ops if isinstance(op, Move) and op.target == path[:1]}
-        if path[0] in graph.parameters or not sources:
-            return None if is_temporary(path) else path
-        if len(sources) > 1:
-            return None
-        path = (*sources.pop(), *path[1:])
-    return None
 
 
 def _two_of_a_kind(one: Path, other: Path) -> bool:

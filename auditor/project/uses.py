@@ -11,6 +11,7 @@ from auditor.flow.knowledge import NOTHING
 from auditor.flow.lifetime import Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Release
+from auditor.flow.passing import operands
 from auditor.flow.solve import solve
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Path, Store
@@ -49,6 +50,7 @@ class Ends:
     tolerant: bool = False
     checked: bool = True
     used: bool = False
+    pool: Path | None = None
 
 
 NOTHING_KNOWN = Ends()
@@ -94,6 +96,7 @@ class Endings:
             kept=any((place, False) in left.aliases for left in ended),
             tolerant=any(release.tolerant for release in given),
             checked=all(release.checked for release in given),
+            pool=_only({domain.spelt(release.pool) for release in given}),
             used=released and any(event.fault in (Fault.USED, Fault.TWICE) for event in domain.events),
         )
 
@@ -110,6 +113,16 @@ class Endings:
                     stored |= self.written(target)
             self._written[function] = frozenset(stored)
         return self._written[function]
+
+
+def _is_first(target: Function, position: Position, bound: bool) -> bool:
+    """What a function gives back is its first argument; the others say how."""
+    own = target.parameters[1:] if target.is_method and not target.is_static else target.parameters
+    return position == -1 or not own or parameter_for(target, position, bound) == own[0]
+
+
+def _only(pools: set[Path | None]) -> Path | None:
+    return pools.pop() if len(pools) == 1 else None
 
 
 class FunctionUses:
@@ -148,7 +161,7 @@ class FunctionUses:
         self, call: Call, position: Position, rest: Path, value: Value, protocol: str
     ) -> Release | None:
         if self.recogniser.releases(self.function, call.at, position):
-            return self._listed(call)
+            return self._listed(call, position)
         targets, constructed, _ = self.recogniser.calls.targets(self.function, call.at)
         if len(targets) != 1 or constructed is not None or targets[0].is_abstract:
             return None
@@ -158,9 +171,20 @@ class FunctionUses:
         ends = self.endings.of(targets[0], (name, *rest), value)
         if not ends.all_ways:
             return None
-        return Release(ends.tolerant, ends.checked, None, ends.kept)
+        pool = self._translated(call, targets[0], ends.pool)
+        return Release(ends.tolerant, ends.checked, pool, ends.kept, here=False)
 
-    def _listed(self, call: Call) -> Release | None:
+    def _translated(self, call: Call, target: Function, pool: Path | None) -> Path | None:
+        """The callee's pool in the caller's words."""
+        if pool is None or pool[0].startswith("@"):
+            return pool
+        bound = is_bound(target, call.at)
+        for position, path in operands(call):
+            if parameter_for(target, position, bound) == pool[0]:
+                return (*path, *pool[1:])
+        return None
+
+    def _listed(self, call: Call, position: Position) -> Release | None:
         """A call that a protocol lists; counting down one of several holds is none."""
         name = call.method.lower()
         if any(word in name for word in NOT_A_RELEASE):
@@ -169,6 +193,8 @@ class FunctionUses:
         for target in targets:
             half = self.recogniser.releasing.get(target)
             if half is not None and half[1].handle is not Handle.RESULT:
+                return None
+            if not _is_first(target, position, is_bound(target, call.at)):
                 return None
             body = self.endings.bodies.of(target)
             return Release(body.tolerant, body.checked, call.receiver)
