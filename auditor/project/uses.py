@@ -83,7 +83,7 @@ class Endings:
     def _follow(self, function: Function, place: Path, value: Value, released: bool) -> Ends:
         try:
             graph = function.graph
-            domain = Lifetime(graph, self.uses(function), value, "")
+            domain = Lifetime(graph, self.uses(function), value, "", going_on=True)
             life = Life(frozenset({(place, False)}), released=ENTRY if released else -1)
             solve(graph, [(ENTRY, life, NOTHING)], domain.step, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
