@@ -1,4 +1,4 @@
-"""PA205 against autograd itself: what the rule calls unsafe breaks a gradient, what it calls safe never does."""
+"""PA205 against autograd itself: what it calls unsafe breaks a gradient, what it calls safe never does."""
 
 import ast
 import importlib.util

@@ -198,6 +198,8 @@ class FunctionUses:
                 return None
             body = self.endings.bodies.of(target)
             return Release(body.tolerant, body.checked, call.receiver)
+        if isinstance(position, str) and call.args:
+            return None  # `free(buf, pool=POOL)`: the keyword says how
         accepting = any(word in name.split("_") for word in ACCEPTING)
         return Release(name == "close", not accepting, call.receiver)
 
