@@ -8,11 +8,13 @@ import ast
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import BORROWED, Acquisition, Effects, Fate, Handle, Position, Treatment, Value
+from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.limits import TooManyStates
 from auditor.flow.places import begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
+    ANY_ITEM,
     RAISING,
     RESULT,
     Assume,
@@ -52,7 +54,8 @@ class Held:
     """One lease as it is held. `maybe` are places that may hold it too; `seen` are loops that looked at it.
 
     `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an
-    intermediate value held it."""
+    intermediate value held it; `noted` are lists that are not empty then: the loop that it was
+    acquired in goes over them, or something was written down in them since."""
 
     places: Places
     maybe: Places = NOWHERE
@@ -60,6 +63,7 @@ class Held:
     lent: bool = False
     stale: bool = False
     kept: bool = False
+    noted: frozenset[Path] = frozenset()
 
 
 @dataclass(slots=True)
@@ -180,6 +184,8 @@ class Ownership:
         if self.acquisition.keyed and target == (self._key_root(),):
             self.endings.unknown.add(node)
             return None
+        if target in held.noted:
+            held = replace(held, noted=held.noted - {target})
         kept = frozenset(place for place in held.places if not _overwrites(target, place))
         outside = [place for place in sorted(held.places - kept) if self._outlives(place)]
         if outside and len(target) == 1:
@@ -283,7 +289,7 @@ class Ownership:
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
-            if (inside or counting) and node not in held.seen:
+            if (inside or counting or op.source in held.noted) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
         element = (*op.source, "[*]")
@@ -434,10 +440,15 @@ class Ownership:
             return ()
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
+        if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
+            held = replace(held, noted=held.noted | {call.receiver})
         fresh = self._rebind(
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _one_of_many(self, held: Held) -> bool:
+        return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The call is given the lease, or is not."""
@@ -500,8 +511,8 @@ class Ownership:
         if rest is not None:
             return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
         piece = part(place, operand, acquisition.value)
-        if piece is None:
-            return None
+        if piece is None or (piece == "maybe" and acquisition.keyed):
+            return None  # a pin or a lock is not undone through what the object holds
         treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
