@@ -78,6 +78,9 @@ class StoredField:
     field: Field
     at: Span
     released_by: tuple[str, ...] = ()  # methods and functions that release it
+    partly_by: tuple[
+        str, ...
+    ] = ()  # exit methods that release it only with or without an exception
     cleanups: tuple[str, ...] = ()  # cleanup methods the class has, releasing or not
     drops: tuple[Leak, ...] = ()  # places that throw entries away unreleased
     overwrite: Leak | None = None  # stored again while one may be held

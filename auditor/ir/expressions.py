@@ -13,6 +13,7 @@ from auditor.ir.ops import (
     Constant,
     Edge,
     Fresh,
+    Lookup,
     Make,
     Move,
     Next,
@@ -92,9 +93,10 @@ class ExpressionLowering:
         if isinstance(node.slice, (ast.Slice, ast.Tuple)):
             self._slice_uses(node.slice)
             return (*base, "[:]")
-        if not isinstance(node.slice, (ast.Constant, ast.Name)):
-            self.value(node.slice)
-        return (*base, item_component(node.slice))
+        found = (*base, item_component(node.slice))
+        if not isinstance(node.slice, ast.Constant):
+            self.builder.emit(Lookup(node, found, self.value(node.slice)))
+        return found
 
     def _slice_uses(self, node: ast.expr) -> None:
         for child in ast.walk(node):

@@ -11,6 +11,7 @@ from auditor.flow.lease import EXCEPTIONAL, Callers, Lease
 from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
+from auditor.project.aliases import other_names
 from auditor.project.calls import Calls
 from auditor.project.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.class_model import ClassModel
@@ -92,6 +93,7 @@ class Analysis:
 
     def run(self) -> FlowResult:
         words = self.recogniser.words
+        words |= other_names(self.project.sources, self.relevant, words)
         paths = sorted(self.called.calling(self.relevant, words))
         for path in paths:
             self.project.module(path)
@@ -108,6 +110,7 @@ class Analysis:
                 self._follow_in(path, words)
             fresh = set(self.recogniser.wrappers) - found_before
             words = set().union(*(called_as(function, self.project.sources) for function in fresh))
+            words |= other_names(self.project.sources, self.relevant, words)
             paths = sorted(self.called.calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:
