@@ -79,6 +79,27 @@ def is_truth_of(test: ast.expr, name: str) -> bool:
     return False
 
 
+def turns_back_if_none(statement: ast.stmt, holder: str) -> bool:
+    """`if x is None: return`, `assert x is not None`: after it there is a lease."""
+    match statement:
+        case ast.If(test=test, body=body, orelse=[]) if isinstance(body[-1], EXITS):
+            return _says_none(test, holder)
+        case ast.Assert(test=ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[other])):
+            return name == holder and isinstance(other, ast.Constant) and other.value is None
+        case ast.Assert(test=ast.Name(id=name)):
+            return name == holder
+    return False
+
+
+def _says_none(test: ast.expr, holder: str) -> bool:
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            return name == holder
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            return name == holder
+    return False
+
+
 def mentions(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
 

@@ -20,6 +20,12 @@ def taken(file: Parsed, first: int, last: int) -> list[str]:
     return split(file.text)[first - 1 : last]
 
 
+def newline_of(file: Parsed) -> str:
+    """How the file ends its first line."""
+    first = split(file.text)[:1]
+    return first[0][len(first[0].rstrip("\r\n")) :] or "\n" if first else "\n"
+
+
 def split(text: str) -> list[str]:
     """Lines with their ends, split where Python splits (str.splitlines also splits at form feeds)."""
     return _LINES.findall(text)

@@ -15,6 +15,7 @@ from auditor.fixes.life import (
     leaves,
     mentions,
     statements_in,
+    turns_back_if_none,
 )
 
 
@@ -75,37 +76,16 @@ def _after_acquire(life: Life) -> tuple[Sequence[ast.stmt], int] | None:
     """The block in which the life goes on, and where in it: after the acquire, after what asks whether there
     is a lease at all, and after the branches that the acquire is the end of."""
     block, index = life.block, life.index + 1
-    while index < len(block) and _turns_back_if_none(block[index], life.holder):
+    while index < len(block) and turns_back_if_none(block[index], life.holder):
         index += 1
     while index == len(block):
         parent = life.file.parents[block[index - 1]]
         if not isinstance(parent, ast.If) or not (outer := block_of(life.file, parent)):
             return None
         block, index = outer, list(outer).index(parent) + 1
-        while index < len(block) and _turns_back_if_none(block[index], life.holder):
+        while index < len(block) and turns_back_if_none(block[index], life.holder):
             index += 1
     return block, index
-
-
-def _turns_back_if_none(statement: ast.stmt, holder: str) -> bool:
-    """`if x is None: return`, `assert x is not None`."""
-    match statement:
-        case ast.If(test=test, body=body, orelse=[]) if isinstance(body[-1], EXITS):
-            return _says_none(test, holder)
-        case ast.Assert(test=ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[other])):
-            return name == holder and isinstance(other, ast.Constant) and other.value is None
-        case ast.Assert(test=ast.Name(id=name)):
-            return name == holder
-    return False
-
-
-def _says_none(test: ast.expr, holder: str) -> bool:
-    match test:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
-            return name == holder
-        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
-            return name == holder
-    return False
 
 
 def _is_ending(statement: ast.stmt, life: Life, releases: Sequence[ast.stmt]) -> bool:

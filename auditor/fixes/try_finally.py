@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from auditor.case import Case
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import Life, life_of
-from auditor.fixes.lines import indentation, indented, taken
+from auditor.fixes.lines import indentation, indented, newline_of, taken
 from auditor.fixes.region import Region, conditions_hold, region_of
 from auditor.model import Edit, FixOffer, Safety, Span
 
@@ -66,8 +66,8 @@ def _guarded(region: Region) -> tuple[Edit, str] | None:
     body = _body(region)
     if body is None:
         return None
-    newline = _newline(body)
-    margin, unit = _margin(region), _unit(region)
+    newline = newline_of(region.life.file)
+    margin, unit = _margin(region), unit_of(region.life)
     release = _release(region, margin + unit, newline)
     if release is None:
         return None
@@ -87,17 +87,16 @@ def _release(region: Region, margin: str, newline: str) -> list[str] | None:
     """What gives the lease back, as it is written there, or in the words of the pool."""
     life = region.life
     if region.release is None:
-        return [line + newline for line in giving_back(life, margin, _unit(region))]
+        return [line + newline for line in giving_back(life, margin, unit_of(region.life))]
     lines = _with_comments(region, region.release)
-    deeper = indented(lines, _unit(region))
+    deeper = indented(lines, unit_of(region.life))
     return _ended(deeper, newline) if deeper is not None else None
 
 
-def giving_back(life: Life, margin: str, unit: str) -> list[str]:
+def giving_back(life: Life, margin: str, unit: str, *, asked: bool = False) -> list[str]:
     """A release as a statement of its own, asking first where there may be no lease."""
-    assert life.lease.giving_back is not None
     call = written_release(life)
-    if not life.is_checked:
+    if asked or not life.is_checked:
         return [margin + call]
     return [f"{margin}if {life.holder} is not None:", f"{margin}{unit}{call}"]
 
@@ -122,7 +121,7 @@ def _body(region: Region) -> list[str] | None:
         for number in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     }
     numbered = zip(range(first, last + 1), taken(file, first, last), strict=True)
-    return indented([line for number, line in numbered if number not in superfluous], _unit(region))
+    return indented([line for number, line in numbered if number not in superfluous], unit_of(region.life))
 
 
 def _after(region: Region) -> list[str]:
@@ -178,17 +177,13 @@ def _margin(region: Region) -> str:
     return indentation(region.life.file.lines[_start(region.body[0]) - 1])
 
 
-def _unit(region: Region) -> str:
-    """One step of indentation, as the statement around the block has it."""
-    parent = region.life.file.parents[region.block[0]]
-    outer = indentation(region.life.file.lines[getattr(parent, "lineno", 1) - 1])
-    margin = _margin(region)
+def unit_of(life: Life) -> str:
+    """One step of indentation, as the statement around the acquire has it."""
+    lines = life.file.lines
+    outer = indentation(lines[getattr(life.file.parents[life.statement], "lineno", 1) - 1])
+    margin = indentation(lines[life.statement.lineno - 1])
     step = margin[len(outer) :] if margin.startswith(outer) else ""
     return step or ("\t" if margin.startswith("\t") else "    ")
-
-
-def _newline(lines: Sequence[str]) -> str:
-    return next((line[len(line.rstrip("\r\n")) :] for line in lines if line[-1:] in "\r\n"), "\n") or "\n"
 
 
 def _ended(lines: Sequence[str], newline: str) -> list[str]:
