@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
-from auditor.flow.lease import EXCEPTIONAL, Callers, Lease
+from auditor.flow.lease import EXCEPTIONAL, Callers, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
@@ -18,6 +18,7 @@ from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
+from auditor.project.giving_back import giving_back
 from auditor.project.leases import Follower, Outcome
 from auditor.project.modules import Function, Project
 from auditor.project.pool_call import PoolCall
@@ -165,10 +166,7 @@ class Analysis:
     def _result(self) -> FlowResult:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
         fields = Fields(self.project, self.model, self.summaries, self.effects).stored(outcomes)
-        leases = tuple(
-            replace(outcome.lease, fields=fields.get(id(outcome.call), ()), callers=self._callers(outcome))
-            for outcome in outcomes
-        )
+        leases = tuple(self._decided(outcome, fields.get(id(outcome.call), ())) for outcome in outcomes)
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
             for o in outcomes
@@ -188,6 +186,12 @@ class Analysis:
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
         )
+
+    def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...]) -> Lease:
+        lease = replace(outcome.lease, fields=fields, callers=self._callers(outcome))
+        if not (lease.leaks or fields):
+            return lease  # nothing to repair
+        return replace(lease, giving_back=giving_back(self.recogniser, outcome.function, outcome.call))
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""

@@ -118,6 +118,7 @@ class Follower:
         lease = replace(
             lease,
             released=bool(endings.released),
+            releases=self._releases(endings),
             handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
@@ -128,6 +129,11 @@ class Follower:
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
+
+    def _releases(self, endings: Endings) -> tuple[Span, ...]:
+        """The calls that give it back."""
+        calls = (self.graph.ops[node] for node in endings.released)
+        return tuple(sorted({self._span(op.at) for op in calls if isinstance(op, Call)}))
 
     def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
         """Constants returned beside the lease, where every return of it agrees."""
@@ -190,6 +196,7 @@ class Follower:
             protocol=acquisition.protocol,
             holder=self._holder(op),
             leaks=leaks,
+            value=acquisition.value,
         )
 
     def _holder(self, op: Call) -> str:
@@ -402,6 +409,7 @@ def _merge(one: Outcome, other: Outcome) -> Outcome:
         leaks=tuple(leaks.values()),
         released=one.lease.released or other.lease.released,
         handed_over=one.lease.handed_over or other.lease.handed_over,
+        releases=tuple(sorted({*one.lease.releases, *other.lease.releases})),
     )
     one.returned = one.returned or other.returned
     one.stored += other.stored
