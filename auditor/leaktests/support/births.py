@@ -22,7 +22,9 @@ from .storages import Handle, of_python_objects, storage_of
 DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
-_DRIVERS = {str(Path(__file__).with_name(name)) for name in ("ledger.py", "culprits.py", "faults.py")}
+_DRIVERS = {
+    str(Path(__file__).with_name(name)) for name in ("ledger.py", "culprits.py", "faults.py", "leases.py")
+}
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
 
@@ -68,7 +70,7 @@ class Births:
         with self._lock:
             if key not in self._seen:
                 unseen = known_before or operation is UNSEEN
-                frames = () if unseen else _frames()
+                frames = () if unseen else stack_here()
                 self._seen[key] = Birth(Handle(storage), operation, frames, self.turn, known_before)
 
     def look_around(self, *, known_before: bool = False) -> None:
@@ -147,7 +149,7 @@ def _short(filename: str) -> str:
         return filename
 
 
-def _frames() -> Frames:
+def stack_here() -> Frames:
     """From the operation out to the step: what drives the steps is left out, so that equal places are equal."""
     frame = sys._getframe(2)
     found: list[tuple[CodeType, int]] = []
