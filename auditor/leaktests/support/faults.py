@@ -46,6 +46,10 @@ class _FailingOperations(TorchDispatchMode):
         super().__init__()
         self._countdown = countdown
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in births.Watch
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._countdown.tick(str(func))
         return func(*args, **(kwargs or {}))
