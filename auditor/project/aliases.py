@@ -1,4 +1,4 @@
-"""Names that stand for a method: `take = pool.acquire`, `partial(pool.acquire, dtype=d)`, `self.take = ...`."""
+"""Names that stand for a method: `take = pool.acquire`, `partial(pool.acquire, ...)`, `self.take = ...`."""
 
 import ast
 import re
