@@ -88,30 +88,33 @@ def _is_held(argument: ast.arg) -> bool:
 
 
 def shapes_cached(code: Code) -> Iterator[Sighting]:
+    for node in code.of(ast.Assign):
+        match node:
+            case ast.Assign(targets=[ast.Subscript(value=table, slice=key)], value=value):
+                function = code.function_of(node) if "cache" in last_name(table).lower() else None
+                if (
+                    function is None
+                    or not _is_of_shape(function, key)
+                    or not _is_tensor(function, value, node)
+                ):
+                    continue
+                if _is_unbounded(code, function, table):
+                    yield code.sighting(Kind.SHAPES_CACHED, node, short(key), short(table), IN_TABLE)
     for function in code.functions:
-        for node in within(function):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                target = node.targets[0]
-                if isinstance(target, ast.Subscript) and _is_unbounded(code, function, target.value):
-                    if _is_of_shape(function, target.slice) and _is_tensor(function, node.value, node):
-                        yield code.sighting(
-                            Kind.SHAPES_CACHED, node, short(target.slice), short(target.value), IN_TABLE
-                        )
-        yield from _cached_function(code, function)
+        for decorator in function.decorator_list:
+            if _is_endless(decorator) and _is_cache(code, decorator):
+                yield from _cached_function(code, function, decorator)
 
 
-def _cached_function(code: Code, function: Function) -> Iterator[Sighting]:
+def _cached_function(code: Code, function: Function, decorator: ast.expr) -> Iterator[Sighting]:
     """`@cache` on a function from sizes to a tensor."""
     arguments = [*function.args.posonlyargs, *function.args.args]
     sizes = [each.arg for each in arguments if _SIZE.match(each.arg)]
     returned = [
         node.value for node in within(function) if isinstance(node, ast.Return) and node.value is not None
     ]
-    if not sizes or not any(_is_tensor(function, value, value) for value in returned):
-        return
-    for decorator in function.decorator_list:
-        if _is_cache(code, decorator) and _is_endless(decorator):
-            yield code.sighting(Kind.SHAPES_CACHED, decorator, ", ".join(sizes), function.name, BY_DECORATOR)
+    if sizes and any(_is_tensor(function, value, value) for value in returned):
+        yield code.sighting(Kind.SHAPES_CACHED, decorator, ", ".join(sizes), function.name, BY_DECORATOR)
 
 
 def _is_endless(decorator: ast.expr) -> bool:

@@ -28,12 +28,15 @@ class Code:
         self.parents: dict[ast.AST, ast.AST] = {}
         self._kinds: defaultdict[type[ast.AST], list[ast.AST]] = defaultdict(list)
         waiting: list[ast.AST] = [source.tree]
+        parents, kinds = self.parents, self._kinds
         while waiting:
             node = waiting.pop()
-            self._kinds[type(node)].append(node)
-            below = children(node)
-            self.parents.update(dict.fromkeys(below, node))
-            waiting += reversed(below)
+            kinds[type(node)].append(node)
+            if below := children(node):
+                for each in below:
+                    parents[each] = node
+                below.reverse()
+                waiting += below
 
     @cached_property
     def origins(self) -> dict[str, str]:
