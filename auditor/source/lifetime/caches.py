@@ -26,11 +26,12 @@ _HELD_TYPE = re.compile(r"^(?:torch\.)?(?:nn\.Module|Tensor|nn\.Parameter|PreTra
 ON_METHOD, BY_ARGUMENT = "on a method", "by argument"
 IN_TABLE, BY_DECORATOR = "in a table", "by decorator"
 
+# Parameters that change with the data. Widths, heads and blocks are the model's: `hidden_size`, `window`, `D`.
 _SIZE = re.compile(
-    r"^(?:n|h|w|t|l|s|q|k|hw|height|width|length|lengths|size|sizes|shape|shapes|resolution|total|bs|bsz|seqlens?"
-    r"|cu_seqlens|seq_?len\w*|num_tokens|batch_?size|max_len\w*|\w+_len|\w+_length|\w+_shape|\w+_size)$",
-    re.I,
+    r"^(?:n|h|w|t|l|hw|height|width|lengths?|resolution|total|bs|bsz|B|seqlens?|cu_seqlens|seq_?len\w*|num_tokens"
+    r"|batch_?size|\w+_len|\w+_length|\w+_lengths|(?:\w+_)?[TNL](?:_\w+)?)$"
 )
+_ONE_ROW = frozenset(("arange", "linspace", "tensor", "as_tensor", "zeros", "ones", "full", "empty"))
 _FACTORY = frozenset(
     (
         "arange", "zeros", "ones", "full", "empty", "linspace", "cat", "stack", "tril", "triu", "meshgrid", "tensor",
@@ -98,7 +99,7 @@ def shapes_cached(code: Code) -> Iterator[Sighting]:
                     or not _is_tensor(function, value, node)
                 ):
                     continue
-                if _is_unbounded(code, function, table):
+                if _is_unbounded(code, function, table) and not _is_limited(code, node, key):
                     yield code.sighting(Kind.SHAPES_CACHED, node, short(key), short(table), IN_TABLE)
     for function in code.functions:
         for decorator in function.decorator_list:
@@ -115,6 +116,20 @@ def _cached_function(code: Code, function: Function, decorator: ast.expr) -> Ite
     ]
     if sizes and any(_is_tensor(function, value, value) for value in returned):
         yield code.sighting(Kind.SHAPES_CACHED, decorator, ", ".join(sizes), function.name, BY_DECORATOR)
+
+
+def _is_limited(code: Code, node: ast.AST, key: ast.expr) -> bool:
+    """`if n <= LIMIT:` around the store."""
+    for parent in code.above(node):
+        if isinstance(parent, Function):
+            return False
+        if isinstance(parent, ast.If):
+            for test in ast.walk(parent.test):
+                if isinstance(test, ast.Compare) and isinstance(
+                    test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE
+                ):
+                    return True
+    return False
 
 
 def _is_endless(decorator: ast.expr) -> bool:
@@ -179,7 +194,15 @@ def _is_of_shape(function: Function, key: ast.expr, depth: int = 2) -> bool:
     """Whether a key is made of sizes of the data: `x.shape[1]`, `len(x)`, a parameter called `seq_len`."""
     for node in ast.walk(key):
         match node:
-            case ast.Attribute(attr="shape") | ast.Call(func=ast.Attribute(attr="size" | "numel")):
+            case ast.Subscript(value=ast.Attribute(attr="shape"), slice=index):
+                if text_of(index) != "-1":  # the last one is the model's width
+                    return True
+            case ast.Call(func=ast.Attribute(attr="size"), args=[index]):
+                if text_of(index) != "-1":
+                    return True
+            case ast.Call(func=ast.Attribute(attr="size"), args=[]) if node is key:  # `b, n, d = x.size()`
+                return True
+            case ast.Attribute(attr="shape") if node is key:
                 return True
             case ast.Call(func=ast.Name(id="len")):
                 return True
@@ -194,7 +217,7 @@ def _is_of_shape(function: Function, key: ast.expr, depth: int = 2) -> bool:
 
 
 def _is_tensor(function: Function, value: ast.expr, at: ast.AST) -> bool:
-    """Whether torch made the value, here or where its name was bound."""
+    """Whether torch made the value, here or where its name was bound, and it is more than one row."""
     if isinstance(value, ast.Name):
         before = [
             n for n in assigned([function], value.id) if place(n) < place(at) and isinstance(n, ast.Assign)
@@ -206,7 +229,44 @@ def _is_tensor(function: Function, value: ast.expr, at: ast.AST) -> bool:
         )
     if isinstance(value, ast.Tuple):
         return any(_is_tensor(function, part, at) for part in value.elts)
-    return any(
-        last_name(call.func) in _FACTORY and text_of(call.func).startswith("torch.")
+    made = [
+        call
+        for call in calls_in(value)
+        if text_of(call.func).startswith("torch.") and last_name(call.func) in _FACTORY
+    ]
+    if any(
+        isinstance(each, ast.Name) and _is_tensor(function, each, at)
+        for call in made
+        for each in _operands(call)
+    ):
+        return True
+    return any(not _is_one_row(call) for call in made) or (bool(made) and _spreads(value))
+
+
+def _operands(call: ast.Call) -> list[ast.expr]:
+    return [
+        part
+        for each in call.args
+        for part in (each.elts if isinstance(each, ast.List | ast.Tuple) else [each])
+    ]
+
+
+def _is_one_row(call: ast.Call) -> bool:
+    """`torch.arange(n)`, `torch.zeros(n)`, `torch.full((n,), x)`: some kilobytes."""
+    name = last_name(call.func)
+    if name not in _ONE_ROW:
+        return False
+    if name in ("arange", "linspace", "tensor", "as_tensor"):
+        return True
+    shape = call.args[0] if call.args else None
+    if isinstance(shape, ast.Tuple | ast.List):
+        return len(shape.elts) < 2
+    return name == "full" or len(call.args) < 2
+
+
+def _spreads(value: ast.expr) -> bool:
+    """`row[:, None] * column`"""
+    return any(isinstance(node, ast.Constant) and node.value is None for node in ast.walk(value)) or any(
+        last_name(call.func) in ("outer", "repeat", "expand", "unsqueeze", "repeat_interleave")
         for call in calls_in(value)
     )

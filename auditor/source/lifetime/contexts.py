@@ -1,6 +1,7 @@
 """Tensors that an autograd function sets on its context by hand (PA506)."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from auditor.source.lifetime.code import (
@@ -21,19 +22,7 @@ _MAKES = frozenset(
         "cumsum", "norm", "linear", "contiguous", "new_empty", "new_zeros", "sort", "argsort", "topk", "gather", "index_select",
     )
 )  # fmt: skip
-_TENSOR_METHODS = _MAKES | {
-    "t",
-    "transpose",
-    "permute",
-    "view",
-    "reshape",
-    "unsqueeze",
-    "squeeze",
-    "flatten",
-    "chunk",
-    "detach",
-}
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.MatMult, ast.Pow)
+_PARAMETER = re.compile(r"weight|bias", re.I)  # lives as long as its module, wherever it is saved
 OUTPUT, INPUT, INTERMEDIATE = "output", "input", "intermediate"
 
 
@@ -130,14 +119,22 @@ def _is_tensor(
     """Evidence that the name is a tensor: made by torch, annotated, or calculated with on the way back."""
     annotation = next((a.annotation for a in forward.args.args if a.arg == value.id and a.annotation), None)
     if annotation is not None:
-        return "Tensor" in ast.unparse(annotation)
+        return _is_tensor_type(ast.unparse(annotation)) and not _PARAMETER.search(value.id)
     before = [
         n for n in assigned([forward], value.id) if isinstance(n, ast.Assign) and place(n) < place(value)
     ]
     if before:
         return _makes_tensor(before[-1].value)
     names = [each.arg for each in forward.args.args[1:]]
-    return value.id in names and _has_gradient(backward, names.index(value.id))
+    if value.id not in names or forward.args.vararg or _PARAMETER.search(value.id):
+        return False
+    return _has_gradient(backward, names.index(value.id), len(names))
+
+
+def _is_tensor_type(annotation: str) -> bool:
+    """`torch.Tensor`, optional or not; what may be a number as well is mostly kept where it is one."""
+    text = annotation.strip("'\"").removeprefix("typing.").removeprefix("Optional[").removesuffix("]")
+    return all(part.strip() in ("Tensor", "torch.Tensor", "None") for part in text.split("|"))
 
 
 def _makes_tensor(value: ast.expr) -> bool:
@@ -151,16 +148,14 @@ def _makes_tensor(value: ast.expr) -> bool:
     return name in _MAKES and (isinstance(value.func, ast.Attribute))
 
 
-def _has_gradient(backward: Function | None, position: int) -> bool:
+def _has_gradient(backward: Function | None, position: int, count: int) -> bool:
     """Whether backward returns something for the input at this position: only tensors have gradients."""
     if backward is None:
         return False
     for node in within(backward):
         if isinstance(node, ast.Return) and node.value is not None:
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-            before = parts[: position + 1]
-            if len(before) <= position or any(isinstance(each, ast.Starred) for each in before):
-                return False
-            if not (isinstance(parts[position], ast.Constant)):
-                return True
+            if len(parts) == count and not any(isinstance(each, ast.Starred) for each in parts):
+                if isinstance(parts[position], ast.Name | ast.BinOp | ast.Call):
+                    return True
     return False

@@ -56,7 +56,7 @@ def _retried(code: Code, function: Function, node: ast.Try, handler: ast.ExceptH
         f"self.{function.name}",
     }
     for call in sorted(calls_in(*handler.body), key=lambda each: (each.lineno, each.col_offset)):
-        if text_of(call.func) in tried and _has_frame(call):
+        if text_of(call.func) in tried and _has_frame(call) and (call.args or call.keywords):
             step = (node.body[0], "fails here; the exception holds its frames until the handler ends")
             yield code.sighting(
                 Kind.EXCEPTION_HELD, call, short(call.func), handler.name or "", RETRIED, [step]

@@ -16,6 +16,7 @@ from auditor.source.lifetime.code import (
     last_name,
     place,
     short,
+    targets_of,
     text_of,
     within,
 )
@@ -137,7 +138,7 @@ def _frozen(function: Function) -> set[str]:
 def _run_in_loop(code: Code, function: Function, name: str, since: tuple[int, int]) -> ast.Call | None:
     """The first call of the model in a loop after it was put into evaluation, if nobody wants gradients."""
     for call in sorted(calls_in(function), key=place):
-        if text_of(call.func) != name or place(call) < since:
+        if text_of(call.func) != name or place(call) < since or _is_for_nothing(code, call):
             continue
         loops = code.loops_around(call)
         loop = next((each for each in loops if place(each) > since), None)
@@ -145,6 +146,13 @@ def _run_in_loop(code: Code, function: Function, name: str, since: tuple[int, in
             continue
         return call
     return None
+
+
+def _is_for_nothing(code: Code, call: ast.Call) -> bool:
+    """`_ = model(x)`, `model(x)`: a rehearsal, whose graph is gone at once."""
+    parent = code.parents[call]
+    targets = targets_of(parent) if isinstance(parent, ast.Assign) else []
+    return isinstance(parent, ast.Expr) or (bool(targets) and all(text_of(each) == "_" for each in targets))
 
 
 def _trains_again(function: Function, name: str, since: tuple[int, int], call: ast.Call) -> bool:
