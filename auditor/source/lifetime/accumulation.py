@@ -17,10 +17,11 @@ from auditor.source.lifetime.code import (
     names_in,
     place,
     short,
+    targets_of,
     text_of,
     within,
 )
-from auditor.source.lifetime.models import backward_calls, is_loss, is_model, loss_of
+from auditor.source.lifetime.models import backward_calls, is_loss, is_model, loss_of, steps_in
 from auditor.source.lifetime.sighting import Kind, Sighting
 
 _EVALUATES = re.compile(r"^_*(?:eval|valid|test|predict)", re.I)
@@ -224,13 +225,13 @@ def _in_evaluation(code: Code, function: Function, site: _Site) -> Sighting | No
     evaluates = _EVALUATES.match(function.name) or any(
         last_name(c.func) == "eval" for c in calls_in(function)
     )
-    if not loops or not evaluates or not _outlives(code, function, site, loops[0]):
+    if not loops or not evaluates or _trains(function) or not _outlives(code, function, site, loops[0]):
         return None
     runs = [call for call in calls_in(*loops[0].body) if is_model(code, call.func, function)]
     if not runs:
         return None
     for carrier in carriers(site.value):
-        if _is_loss_of_this_turn(carrier, loops[0], site):
+        if _is_loss_of_this_turn(code, carrier, loops[0], site):
             return code.sighting(
                 Kind.GRAPH_KEPT,
                 site.node,
@@ -242,11 +243,19 @@ def _in_evaluation(code: Code, function: Function, site: _Site) -> Sighting | No
     return None
 
 
-def _is_loss_of_this_turn(carrier: ast.expr, loop: Loop, site: _Site) -> bool:
+def _trains(function: Function) -> bool:
+    """A step, or a backward pass under another name."""
+    return steps_in(function) or any(last_name(call.func).endswith("backward") for call in calls_in(function))
+
+
+def _is_loss_of_this_turn(code: Code, carrier: ast.expr, loop: Loop, site: _Site) -> bool:
     if isinstance(carrier, ast.Call):
         return True
     before = [node for node in assigned(loop.body, text_of(carrier)) if place(node) < place(site.node)]
     if not before:
         return isinstance(carrier, ast.Attribute) and carrier.attr == "loss"
-    value = getattr(max(before, key=place), "value", None)
-    return isinstance(value, ast.Call) and is_loss(value.func)
+    binding = max(before, key=place)
+    value = getattr(binding, "value", None)
+    if not (isinstance(value, ast.Call) and is_loss(value.func)) or grad_mode.off(code, binding, 0):
+        return False
+    return len(targets_of(binding)) == 1 or "loss" in text_of(carrier).lower()

@@ -77,4 +77,4 @@ def steps_in(*roots: ast.AST) -> bool:
 
 def is_loss(callee: ast.expr) -> bool:
     """Whether a call computes a loss, by its name."""
-    return bool(_LOSS.search(text_of(callee).rpartition("(")[0] or text_of(callee)))
+    return bool(_LOSS.search(last_name(callee)))
