@@ -119,7 +119,8 @@ def _is_tensor(
     """Evidence that the name is a tensor: made by torch, annotated, or calculated with on the way back."""
     annotation = next((a.annotation for a in forward.args.args if a.arg == value.id and a.annotation), None)
     if annotation is not None:
-        return _is_tensor_type(ast.unparse(annotation)) and not _PARAMETER.search(value.id)
+        if not _is_tensor_type(ast.unparse(annotation)):
+            return False
     before = [
         n for n in assigned([forward], value.id) if isinstance(n, ast.Assign) and place(n) < place(value)
     ]
