@@ -160,25 +160,30 @@ def _mentioned(node: ast.AST) -> set[str]:
 
 def _reset_elsewhere(code: Code, function: Function, text: str) -> bool:
     """Whether other code of the file empties the field or binds it anew, `__init__` left out."""
-    field = text.removeprefix("self.")
+    field, owner = text.removeprefix("self."), code.class_of(function)
     for other in code.functions:
         if other is function or other.name == "__init__":
             continue
+        same = code.class_of(other) is owner
         for node in within(other):
             if (
                 isinstance(node, ast.Attribute)
                 and node.attr == field
-                and isinstance(node.ctx, ast.Store | ast.Del)
+                and (same or text_of(node.value) != "self")
             ):
-                return True
-        if any(
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr in _DRAINS
-            and text_of(call.func.value).endswith(f".{field}")
-            for call in calls_in(other)
-        ):
-            return True
+                if isinstance(node.ctx, ast.Store | ast.Del) or _is_drain(code, node):
+                    return True
     return False
+
+
+def _is_drain(code: Code, node: ast.Attribute) -> bool:
+    """`self.losses.clear()`"""
+    method = code.parents[node]
+    return (
+        isinstance(method, ast.Attribute)
+        and method.attr in _DRAINS
+        and isinstance(code.parents[method], ast.Call)
+    )
 
 
 def _parts(turn: Loop | Function, call: ast.Call) -> set[str]:

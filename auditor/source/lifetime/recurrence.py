@@ -96,6 +96,8 @@ def _reset(code: Code, owner: ast.ClassDef, method: Function, field: str, store:
         if function is method and code.method_class(method) is owner:
             if code.statement(node) is not store and not _first_time(code, node, field):
                 return True
+        elif text_of(node.value) == "self" and code.class_of(node) is not owner:
+            continue
         elif function is None or function.name != "__init__":
             return True
     return False
