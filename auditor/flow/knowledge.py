@@ -7,6 +7,7 @@ from auditor.ir.ops import (
     Constant,
     Define,
     Delete,
+    EndStatement,
     Fresh,
     Havoc,
     InPlace,
@@ -44,15 +45,17 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Constant(target=target):
             return _constant(forget(graph, target, known), target, op.value)
         case Move(target=target, source=source):
+            if target == source:
+                return known
             return _copy(forget(graph, target, known), target, source)
         case Fresh(target=target) | InPlace(target=target) | Delete(target=target) | Next(target=target):
             return forget(graph, target, known)
         case Store(target=target):
             return forget(graph, target, known)
-        case Call(receiver=(name,)) if op.method in FILLING and not name.startswith("%"):
-            return known | {(name.lstrip("@"), True)}
-        case Call(receiver=(name,)) if op.method in EMPTYING:
-            return forget(graph, (name,), known)
+        case Call():
+            return _called(graph, op, forget(graph, op.target, known))
+        case EndStatement():
+            return frozenset(fact for fact in known if not fact[0].startswith("%"))
         case Unpack(targets=targets):
             before = known
             for _, target in targets:
@@ -60,6 +63,16 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             for component, target in targets:
                 known = _copy(known, target, (*op.source, component), before)
     return known
+
+
+def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
+    """A list that is filled is not empty; one that something is taken from may be."""
+    if call.receiver is None or len(call.receiver) != 1:
+        return known
+    name = call.receiver[0]
+    if call.method in FILLING and not name.startswith("%"):
+        return known | {(name.lstrip("@"), True)}
+    return forget(graph, call.receiver, known) if call.method in EMPTYING else known
 
 
 def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:
@@ -120,7 +133,7 @@ def _literal(text: str) -> bool:
 
 
 def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
-    if len(target) != 1 or target[0].startswith("%"):
+    if len(target) != 1:
         return known
     name = target[0].lstrip("@")
     facts = {(name, bool(value)), (f"{name} is None", value is None)}

@@ -80,8 +80,7 @@ class Run:
         self.lost: set[int] = set()
         self.unwinding = False
         self.call_failed = False
-        self.release_failed = False
-        self.held_then: set[int] = set()  # owed when the first release failed
+        self.doubtful: set[int] = set()  # owed while a release failed
 
     def may_raise(self, why: str = BY_A_CALL) -> None:
         kind = self.choices.choose(1 + len(self.raises))
@@ -90,8 +89,8 @@ class Run:
         self.unwinding = True
         if why is BY_A_CALL:
             self.call_failed = True
-        elif not self.release_failed:
-            self.release_failed, self.held_then = True, set(self.owed)
+        else:
+            self.doubtful |= self.owed
         raise self.raises[kind - 1](why)
 
     def acquire(self, site: int) -> Lease | None:
@@ -126,3 +125,9 @@ class Run:
         error = sys.exception()
         assert error is not None
         error.args = ()
+        self.unwinding = True
+
+    def unwind(self, error: type[Exception] | None = None) -> type[Exception] | None:
+        """What the program itself raises: a value that a `return` had ready may die on the way."""
+        self.unwinding = True
+        return error

@@ -49,14 +49,14 @@ class _Losses:
 
     def ordinary(self, run: Run, sites: set[int]) -> None:
         verdict = Verdict.SWALLOWED if run.call_failed else Verdict.NORMAL
-        self.by_verdict[Verdict.DOUBTFUL if run.release_failed else verdict] |= sites
+        self.by_verdict[verdict] |= sites - run.doubtful
+        self.by_verdict[Verdict.DOUBTFUL] |= sites & run.doubtful
 
     def exceptional(self, run: Run, sites: set[int], why: str) -> None:
-        """A release that fails is nobody's fault: what was held then is not lost by it."""
-        if run.release_failed:
-            self.by_verdict[Verdict.DOUBTFUL] |= sites - run.held_then
-        elif why in self.counted:
-            self.by_verdict[Verdict.EXCEPTIONAL] |= sites
+        """A release that fails is nobody's fault: what was held then is not lost by it, what is acquired
+        after it is."""
+        if why in self.counted:
+            self.by_verdict[Verdict.EXCEPTIONAL] |= sites - run.doubtful
 
     def of(self, site: int) -> Verdict:
         """Verdicts are listed with the worst first."""
@@ -64,7 +64,7 @@ class _Losses:
 
 
 def _run_once(code: CodeType, run: Run, losses: _Losses) -> None:
-    scope: dict[str, Any] = {"reached": run.reached, "raising": run.raising}
+    scope: dict[str, Any] = {"reached": run.reached, "raising": run.raising, "unwind": run.unwind}
     exec(code, scope)
     flags = [Flag(run.choices) for _ in range(3)]
     holder = SimpleNamespace()

@@ -122,7 +122,6 @@ def test_same_verdict_on_generated_programs(drawn: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.xfail(reason="a few in ten thousand differ, see docs/field-notes.md", strict=True)
 @_profile(10_000)
 @given(programs())
 def test_same_verdict_on_ten_thousand_generated_programs(drawn: Program) -> None:
