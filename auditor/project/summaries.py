@@ -13,7 +13,7 @@ from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, 
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.lease import Loss
 from auditor.flow.limits import TooManyStates
-from auditor.flow.ownership import operands
+from auditor.flow.passing import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Leave, Make, Move, Path, Unpack, Way
