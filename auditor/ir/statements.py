@@ -2,19 +2,10 @@
 
 import ast
 
-from auditor.ir.builder import (
-    AGAIN,
-    UNKNOWN,
-    Builder,
-    CleanupFrame,
-    End,
-    Handler,
-    HandlerFrame,
-    LoopFrame,
-    exit_of,
-)
+from auditor.ir.builder import Builder, CleanupFrame, End, HandlerFrame, LoopFrame, exit_of
 from auditor.ir.conditions import condition, item_component
 from auditor.ir.expressions import ExpressionLowering
+from auditor.ir.handlers import UNKNOWN, Handler, Raised
 from auditor.ir.ops import (
     ANY_ITEM,
     RESULT,
@@ -48,7 +39,7 @@ class StatementLowering(ExpressionLowering):
 
     def __init__(self, builder: Builder, scope: Scope) -> None:
         super().__init__(builder, scope)
-        self._handling: list[str | None] = []
+        self._handling: list[Raised] = []
 
     def body(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
@@ -207,10 +198,10 @@ class StatementLowering(ExpressionLowering):
     def do_Raise(self, node: ast.Raise) -> None:
         if node.exc is not None:
             self.value(node.exc)
-        again = self._handling[-1] if node.exc is None and self._handling else None
-        self._raise(node, again or _raised_class(node.exc))
+        again = node.exc is None and bool(self._handling)
+        self._raise(node, self._handling[-1] if again else _raised_class(node.exc))
 
-    def _raise(self, node: ast.stmt, exception: str) -> None:
+    def _raise(self, node: ast.stmt, exception: Raised) -> None:
         raised = self.builder.emit(Nop(node))
         self.graph.connect(raised, self.builder.raise_target(exception), Edge.RAISE)
         self.builder.ends = []
@@ -219,7 +210,7 @@ class StatementLowering(ExpressionLowering):
         yes, no = self.branch(node.test)
         self.builder.ends = no
         if no:
-            self._raise(node, "AssertionError")
+            self._raise(node, Raised("AssertionError"))
         self.builder.ends = yes
 
     def do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -410,25 +401,22 @@ class StatementLowering(ExpressionLowering):
         if self.builder.reachable:
             self.body(node.orelse)
         after = self.builder.ends
-        for handler, syntax in zip(handlers, node.handlers, strict=True):
+        for index, (handler, syntax) in enumerate(zip(handlers, node.handlers, strict=True)):
             self.builder.ends = [(handler.entry, Edge.NORMAL)]
             if syntax.name:
                 self.builder.emit(Fresh(syntax, (self.root(syntax.name),)))
-            caught = _caught(syntax) or ()
-            self._handling.append(
-                AGAIN + caught[0] if len(caught) == 1 else None
-            )  # what a bare `raise` raises again
+            self._handling.append(handler.raises_again(handlers[:index]))
             self.body(syntax.body)
             self._handling.pop()
             after = after + self.builder.ends
         self.builder.ends = after
 
 
-def _raised_class(node: ast.expr | None) -> str:
+def _raised_class(node: ast.expr | None) -> Raised:
     """The raised class's name; a bare `raise` or a raised variable may be anything."""
     callee = node.func if isinstance(node, ast.Call) else node
-    name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", UNKNOWN)
-    return name if isinstance(name, str) and name[:1].isupper() else UNKNOWN
+    name = callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")
+    return Raised(name) if isinstance(name, str) and name[:1].isupper() else UNKNOWN
 
 
 def _caught(handler: ast.ExceptHandler) -> tuple[str, ...] | None:

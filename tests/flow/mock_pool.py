@@ -2,6 +2,10 @@
 
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -46,6 +50,17 @@ class Lease:
             self.run.lost.add(self.site)
 
 
+def leases_in(value: object) -> set[int]:
+    """The sites whose leases a value holds: what was handed over."""
+    if isinstance(value, Lease):
+        return {value.site}
+    if isinstance(value, SimpleNamespace):
+        value = list(vars(value).values())
+    if isinstance(value, list | tuple):
+        return {site for item in value for site in leases_in(item)}
+    return set()
+
+
 class Flag:
     """A truth value that is decided when it is first asked for, and kept."""
 
@@ -81,6 +96,7 @@ class Run:
         self.unwinding = False
         self.call_failed = False
         self.doubtful: set[int] = set()  # owed while a release failed
+        self.returning: set[int] = set()  # given to a `return`, which a `finally` may overrule
 
     def may_raise(self, why: str = BY_A_CALL) -> None:
         kind = self.choices.choose(1 + len(self.raises))
@@ -126,6 +142,10 @@ class Run:
         assert error is not None
         error.args = ()
         self.unwinding = True
+
+    def returned(self, value: T) -> T:
+        self.returning |= leases_in(value)
+        return value
 
     def unwind(self, error: type[Exception] | None = None) -> type[Exception] | None:
         """What the program itself raises: a value that a `return` had ready may die on the way."""

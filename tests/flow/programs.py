@@ -12,6 +12,7 @@ PAIRS = ("p", "q")
 FLAGS = ("c0", "c1", "c2")
 HEADER = "def target(pool, holder, sink, work, probe, c0, c1, c2):"
 _ACQUIRE = re.compile(r"pool\.acquire\((\d+)\)")
+_RETURN = re.compile(r"return (.+)")
 _ASSERT = re.compile(r"assert (c\d)")
 _HANDLERS = (
     "except ValueError:",
@@ -58,6 +59,7 @@ def _finished(marked: list[str]) -> Program:
 def _traced(line: str) -> str:
     line = line.replace("#reached", "reached()").replace("#raising", "raising()")
     line = line.replace("raise ValueError", "raise unwind(ValueError)")
+    line = _RETURN.sub(r"return returned((\1))", line)
     return _ASSERT.sub(r"assert \1 or unwind()", line)
 
 

@@ -77,6 +77,7 @@ def _analysed(drawn: Program) -> dict[int, Verdict]:
 ACCEPTED = {
     NORMAL: {NORMAL},
     Verdict.SWALLOWED: {NORMAL, BY_RAISE},
+    Verdict.OVERRULED: {NORMAL, BY_RAISE},
     BY_RAISE: {BY_RAISE},
     Verdict.DOUBTFUL: {NORMAL, BY_RAISE, KEPT},
     KEPT: {KEPT},
