@@ -5,7 +5,20 @@ import ast
 from auditor.ir.builder import End
 from auditor.ir.calls import CallLowering
 from auditor.ir.conditions import item_component
-from auditor.ir.ops import ANY_ITEM, Await, Capture, Constant, Edge, Fresh, Make, Move, Path, Store, Yield
+from auditor.ir.ops import (
+    ANY_ITEM,
+    Await,
+    Capture,
+    Constant,
+    Edge,
+    Fresh,
+    Lookup,
+    Make,
+    Move,
+    Path,
+    Store,
+    Yield,
+)
 from auditor.ir.scope import defaults_of, free_names
 
 
@@ -23,9 +36,10 @@ class ExpressionLowering(CallLowering):
         if isinstance(node.slice, (ast.Slice, ast.Tuple)):
             self._slice_uses(node.slice)
             return (*base, "[:]")
-        if not isinstance(node.slice, (ast.Constant, ast.Name)):
-            self.value(node.slice)
-        return (*base, item_component(node.slice))
+        found = (*base, item_component(node.slice))
+        if not isinstance(node.slice, ast.Constant):
+            self.builder.emit(Lookup(node, found, self.value(node.slice)))
+        return found
 
     def _slice_uses(self, node: ast.expr) -> None:
         for child in ast.walk(node):
