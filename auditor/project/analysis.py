@@ -9,6 +9,7 @@ from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
 from auditor.flow.lease import EXCEPTIONAL, Callers, Lease, StoredField
 from auditor.flow.limits import TooManyStates
+from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.aliases import other_names
@@ -20,12 +21,14 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back
 from auditor.project.leases import Follower, Outcome
+from auditor.project.misused import Misused
 from auditor.project.modules import Function, Project
 from auditor.project.pool_call import PoolCall
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
 from auditor.project.usage import Usage
+from auditor.project.uses import Endings
 from auditor.protocols.load import in_force
 
 
@@ -40,6 +43,7 @@ class FlowResult:
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
     pool_calls: tuple[PoolCall, ...] = ()
+    misuses: tuple[Misuse, ...] = ()
 
 
 def analyse(
@@ -185,6 +189,7 @@ class Analysis:
             ),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
+            misuses=self._misuses(outcomes),
         )
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...]) -> Lease:
@@ -192,6 +197,11 @@ class Analysis:
         if not (lease.leaks or fields):
             return lease  # nothing to repair
         return replace(lease, giving_back=giving_back(self.recogniser, outcome.function, outcome.call))
+
+    def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
+        """What else is wrong with leases, besides their loss."""
+        endings = Endings(self.recogniser, self.effects)
+        return Misused(self.project, self.recogniser, endings, self.relevant).misuses(outcomes)
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""
