@@ -1,5 +1,6 @@
 """All that a rule may see: computed once, by name, read-only."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
@@ -10,6 +11,7 @@ from auditor.project.pooled_class import PooledClass
 from auditor.project.repeats import Repeat
 from auditor.project.standard import Standard
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
+from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.suppress import Suppression
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Fault",
     "Field",
     "FileIndex",
+    "Kind",
     "LargeAllocation",
     "Leak",
     "Lease",
@@ -30,6 +33,7 @@ __all__ = [
     "PoolImport",
     "PooledClass",
     "Repeat",
+    "Sighting",
     "Standard",
     "StoredField",
     "Suppression",
@@ -54,6 +58,10 @@ class Facts:
     repeated_allocators: tuple[Repeat, ...] = ()
     standard: Standard = field(default_factory=Standard)
     suppressions: tuple[Suppression, ...] = ()  # with what each of them silenced
+
+    def sightings(self, kind: Kind) -> Iterator[Sighting]:
+        """What may outlive its use in this way, in every file but tests."""
+        return (each for file in self.files for each in file.sightings if each.kind is kind)
 
 
 LEAVING = frozenset({Loss.RETURN, Loss.FALL_THROUGH, Loss.NEXT_TURN})

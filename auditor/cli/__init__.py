@@ -12,6 +12,7 @@ from auditor import __version__
 
 COMMANDS = {
     "audit": "Report findings.",
+    "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",
     "rule": "Explain a rule: what, why, bad, good.",
 }

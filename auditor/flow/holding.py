@@ -64,6 +64,8 @@ class Holding:
         if self.acquisition.keyed and target == (self._key_root(),):
             self.endings.unknown.add(node)
             return None
+        if target in held.noted:
+            held = replace(held, noted=held.noted - {target})
         kept = frozenset(place for place in held.places if not begins_exactly(target, place))
         outside = [place for place in sorted(held.places - kept) if self._outlives(place)]
         if outside and len(target) == 1:

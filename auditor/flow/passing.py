@@ -5,9 +5,10 @@ from dataclasses import replace
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment
 from auditor.flow.held import Held
 from auditor.flow.holding import Holding
+from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
-from auditor.ir.ops import RAISING, Call, Edge, Path
+from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
 
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
@@ -22,10 +23,15 @@ class Passing(Holding):
             return ()
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
+        if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
+            held = replace(held, noted=held.noted | {call.receiver})
         fresh = self._rebind(
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _one_of_many(self, held: Held) -> bool:
+        return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The call is given the lease, or is not."""
@@ -88,8 +94,8 @@ class Passing(Holding):
         if rest is not None:
             return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
         piece = part(place, operand, acquisition.value)
-        if piece is None:
-            return None
+        if piece is None or (piece == "maybe" and acquisition.keyed):
+            return None  # a pin or a lock is not undone through what the object holds
         treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment

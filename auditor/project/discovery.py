@@ -170,7 +170,9 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
         handle = Handle.RECEIVER if name.verb in COUNTING else Handle.RESULT
         return Half(function, name, handle, 0, value_of(function))
     if name.verb in COUNTING or not returns_something(function):
-        return _marking_half(function, name)
+        return _marking_half(function, name, partners)
+    if name.verb == "acquire" and all(not _own_parameters(partner) for partner in partners):
+        return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
     if not _hands_out(function, name):
         return None
     keyed = _kept_under_parameter(function)
@@ -181,12 +183,13 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
     return Half(function, name, Handle.RESULT, 0, value_of(function))
 
 
-def _marking_half(function: Function, name: Name) -> Half | None:
-    """It marks an object that exists already: the receiver, or its first argument."""
+def _marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
+    """It marks an object that exists already: its first argument, or the receiver where what ends it is
+    told of no argument (`acquire(blocking)`, `release()`)."""
     if not changes_state(function) or name.verb == "get":
         return None
-    parameters = _own_parameters(function)
-    return Half(function, name, Handle.ARGUMENT if parameters else Handle.RECEIVER, 0, Value.OBJECT)
+    marks_argument = _own_parameters(function) and any(_own_parameters(partner) for partner in partners)
+    return Half(function, name, Handle.ARGUMENT if marks_argument else Handle.RECEIVER, 0, Value.OBJECT)
 
 
 def _hands_out(function: Function, name: Name) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
+from auditor.project.aliases import Aliases
 from auditor.project.calls import Calls, is_bound
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
@@ -47,6 +48,7 @@ class Recogniser:
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
+        self.aliases = Aliases()
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
             self._add(pair)
@@ -72,6 +74,12 @@ class Recogniser:
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
+        meant = self.aliases.meant(function, call)
+        if meant is not None and (found := self._source(*meant)) is not None:
+            return found if found.handle is Handle.RESULT else None
+        return self._source(function, call)
+
+    def _source(self, function: Function, call: ast.Call) -> Source | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
         declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text)
@@ -118,13 +126,20 @@ class Recogniser:
         return None
 
     def _by_name(self, call: ast.Call) -> Source | None:
+        found = self.called_like(call)
+        if found is None:
+            return None
+        pair, half = found
+        return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+
+    def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct and _called_like(call.func.value, pair):
-                return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+                return pair, half
         return None
 
     def acquisition(self, function: Function, call: Call) -> Acquisition | None:
@@ -172,6 +187,13 @@ class Recogniser:
 
     def releases(self, function: Function, call: ast.Call, position: Position) -> bool | None:
         """True: the operand is given back. None: neither settings nor pairs nor tables say so."""
+        meant = self.aliases.meant(function, call)
+        if meant is not None and isinstance(position, int) and position >= 0:
+            shift = len(meant[1].args) - len(call.args)
+            return self._releases(*meant, position + shift)
+        return self._releases(function, call, position)
+
+    def _releases(self, function: Function, call: ast.Call, position: Position) -> bool | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
         if self._release_pattern(self.declared, names_of(targets, constructed, dotted), text, call, position):
