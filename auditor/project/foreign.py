@@ -1,10 +1,11 @@
 """Tensors that a pool is given though no pool handed them out: made here, or passed by every caller."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from auditor.flow.effects import BORROWED, Value
-from auditor.flow.follow import EDGES, known_at_nodes
+from auditor.flow.follow import EDGES
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
@@ -30,12 +31,18 @@ class Foreign:
     """Follows tensors that are surely no leases to the calls that give them to a pool."""
 
     def __init__(
-        self, project: Project, recogniser: Recogniser, endings: Endings, relevant: Sequence[str]
+        self,
+        project: Project,
+        recogniser: Recogniser,
+        endings: Endings,
+        relevant: Sequence[str],
+        known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
         self.endings = endings
         self.relevant = relevant
+        self.known = known
 
     def misuses(self, releasing: Releasing) -> Iterator[Misuse]:
         of_tensors = [(function, self._of_tensors(function, nodes)) for function, nodes in releasing]
@@ -62,7 +69,7 @@ class Foreign:
         graph, uses = function.graph, self.endings.uses(function)
         roots = _flowing_to(graph.ops, {path[0] for n in nodes for path in _given(graph.ops[n])})
         origins = [n for n, op in enumerate(graph.ops) if self._is_new(function, op, roots)]
-        known = known_at_nodes(graph) if origins else {}
+        known = self.known(function) if origins else {}
         for origin in origins:
             if origin not in known:
                 continue
