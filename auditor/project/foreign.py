@@ -21,7 +21,7 @@ from auditor.project.recognise import Recogniser
 from auditor.project.released import released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.uses import Endings
-from auditor.protocols.tensor_accesses import makes_leaf
+from auditor.protocols.tensor_accesses import makes_leaf, module_keeps_input
 from auditor.protocols.tensor_operations import treatment_of
 
 Releasing = Sequence[tuple[Function, list[int]]]
@@ -89,9 +89,10 @@ class Foreign:
         if not isinstance(op, (Fresh, Call)) or op.target[0] not in roots:
             return False
         if isinstance(op, Fresh):
-            return (
-                isinstance(op.at, ast.BinOp) and isinstance(op.at.op, (ast.Div, ast.MatMult, ast.Pow))
-            ) or (isinstance(op.at, ast.BinOp) and self._is_arithmetic(function, op))
+            return isinstance(op.at, ast.BinOp)
+        module = self.endings.uses(function).module_class(op)
+        if module is not None:
+            return module_keeps_input(module)  # not Identity or Dropout, which may return what they are given
         targets, constructed, dotted = self.recogniser.calls.targets(function, op.at)
         if targets or constructed is not None or self.endings.uses(function).acquisition(op) is not None:
             return False
@@ -99,19 +100,7 @@ class Foreign:
             return dotted.startswith("torch.") and (
                 makes_leaf(op.method) or treatment_of(op.method) == BORROWED
             )
-        return op.receiver is not None and op.method in ("clone", "contiguous") and op.method == "clone"
-
-    def _is_arithmetic(self, function: Function, op: Fresh) -> bool:
-        """Addition and multiplication are also those of lists and numbers: one side is a tensor of a pool."""
-        leases = {
-            each.target[0]
-            for each in function.graph.ops
-            if isinstance(each, Call)
-            and (taken := self.endings.uses(function).acquisition(each)) is not None
-            and taken.value is Value.TENSOR
-        }
-        held = _flowing_from(function.graph.ops, leases)
-        return any(len(use) == 1 and use[0] in held for use in op.uses)
+        return op.receiver is not None and op.method == "clone"
 
     # Through functions that give back what they are given ---------------------------------------------------
 
@@ -186,11 +175,6 @@ def _flowing_to(ops: Sequence[Op], names: set[str]) -> set[str]:
     """Roots whose values may be moved into `names`."""
     moves = [(op.target[0], op.source[0]) for op in ops if isinstance(op, Move)]
     return _closed(names, [(target, source) for target, source in moves])
-
-
-def _flowing_from(ops: Sequence[Op], names: set[str]) -> set[str]:
-    moves = [(op.source[0], op.target[0]) for op in ops if isinstance(op, Move) and len(op.source) == 1]
-    return _closed(names, moves)
 
 
 def _closed(names: set[str], steps: list[tuple[str, str]]) -> set[str]:
