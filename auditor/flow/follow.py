@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Effects
+from auditor.flow.held import Endings, Held
 from auditor.flow.knowledge import NOTHING, Knowledge
-from auditor.flow.ownership import Endings, Held, Ownership
+from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph

@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.flow.ownership import Held, operands
+from auditor.flow.held import Held
+from auditor.flow.passing import operands
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Way

@@ -1,4 +1,4 @@
-"""Names that stand for a method: `take = pool.acquire`, `take = partial(pool.acquire, dtype=d)`, `self.take = ...`."""
+"""Names that stand for a method: `take = pool.acquire`, `take = partial(pool.acquire)`, `self.take = ...`."""
 
 import ast
 import re
@@ -99,7 +99,5 @@ def _stands_for(value: ast.expr) -> bool:
 
 
 def _applied(partial: ast.Call, call: ast.Call) -> ast.Call:
-    whole = ast.Call(
-        partial.args[0], [*partial.args[1:], *call.args], [*partial.keywords, *call.keywords]
-    )
+    whole = ast.Call(partial.args[0], [*partial.args[1:], *call.args], [*partial.keywords, *call.keywords])
     return ast.copy_location(whole, call)

@@ -17,7 +17,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.ownership import PROCESS_POSITION, operands
+from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project import library
 from auditor.project.calls import constants_passed, is_bound, parameter_for

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
+from auditor.flow.held import Endings, Held
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.ownership import Endings, Held
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary

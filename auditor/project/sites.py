@@ -44,9 +44,7 @@ def loops_around(function: Function, call: ast.Call) -> frozenset[int]:
             generators = [loop] if isinstance(loop, (ast.For, ast.AsyncFor)) else loop.generators
             targets |= {id(generator.target) for generator in generators}
     return frozenset(
-        index
-        for index, op in enumerate(function.graph.ops)
-        if isinstance(op, Next) and id(op.at) in targets
+        index for index, op in enumerate(function.graph.ops) if isinstance(op, Next) and id(op.at) in targets
     )
 
 

@@ -11,8 +11,9 @@ from graphlib import CycleError, TopologicalSorter
 
 from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
 from auditor.flow.follow import EDGES, Followed, follow_given
+from auditor.flow.held import Held
 from auditor.flow.limits import TooManyStates
-from auditor.flow.ownership import Held, operands
+from auditor.flow.passing import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Leave, Make, Move, Path, Unpack, Way
