@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from auditor.project.class_model import statements_of
+from auditor.project.bindings import statements_of
 from auditor.project.modules import Class, Function
 
 BOUND = re.compile(

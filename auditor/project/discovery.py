@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle, Position, Value
-from auditor.project.class_model import ClassModel, statements_of
+from auditor.project.bindings import statements_of
+from auditor.project.class_model import ClassModel
 from auditor.project.modules import Class, Function, Module
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
