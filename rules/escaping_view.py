@@ -38,11 +38,9 @@ BAD = """def column(pool, x):
     return first
 """
 GOOD = """def column(pool, x):
-    block = pool.allocate(x.shape)
-    block.copy_(x)
-    first = block[:, 0].clone()
-    pool.deallocate(block)
-    return first
+    with pool.lease(x.shape) as block:
+        block.copy_(x)
+        return block[:, 0].clone()
 """
 
 

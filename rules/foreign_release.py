@@ -42,10 +42,8 @@ def total(pool, n):
     return result
 """
 GOOD = """def total(pool, n):
-    scratch = pool.allocate(n, zero=True)
-    result = scratch.sum()
-    pool.deallocate(scratch)
-    return result
+    with pool.lease(n, zero=True) as scratch:
+        return scratch.sum()
 """
 
 

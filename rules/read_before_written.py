@@ -40,12 +40,10 @@ BAD = """def total(pool, parts):
     return out
 """
 GOOD = """def total(pool, parts):
-    acc = pool.allocate(parts[0].shape, zero=True)
-    for part in parts:
-        acc += part
-    out = acc.clone()
-    pool.deallocate(acc)
-    return out
+    with pool.lease(parts[0].shape, zero=True) as acc:
+        for part in parts:
+            acc += part
+        return acc.clone()
 """
 
 

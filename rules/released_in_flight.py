@@ -41,12 +41,11 @@ BAD = """def upload(pool, source, device):
 GOOD = """import torch
 
 def upload(pool, source, device):
-    staging = pool.allocate(source.shape)
-    staging.copy_(source)
-    target = staging.to(device, non_blocking=True)
-    torch.cuda.current_stream().synchronize()
-    pool.deallocate(staging)
-    return target
+    with pool.lease(source.shape) as staging:
+        staging.copy_(source)
+        target = staging.to(device, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return target
 """
 
 UNFINISHED = {

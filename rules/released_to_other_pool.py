@@ -35,7 +35,6 @@ BAD = """def move(source_pool, target_pool, shape):
 """
 GOOD = """def move(source_pool, target_pool, shape):
     block = source_pool.allocate(shape)
-    block.zero_()
     source_pool.deallocate(block)
 """
 

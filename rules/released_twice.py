@@ -45,7 +45,6 @@ BAD = """def double(pool, early):
 """
 GOOD = """def once(pool, early):
     buf = pool.allocate(8)
-    buf.zero_()
     if early:
         pool.deallocate(buf)
         return

@@ -44,12 +44,9 @@ BAD = """def scaled(pool, x, weight):
 GOOD = """import torch
 
 def scaled(pool, x, weight):
-    with torch.no_grad():
-        work = pool.allocate(x.shape)
+    with torch.no_grad(), pool.lease(x.shape) as work:
         work.copy_(x)
-        out = work * weight
-        pool.deallocate(work)
-    return out
+        return work * weight
 """
 
 WORDS = {"Mult": "a product", "MatMult": "a matrix product", "Div": "a quotient", "Pow": "a power"}

@@ -36,11 +36,9 @@ BAD = """def total(pool, x):
     return work.sum()
 """
 GOOD = """def total(pool, x):
-    work = pool.allocate(x.shape)
-    work.copy_(x)
-    result = work.sum()
-    pool.deallocate(work)
-    return result
+    with pool.lease(x.shape) as work:
+        work.copy_(x)
+        return work.sum()
 """
 
 

@@ -10,7 +10,21 @@ from auditor.flow.holders import bound, held_in, moved
 from auditor.flow.misuse import Uses
 from auditor.flow.passing import operands
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Enter, Exit, Fresh, InPlace, Leave, Op, Path, Store
+from auditor.ir.ops import (
+    RAISING,
+    Assume,
+    Call,
+    Edge,
+    Enter,
+    Exit,
+    Fresh,
+    InPlace,
+    Leave,
+    Next,
+    Op,
+    Path,
+    Store,
+)
 from auditor.protocols.tensor_accesses import Access, access_of
 
 COPYING = frozenset({"copy_", "to", "cuda", "cpu"})
@@ -55,6 +69,8 @@ class InFlight:
             return (state,)
         if isinstance(op, Assume) and op.subject in state.handles and (op.kind != "truth") == op.value:
             return ()  # without a handle nothing was begun
+        if isinstance(op, Next) and edge is Edge.EXHAUSTED and held_in(state.handles, op.source):
+            return ()  # a loop over handles meets each of them
         after = self.aliases.after(node, op, state, edge)
         if after is None or not after.aliases:
             return ()

@@ -63,7 +63,8 @@ class Event:
 class Lifetime:
     """The step function of one lease over its whole life. `foreign`: it is no lease at all.
 
-    `exits` is the context whose end gives it back, where a `with` does."""
+    `exits` is the context whose end gives it back, where a `with` does. A path ends at its first fault, or
+    goes on where all ways out are asked for."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Lifetime:
         protocol: str,
         *,
         foreign: bool = False,
+        going_on: bool = False,
         exits: Path | None = None,
     ) -> None:
         self.graph = graph
@@ -80,6 +82,7 @@ class Lifetime:
         self.value = value
         self.protocol = protocol
         self.foreign = foreign
+        self.going_on = going_on
         self.exits = exits
         self.aliases = Aliases(graph, uses, value, protocol)
         self.parameters = frozenset(graph.parameters)
@@ -112,7 +115,8 @@ class Lifetime:
             fault = self._fault(op, life)
             if fault is not None:
                 self._report(fault, node, life)
-                return None
+                if not self.going_on:
+                    return None
         return self.aliases.after(node, op, life, edge)
 
     def _report(self, fault: Fault, node: int, life: Life) -> None:

@@ -111,8 +111,9 @@ class Recording:
         if not state.recording:
             return frozenset()
         match op:
-            case Fresh(at=ast.BinOp(op=operator), target=target, uses=uses):
-                saves = self._saves(node, type(operator).__name__, list(uses), state)
+            case Fresh(at=ast.BinOp(left=left, op=operator), target=target, uses=uses):
+                by_number = isinstance(left, ast.Constant)  # `1 / work` and `2 ** work` keep their results
+                saves = self._saves(node, type(operator).__name__, list(uses), state) and not by_number
                 return frozenset({target}) if saves or self._led_to(list(uses), state) else frozenset()
             case Fresh(at=ast.UnaryOp(op=ast.USub()), target=target, uses=uses):
                 return frozenset({target}) if self._led_to(list(uses), state) else frozenset()

@@ -23,6 +23,8 @@ def uncleared(recogniser: Recogniser, function: Function, call: Call) -> bool:
         if _says(keyword.arg):
             return isinstance(keyword.value, ast.Constant) and keyword.value.value is False
     targets = recogniser.calls.targets(function, call.at)[0]
+    if any(target in recogniser.wrappers for target in targets):
+        return False  # a function that returns a lease may have filled it
     if not targets:
         return call.method not in CLEARED_BY_DEFAULT
     return all(_leaves_as_it_is(target) for target in targets)

@@ -163,10 +163,14 @@ def modes_at(function: Function, call: Call) -> tuple[tuple[Path, bool], ...]:
 
 
 def _surrounds(function: Function, context: ast.Call, inner: ast.Call) -> bool:
-    """Whether the `with` of this context expression has `inner` in its body."""
+    """Whether `inner` is in the body of the `with` of this context expression, or one of its later items."""
     for node in ast.walk(function.node):
-        if isinstance(node, (ast.With, ast.AsyncWith)) and any(i.context_expr is context for i in node.items):
-            return node.body[0].lineno <= inner.lineno <= (node.body[-1].end_lineno or 0)
+        if not isinstance(node, (ast.With, ast.AsyncWith)):
+            continue
+        expressions = [item.context_expr for item in node.items]
+        if context in expressions:
+            later = expressions[expressions.index(context) + 1 :]
+            return inner in later or node.body[0].lineno <= inner.lineno <= (node.body[-1].end_lineno or 0)
     return False
 
 

@@ -73,7 +73,7 @@ class TwiceByMethods:
         name = f"`self{''.join(field)}`"
         steps = (
             Step(
-                first.path, first.line, first.column, f"released by `{earlier.name}`, and left in the field"
+                first.path, first.line, first.column, f"released by `{earlier.name}`, which keeps the field"
             ),
             Step(span.path, span.line, span.column, f"released again by `{function.name}`"),
         )

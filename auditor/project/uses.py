@@ -83,7 +83,7 @@ class Endings:
     def _follow(self, function: Function, place: Path, value: Value, released: bool) -> Ends:
         try:
             graph = function.graph
-            domain = Lifetime(graph, self.uses(function), value, "")
+            domain = Lifetime(graph, self.uses(function), value, "", going_on=True)
             life = Life(frozenset({(place, False)}), released=ENTRY if released else -1)
             solve(graph, [(ENTRY, life, NOTHING)], domain.step, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
@@ -198,6 +198,8 @@ class FunctionUses:
                 return None
             body = self.endings.bodies.of(target)
             return Release(body.tolerant, body.checked, call.receiver)
+        if isinstance(position, str) and call.args:
+            return None  # `free(buf, pool=POOL)`: the keyword says how
         accepting = any(word in name.split("_") for word in ACCEPTING)
         return Release(name == "close", not accepting, call.receiver)
 
