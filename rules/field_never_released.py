@@ -18,8 +18,10 @@ Unsafe: a cleanup method and context manager are added, and somebody must call t
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, kept
-from auditor.model import Finding, Severity
+from auditor.fixes.fields import released_by_cleanup
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA106", name="field-never-released", severity=Severity.ERROR)
@@ -48,3 +50,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 message = f"`self.{stored.field.path}` holds `{lease.text}`, and nothing releases it"
                 yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return released_by_cleanup(case)

@@ -12,7 +12,6 @@ from auditor.fixes.life import (
     SCOPES,
     Life,
     block_of,
-    blocks,
     leaves,
     life_of,
     mentions,
@@ -213,7 +212,7 @@ def _on_lines_of_its_own(life: Life, statement: ast.stmt) -> Edit | None:
     plain = before.rstrip().endswith(":") and getattr(parent, "lineno", 0) == statement.lineno
     if not plain or span.line != span.end_line or (after and not after.startswith("#")):
         return None
-    if sum(len(block) for block in blocks(parent) if statement in block) > 1:  # type: ignore[arg-type]
+    if len(block_of(file, statement)) > 1:
         return None
     margin, unit, newline = indentation(head), unit_of(life), newline_of(file)
     release = _release(life, statement, margin + unit, unit)

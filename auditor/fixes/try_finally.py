@@ -3,10 +3,10 @@
 import ast
 from collections.abc import Sequence
 
-from auditor.case import Case
+from auditor.case import Case, Parsed
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import Life, life_of
-from auditor.fixes.lines import indentation, indented, newline_of, taken
+from auditor.fixes.lines import indentation, indented, newline_of, taken, unit_around
 from auditor.fixes.region import Region, conditions_hold, region_of
 from auditor.model import Edit, FixOffer, Safety, Span
 
@@ -121,7 +121,10 @@ def _body(region: Region) -> list[str] | None:
         for number in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     }
     numbered = zip(range(first, last + 1), taken(file, first, last), strict=True)
-    return indented([line for number, line in numbered if number not in superfluous], unit_of(region.life))
+    return indented(
+        [line for number, line in numbered if number not in superfluous],
+        unit_of(region.life),
+    )
 
 
 def _after(region: Region) -> list[str]:
@@ -178,12 +181,7 @@ def _margin(region: Region) -> str:
 
 
 def unit_of(life: Life) -> str:
-    """One step of indentation, as the statement around the acquire has it."""
-    lines = life.file.lines
-    outer = indentation(lines[getattr(life.file.parents[life.statement], "lineno", 1) - 1])
-    margin = indentation(lines[life.statement.lineno - 1])
-    step = margin[len(outer) :] if margin.startswith(outer) else ""
-    return step or ("\t" if margin.startswith("\t") else "    ")
+    return unit_around(life.file, life.statement)
 
 
 def _ended(lines: Sequence[str], newline: str) -> list[str]:
@@ -199,7 +197,11 @@ def _is_on_own_lines(region: Region) -> bool:
 
 def stands_alone(life: Life, statement: ast.stmt) -> bool:
     """Whether nothing but a comment shares the statement's lines with it."""
-    file = life.file
+    return is_whole(life.file, statement)
+
+
+def is_whole(file: Parsed, statement: ast.stmt) -> bool:
+    """Whether the statement begins and ends its lines, comments apart."""
     span = file.span(statement)
     first = _start(statement)
     before = file.lines[first - 2].rstrip() if first > 1 else ""
