@@ -20,6 +20,7 @@ from auditor.fixes.life import (
 )
 from auditor.fixes.lines import indentation, indented, newline_of, taken
 from auditor.fixes.try_finally import giving_back, stands_alone, unit_of
+from auditor.flow.effects import Value
 from auditor.model import Edit, FixOffer, Safety, Span
 
 
@@ -35,11 +36,14 @@ def released_on_exit(case: Case) -> FixOffer | None:
         return None
     if ordinary:
         exits += [each for each in _exits(life, raising) if each is not None and each not in exits]
+    safety = _safety(life, exits)
+    if safety is None:
+        return None
     edits = [_release_before(life, each) for each in exits if each is not None]
     found = [edit for edit in edits if edit is not None]
     if len(found) < len(edits):
         return None
-    return FixOffer(_safety(life, exits), _described(life, exits), tuple(found))
+    return FixOffer(safety, _described(life, exits), tuple(found))
 
 
 def _described(life: Life, exits: Sequence[ast.stmt | None]) -> str:
@@ -48,7 +52,7 @@ def _described(life: Life, exits: Sequence[ast.stmt | None]) -> str:
     return f"release of `{life.holder}` before leaving at {place}"
 
 
-def _safety(life: Life, exits: Sequence[ast.stmt | None]) -> Safety:
+def _safety(life: Life, exits: Sequence[ast.stmt | None]) -> Safety | None:
     """Safe: the analysis says that it is held there, and nothing of it is returned."""
     assert life.lease.giving_back is not None
     known = life.lease.giving_back.certain or bool(life.releases)
@@ -57,6 +61,8 @@ def _safety(life: Life, exits: Sequence[ast.stmt | None]) -> Safety:
         isinstance(each, ast.Return) and each.value is not None and carriers.carries(each.value)
         for each in exits
     )
+    if escapes and life.lease.value is not Value.TENSOR:
+        return None
     return Safety.SAFE if known and not escapes else Safety.UNSAFE
 
 
