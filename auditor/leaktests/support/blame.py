@@ -6,7 +6,7 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -23,7 +23,7 @@ PROFILED_WINDOWS = 4
 """Freed chunks that malloc keeps ready hide the first of a leak's."""
 
 
-def blame_blocks(step: Step, steps: int) -> tuple[Culprit, ...]:
+def blame_blocks(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
     """The lines whose objects stayed, of which types they are, and who holds one of them."""
     kinds, held_by = _stayed(step, steps)
     tracemalloc.start(DEEPEST_TRACE)
@@ -72,6 +72,11 @@ class _Call:
     growth: int = 0
     below: dict[Any, _Call] = field(default_factory=dict)
 
+    @property
+    def own(self) -> int:
+        """The growth that no call inside this one accounts for."""
+        return self.growth - sum(call.growth for call in self.below.values())
+
 
 class _HeapByCall:
     """A profile function that books the heap's growth on the calls in which it happened."""
@@ -92,7 +97,7 @@ class _HeapByCall:
             parent = self._open[-1][0]
             call = parent.below.get((code, line))
             if call is None:
-                frames = _stack(caller)
+                frames = ((frame.f_code, frame.f_lineno), *_stack(caller)) if event == "call" else _stack(caller)
                 call = parent.below[code, line] = _Call(str(getattr(code, "co_qualname", code)), frames)
             self._open.append((call, heap_bytes()))
         elif event in ("return", "c_return", "c_exception") and len(self._open) > 1:
@@ -100,8 +105,10 @@ class _HeapByCall:
             call.growth += heap_bytes() - before
 
 
-def blame_heap(step: Step, steps: int) -> tuple[Culprit, ...]:
-    """The innermost call inside which the heap grew as much as it did in all."""
+def blame_heap(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
+    """The call whose own growth, without that of the calls inside, comes nearest to the leak of a step: what is freed
+    again later grows by other amounts.
+    """
     profile = _HeapByCall()
     for turn in range(PROFILED_WINDOWS + 1):
         if turn == 1:
@@ -113,15 +120,17 @@ def blame_heap(step: Step, steps: int) -> tuple[Culprit, ...]:
                 step()
         finally:
             sys.setprofile(None)
-    call = profile.root
-    while call.below:
-        worst = max(call.below.values(), key=lambda below: below.growth)
-        if worst.growth <= 0 or (call is not profile.root and worst.growth < call.growth / 2):
-            break
-        call = worst
+    runs = PROFILED_WINDOWS * steps
+    call = min(_calls(profile.root), key=lambda call: abs(call.own / runs - leak))
     stack = readable(call.frames)
-    words = f"{call.growth / (PROFILED_WINDOWS * steps):,.0f} bytes of C's heap a step inside {call.what}"
-    return (Culprit(words, 0.0, call.growth / (PROFILED_WINDOWS * steps), stack[0] if stack else "?", tuple(stack), ()),)
+    words = f"{call.own / runs:,.0f} bytes of C's heap a step inside {call.what}"
+    return (Culprit(words, 0.0, call.own / runs, stack[0] if stack else "?", tuple(stack), ()),)
+
+
+def _calls(call: _Call) -> Iterator[_Call]:
+    for below in call.below.values():
+        yield below
+        yield from _calls(below)
 
 
 def _forget(call: _Call) -> None:

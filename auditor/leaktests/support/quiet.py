@@ -101,7 +101,7 @@ def _report(readings: list[Held], counter: str, step: Step, steps: int) -> Leak:
         "cuda_bytes": (f"the device's memory grows by {amount(a_step)} a step", _no_blame),
         "cuda_blocks": (f"the device's memory grows by {a_step:.2f} blocks a step", _no_blame),
     }[counter]
-    named = culprit(step, steps)
+    named = culprit(step, steps, grown[-1] / steps)
     lines = [f"{what} (windows of {steps} steps: {', '.join(f'{g:+d}' for g in grown)})"]
     for found in named:
         lines.append(f"  {found.operation}")
@@ -110,5 +110,5 @@ def _report(readings: list[Held], counter: str, step: Step, steps: int) -> Leak:
     return Leak("\n".join(lines), named)
 
 
-def _no_blame(step: Step, steps: int) -> tuple[Culprit, ...]:
+def _no_blame(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
     return ()
