@@ -1,5 +1,6 @@
 """Leak tests at run time, exact to the byte. Needs torch and the standard library; copied beside generated tests."""
 
+from .equivalence import assert_equivalent
 from .errors import Culprit, CycleGarbage, InjectedFault, Leak, Mismatch
 from .faults import count_places, inject_faults
 from .leases import assert_no_leases
@@ -20,6 +21,7 @@ __all__ = [
     "Quiet",
     "Steady",
     "Step",
+    "assert_equivalent",
     "assert_no_growth",
     "assert_no_leases",
     "assert_quiet",

@@ -124,7 +124,7 @@ def _failing(countdown: _Countdown, at: str, pools: tuple[Any, ...]) -> Iterator
             raise ValueError("faults at acquires need the pools: inject_faults(step, at='acquires', pools=...)")
 
         def called(act: str, pool: Any, handles: tuple[Any, ...]) -> None:
-            if act == "ask to lend":
+            if act == "ask":
                 countdown.tick(f"an acquire of {type(pool).__name__}")
 
         with counter_watched(pools, called):
