@@ -1,4 +1,5 @@
-"""Run every kind of the zoo at both sizes and print what was caught and named: `python -m tests.leaktests.measure_zoo`.
+"""Run every kind of the zoo at both sizes and print what was caught and named: `python -m
+tests.leaktests.measure_zoo`.
 
 Each in a process of its own, as `poolaudit gate` runs them.
 """
@@ -36,16 +37,20 @@ def main() -> None:
         for name in (name for name in names if not chosen or name in chosen):
             for size in (SMALL, LARGE):
                 done = subprocess.run(
-                    [sys.executable, "-c", ONE, name, str(size)], env=ENVIRONMENT, capture_output=True, text=True
+                    [sys.executable, "-c", ONE, name, str(size)],
+                    env=ENVIRONMENT,
+                    capture_output=True,
+                    text=True,
                 )
-                told = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {"message": done.stderr}
-                runs, caught, named = runs + 1, caught + bool(told.get("pass")), named + bool(told.get("named"))
+                told = {"pass": None, "named": False, "seconds": 0.0, "message": done.stderr}
+                told.update(json.loads(done.stdout.splitlines()[-1]) if done.stdout else {})
+                runs, caught, named = runs + 1, caught + bool(told["pass"]), named + told["named"]
                 print(
-                    f"{name:40} {4 * size:>8} B  {told.get('pass') or 'MISSED':7} "
-                    f"{'named' if told.get('named') else 'NOT NAMED':9} {told.get('seconds', 0):.2f} s",
+                    f"{name:40} {4 * size:>8} B  {told['pass'] or 'MISSED':7} "
+                    f"{'named' if told['named'] else 'NOT NAMED':9} {told['seconds']:.2f} s",
                     flush=True,
                 )
-                if chosen or not told.get("named"):
+                if chosen or not told["named"]:
                     print(told["message"][-1500:], flush=True)
         print(f"{title}: {runs} runs, {caught} caught, {named} named", flush=True)
 

@@ -8,7 +8,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from .births import Frames, readable, readable_lines
@@ -39,7 +39,8 @@ def blame_blocks(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
         stack = readable_lines([(frame.filename, frame.lineno) for frame in reversed(difference.traceback)])
         if difference.count_diff >= steps and stack:
             size = difference.size_diff / (2 * steps)
-            operation = f"{difference.count_diff / (2 * steps):.2g} blocks, {size:.0f} bytes a step, of {kinds}"
+            blocks = difference.count_diff / (2 * steps)
+            operation = f"{blocks:.2g} blocks, {size:.0f} bytes a step, of {kinds}"
             culprits.append(Culprit(operation, 0.0, size, stack[0], tuple(stack), held_by))
     return tuple(culprits[:MOST_NAMED])
 
@@ -97,7 +98,7 @@ class _HeapByCall:
             parent = self._open[-1][0]
             call = parent.below.get((code, line))
             if call is None:
-                frames = ((frame.f_code, frame.f_lineno), *_stack(caller)) if event == "call" else _stack(caller)
+                frames = _stack(frame)
                 call = parent.below[code, line] = _Call(str(getattr(code, "co_qualname", code)), frames)
             self._open.append((call, heap_bytes()))
         elif event in ("return", "c_return", "c_exception") and len(self._open) > 1:
@@ -106,8 +107,8 @@ class _HeapByCall:
 
 
 def blame_heap(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
-    """The call whose own growth, without that of the calls inside, comes nearest to the leak of a step: what is freed
-    again later grows by other amounts.
+    """The call whose own growth, without that of the calls inside, comes nearest to the leak of a step: what
+    is freed again later grows by other amounts.
     """
     profile = _HeapByCall()
     for turn in range(PROFILED_WINDOWS + 1):
@@ -140,7 +141,7 @@ def _forget(call: _Call) -> None:
 
 
 def _stack(frame: FrameType | None) -> Frames:
-    found = []
+    found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEEPEST_TRACE:
         found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back

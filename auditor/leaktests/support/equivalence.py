@@ -1,11 +1,11 @@
-"""The equivalence pass: the pool changes nothing. Outputs and gradients are the same to the bit with it and without,
-on fresh blocks, on blocks that hold what others left in them, and on blocks full of NaN.
+"""The equivalence pass: the pool changes nothing. Outputs and gradients are the same to the bit with it and
+without, on fresh blocks, on blocks that hold what others left in them, and on blocks full of NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ _EMPTY = {
 }
 
 
-class PoisonedMemory(TorchDispatchMode):
-    """While entered, memory that operations hand out uncleared is full of NaN (of large numbers for integers)."""
+class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, memory that operations hand out uncleared is full of NaN (of large numbers for
+    integers).
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -41,11 +43,12 @@ class PoisonedMemory(TorchDispatchMode):
 
 
 def assert_equivalent(build: Build, feed: Feed, *, turns: int = SHAPES, seed: int = 0) -> int:
-    """Compare `build(True)`, with its pool, to `build(False)`, without; returns how many tensors were compared.
+    """Compare `build(True)`, with its pool, to `build(False)`, without; returns how many tensors were
+    compared.
 
-    Both get the same parameters, the same inputs and the same random numbers. Raises `Mismatch` naming the tensor, the
-    values and the kind of blocks. If `build` fails to give the pooled one a pool to find, only torch's own memory
-    is poisoned.
+    Both get the same parameters, the same inputs and the same random numbers. Raises `Mismatch` naming the
+    tensor, the values and the kind of blocks. If `build` fails to give the pooled one a pool to find, only
+    torch's own memory is poisoned.
     """
     plain, pooled = _built(build, False, seed), _built(build, True, seed)
     if isinstance(plain, torch.nn.Module) and isinstance(pooled, torch.nn.Module):
@@ -65,10 +68,16 @@ def assert_equivalent(build: Build, feed: Feed, *, turns: int = SHAPES, seed: in
             for blocks in ("fresh", "reused", "poisoned"):
                 if blocks == "poisoned":
                     _poison_idle(lent)
-                with PoisonedMemory() if blocks == "poisoned" else nullcontext():
+                with _memory(blocks):
                     _set_state(pooled, state)
                     compared += _compare(expected, _run(pooled, feed, turn, seed), turn, blocks)
     return compared
+
+
+def _memory(blocks: str) -> AbstractContextManager[object]:
+    if blocks != "poisoned":
+        return nullcontext()
+    return PoisonedMemory()  # type: ignore[no-untyped-call]
 
 
 def _built(build: Build, pool: bool, seed: int) -> Target:
@@ -147,7 +156,9 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _difference(right: torch.Tensor, found: torch.Tensor) -> str:
     if right.shape != found.shape or right.dtype != found.dtype:
-        return f"is {found.dtype} {tuple(found.shape)} with the pool, {right.dtype} {tuple(right.shape)} without"
+        return (
+            f"is {found.dtype} {tuple(found.shape)} with the pool, {right.dtype} {tuple(right.shape)} without"
+        )
     places = (right != found).nonzero()
     if not len(places):
         return "differs in the sign of a zero or the bits of a NaN"

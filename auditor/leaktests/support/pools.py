@@ -64,8 +64,8 @@ def _device_of(part: Any) -> torch.device:
 
 
 Called = Callable[[str, Any, tuple[Any, ...]], None]
-"""Given `ask`, the pool, and the lending method's name and arguments; or `lend` or `take back`, the pool, and the
-handles that went over the counter.
+"""Given `ask`, the pool, and the lending method's name and arguments; or `lend` or `take back`, the pool,
+and the handles that went over the counter.
 """
 
 

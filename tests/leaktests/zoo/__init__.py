@@ -1,7 +1,8 @@
-"""Planted leaks, one function a kind: `kind(size)` makes a step that leaks `size` floats each time it is called.
+"""Planted leaks, one function a kind: `kind(size)` makes a step that leaks `size` floats each time it is
+called.
 
-The line that makes what is leaked ends in `# leak`; a test has found the right one if it names that line. Kinds are
-found by listing the modules of this folder.
+The line that makes what is leaked ends in `# leak`; a test has found the right one if it names that line.
+Kinds are found by listing the modules of this folder.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def kinds() -> dict[str, Kind]:
 
 
 def halves() -> tuple[list[str], list[str]]:
-    """The kinds on which rules are chosen, and those on which they are only measured: every second by name."""
+    """The kinds on which rules are chosen, and those on which they are only measured: every second by
+    name.
+    """
     names = list(kinds())
     return names[::2], names[1::2]

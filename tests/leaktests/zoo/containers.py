@@ -108,7 +108,7 @@ def cache_by_shape(size):
 
 
 def lru_cache_of_numbers(size):
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def positions(length):
         return torch.zeros(size)  # leak
 
