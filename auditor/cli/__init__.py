@@ -11,6 +11,7 @@ import click
 from auditor import __version__
 
 COMMANDS = {
+    "adopt": "Give nn.Modules the standard mixin, and their temporaries to its pool.",
     "audit": "Report findings.",
     "config": "Print the effective settings and where each came from.",
     "rule": "Explain a rule: what, why, bad, good.",
