@@ -72,8 +72,8 @@ def _numpy(draft: Draft, first: int, last: int) -> Draft | None:
                 break
             end = at if text.strip() else end
         new = [
-            f"{indent}{SWITCH} : bool", f"{indent}{step}{_SWITCH_SAYS.capitalize()}.",
-            f"{indent}{THRESHOLD} : float, optional", f"{indent}{step}{_THRESHOLD_SAYS.capitalize()}.",
+            f"{indent}{SWITCH} : bool", f"{indent}{step}Take large temporaries from a memory pool.",
+            f"{indent}{THRESHOLD} : float, optional", f"{indent}{step}Smaller ones stay plain memory; None leaves that to the pool.",
         ]  # fmt: skip
         return draft.with_lines(end + 1, new)
     return None

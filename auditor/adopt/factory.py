@@ -70,15 +70,13 @@ class Reader:
             dtype=self._dtype(call, made_by, words, fill),
             device=self._device(call, made_by, words),
             zero=made_by.endswith("zeros"),
-            fill=self.source(fill) if fill is not None else None,
+            fill=self._value(made_by, fill),
         )
 
     def _fill(
         self, made_by: str, words: Mapping[str | None, ast.expr], sizes: list[ast.expr]
     ) -> ast.expr | None:
-        """The value of `full` and `ones`; that of `full` is taken out of `sizes`."""
-        if made_by.endswith("ones"):
-            return ast.Constant(1)
+        """The value of `full`, taken out of `sizes` where it stands there."""
         if not made_by.endswith("full"):
             return None
         if "fill_value" in words:
@@ -86,6 +84,11 @@ class Reader:
         if len(sizes) != 2 or any(isinstance(each, ast.Starred) for each in sizes):
             raise Refused(f"`{made_by}` has arguments that do not say which is the value")
         return sizes.pop()
+
+    def _value(self, made_by: str, fill: ast.expr | None) -> str | None:
+        if made_by.endswith("ones"):
+            return "1"
+        return self.source(fill) if fill is not None else None
 
     def _shape(self, sizes: list[ast.expr]) -> str:
         if len(sizes) != 1:

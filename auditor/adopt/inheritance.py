@@ -1,6 +1,7 @@
 """The mixin as first base of a class, and the import that brings it."""
 
 import ast
+from collections.abc import Sequence
 
 from auditor.adopt.draft import Draft, Refused
 
@@ -24,13 +25,13 @@ def imported(draft: Draft, module: str) -> Draft:
     if _is_imported(draft):
         return draft
     statement = f"from {module} import {MIXIN}"
-    last = _last_import(draft)
-    if last is not None:
+    imports = _imports(draft)
+    if imports:
+        before, last = _next_in_order(imports, module), imports[-1]
         if not draft.alone(last):
-            raise Refused(
-                f"{draft.path}:{last.lineno} has an import that shares a line with another statement"
-            )
-        return draft.with_lines(draft.end(last)[0] + 1, [statement])
+            where = f"{draft.path}:{last.lineno}"
+            raise Refused(f"{where} has an import that shares a line with another statement")
+        return draft.with_lines(before.lineno if before else draft.end(last)[0] + 1, [statement])
     body = draft.tree.body
     at = 1 if _is_docstring(body[0]) and len(body) > 1 else 0
     first = body[at]
@@ -49,14 +50,38 @@ def _is_imported(draft: Draft) -> bool:
     return False
 
 
-def _last_import(draft: Draft) -> ast.stmt | None:
-    found = None
+def _imports(draft: Draft) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of the file itself before its first definition."""
+    found: list[ast.Import | ast.ImportFrom] = []
     for node in draft.tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             break
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found = node
+            found.append(node)
     return found
+
+
+def _next_in_order(imports: Sequence[ast.Import | ast.ImportFrom], module: str) -> ast.ImportFrom | None:
+    """The import before which a sorted file would have ours: of its kind, beside torch's."""
+    rows = [each.lineno for each in imports if _of_torch(each)]
+    for each in imports:
+        if isinstance(each, ast.ImportFrom) and not module.startswith(".") and each.level == 0:
+            near = any(_in_one_group(imports, row, each.lineno) for row in rows)
+            if near and (each.module or "") > module and each.module != "__future__":
+                return each
+    return None
+
+
+def _in_one_group(imports: Sequence[ast.Import | ast.ImportFrom], one: int, other: int) -> bool:
+    """Whether every line between two imports is an import's too."""
+    covered = {row for each in imports for row in range(each.lineno, (each.end_lineno or each.lineno) + 1)}
+    return all(row in covered for row in range(min(one, other), max(one, other) + 1))
+
+
+def _of_torch(node: ast.Import | ast.ImportFrom) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0] == "torch"
+    return any(each.name.partition(".")[0] == "torch" for each in node.names)
 
 
 def _is_docstring(node: ast.stmt) -> bool:
