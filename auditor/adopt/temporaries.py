@@ -65,7 +65,8 @@ def _judge(
     draft: Draft, method: Function, lives: Lives, call: ast.Call, made_by: str, origins: Mapping[str, str]
 ) -> Temporary:
     _check_method(method)
-    if _is_small(call):
+    shapes = _Shapes(method)
+    if _is_small(call, shapes):
         raise Refused("it is small")
     torch = next((name for name, stands_for in origins.items() if stands_for == "torch"), None)
     region = lives.region(call)
@@ -74,7 +75,7 @@ def _judge(
     if any(not is_simple(each) for each in _parts(call)):
         raise Refused("its arguments are calls, which may do more than give a size")
     _check_text(draft, region)
-    lent = Reader(torch, draft.source, _Shapes(method).is_sequence).read(call, made_by)
+    lent = Reader(torch, draft.source, shapes.is_sequence).read(call, made_by)
     return Temporary(call, made_by, lent, region, method.args.args[0].arg)
 
 
@@ -131,14 +132,14 @@ def _parts(call: ast.Call) -> list[ast.expr]:
     return [*receiver, *call.args, *(word.value for word in call.keywords)]
 
 
-def _is_small(call: ast.Call) -> bool:
+def _is_small(call: ast.Call, shapes: "_Shapes") -> bool:
     """Whether its sizes say so: one dimension, or constants of little product."""
     sizes = next(([word.value] for word in call.keywords if word.arg == "size"), list(call.args))
     match sizes:
         case [ast.Tuple(elts=elements) | ast.List(elts=elements), *_]:
             sizes = elements
-        case [ast.Attribute() | ast.Call() | ast.Name() | ast.Subscript(), *_]:
-            return False  # a shape of its own, or one size: told apart later
+        case [only] if shapes.is_sequence(only) is not False:
+            return False
     if any(isinstance(each, ast.Starred) for each in sizes):
         return False
     product = 1

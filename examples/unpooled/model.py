@@ -4,7 +4,7 @@ from torch import nn
 
 from .biased import BiasedAttention
 from .chunked import ChunkedAttention
-from .pooling import Gate, SegmentSummary, SummaryBlock
+from .pooling import SegmentSummary, SummaryBlock
 
 
 class Layer(nn.Module):
@@ -12,7 +12,6 @@ class Layer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.attention = BiasedAttention(dim, heads, dropout=0.0)
-        self.gate = Gate()
 
     def forward(self, x):
         return x + self.attention(self.norm(x))
