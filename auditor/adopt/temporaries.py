@@ -187,8 +187,15 @@ class _Shapes:
             case ast.BinOp(left=left, op=ast.Add(), right=right):
                 return _agreed({self.is_sequence(left), self.is_sequence(right)} - {None})
             case ast.Name(id=name) if self._stores[name] == len(self._values.get(name, ())):
-                return _agreed({self.is_sequence(each) for each in self._values.get(name, ())})
+                return self._of_name(name)
         return None
+
+    def _of_name(self, name: str) -> bool | None:
+        values = self._values.pop(name, [])  # `n = n + 1` tells nothing of n
+        try:
+            return _agreed({self.is_sequence(each) for each in values})
+        finally:
+            self._values[name] = values
 
 
 def _agreed(known: set[bool | None]) -> bool | None:

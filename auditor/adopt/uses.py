@@ -24,6 +24,11 @@ class Trail:
     records: list[str] = field(default_factory=list)
     objections: list[str] = field(default_factory=list)
 
+    def bind(self, name: str, value: ast.AST) -> None:
+        """A name for the tensor; met again in a loop it is nothing new."""
+        if not any(name == known and value is met for known, met in self.bound):
+            self.bound.append((name, value))
+
 
 @dataclass(frozen=True)
 class Uses:
@@ -40,7 +45,7 @@ class Uses:
             case ast.Assign(targets=targets):
                 self._bind(targets, node, trail)
             case ast.AnnAssign(target=ast.Name(id=name)):
-                trail.bound.append((name, node))
+                trail.bind(name, node)
             case ast.AugAssign(op=operator):
                 self._operand(operator, parent, parent.target, trail)
             case ast.Attribute():
@@ -63,7 +68,7 @@ class Uses:
             case ast.BoolOp():
                 self.follow(parent, trail)
             case ast.For(target=ast.Name(id=name)):
-                trail.bound.append((name, node))
+                trail.bind(name, node)
             case _:
                 self._elsewhere(parent, node)
 
@@ -98,11 +103,11 @@ class Uses:
         for target in targets:
             match target:
                 case ast.Name(id=name):
-                    trail.bound.append((name, node))
+                    trail.bind(name, node)
                 case ast.Subscript(slice=ast.Slice() | ast.Tuple()):
                     pass  # values are copied into a tensor
                 case ast.Tuple(elts=parts) if all(isinstance(each, ast.Name) for each in parts):
-                    trail.bound += [(each.id, node) for each in parts if isinstance(each, ast.Name)]
+                    self._bind(parts, node, trail)
                 case ast.Attribute():
                     raise Refused(f"it is stored in `{ast.unparse(target)}`")
                 case _:
