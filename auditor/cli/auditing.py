@@ -54,14 +54,9 @@ class AuditOptions:
 def run_audit(options: AuditOptions) -> int:
     """Audit, write every report, say the rest on standard error; the exit status."""
     wanted = targets(options.format, options.output)
-    settings = effective(
-        _start(options.paths),
-        config=options.config,
-        isolated=options.isolated,
-        overrides=_overrides(options),
-    )
+    settings = settings_of(options)
     with ProgressBar(shown=not (options.quiet or options.no_progress)) as progress:
-        audited = audit(_request(options, settings, progress))
+        audited = audit(request_of(options, settings, progress))
     if options.write_baseline:
         write_baseline(options.write_baseline, audited.selected)
     if options.history:
@@ -70,6 +65,16 @@ def run_audit(options: AuditOptions) -> int:
         write(audited.run, target, color=options.color)
     _tell(audited, options)
     return status(audited.run, exit_zero=options.exit_zero)
+
+
+def settings_of(options: AuditOptions) -> Effective:
+    """The settings in force: those of the files, and over them those of the command line."""
+    return effective(
+        _start(options.paths),
+        config=options.config,
+        isolated=options.isolated,
+        overrides=_overrides(options),
+    )
 
 
 def _with_history(audited: Audited, file: Path) -> Audited:
@@ -108,7 +113,8 @@ def _overrides(options: AuditOptions) -> dict[str, Any]:
     return overrides
 
 
-def _request(options: AuditOptions, settings: Effective, progress: ProgressBar) -> Request:
+def request_of(options: AuditOptions, settings: Effective, progress: ProgressBar) -> Request:
+    """The audit that the options ask for."""
     return Request(
         paths=options.paths or (".",),
         settings=settings.settings,

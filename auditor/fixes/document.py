@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from auditor.model import Edit, Span
-from auditor.source.load import Unreadable, decode, encoding_of
+from auditor.source.load import Unreadable, decode, digest, encoding_of
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -27,6 +27,10 @@ class Document:
     def text(self) -> str:
         """The text, newlines as they are. Raises `Unreadable`."""
         return decode(self.data)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.data)
 
     @cached_property
     def newline(self) -> str:

@@ -48,7 +48,7 @@ def _each(edits: Iterable[Edit], documents: Mapping[str, Document]) -> Iterator[
     for edit in edits:
         document = documents.get(edit.span.path)
         if document is None:
-            raise BadEdit(f"{edit.span.path} was not read")
+            raise BadEdit(f"{edit.span.path} is no longer what was analysed")
         yield Place(edit.span.path, *document.offsets(edit.span), edit)
 
 

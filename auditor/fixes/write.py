@@ -61,18 +61,23 @@ def write_all(
 
 def obstacle(file: SourceFile, analysed: Document) -> str:
     """Why `file` must not be written; empty if it may be."""
-    target = os.path.realpath(file.location)
-    if not Path(target).exists():
-        return "is no longer there"
-    if not os.access(target, os.W_OK) or not _has_write_bit(target):
-        return "is read-only"
-    if not os.access(Path(target).parent, os.W_OK):
-        return "is in a folder that cannot be written"
+    if why := unwritable(file.location):
+        return why
     try:
         same = read(file) == analysed.data
     except Unreadable as error:
         return str(error)
     return "" if same else "has changed since it was analysed"
+
+
+def unwritable(location: str) -> str:
+    """Why nothing can be written there; empty if it can be."""
+    target = os.path.realpath(location)
+    if not Path(target).exists():
+        return "is no longer there"
+    if not os.access(target, os.W_OK) or not _has_write_bit(target):
+        return "is read-only"
+    return "" if os.access(Path(target).parent, os.W_OK) else "is in a folder that cannot be written"
 
 
 def _has_write_bit(target: str) -> bool:

@@ -64,6 +64,8 @@ class Holding:
         if self.acquisition.keyed and target == (self._key_root(),):
             self.endings.unknown.add(node)
             return None
+        if target in held.noted:
+            held = replace(held, noted=held.noted - {target})
         kept = frozenset(place for place in held.places if not begins_exactly(target, place))
         outside = [place for place in sorted(held.places - kept) if self._outlives(place)]
         if outside and len(target) == 1:
@@ -121,6 +123,8 @@ class Holding:
         return held
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
+        if sure and held.counted:
+            return replace(held, counted=False)
         if not sure:
             if any(self._outlives(place) for place in held.places):
                 return held  # something that may be the same is kept elsewhere; its owner is known

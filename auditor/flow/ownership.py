@@ -9,10 +9,10 @@ import ast
 from dataclasses import replace
 
 from auditor.flow.effects import Fate, Value
-from auditor.flow.held import NOWHERE, Held, Places, limited
+from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.lease import Loss
 from auditor.flow.passing import Passing
-from auditor.flow.places import begins_exactly, begins_with, named
+from auditor.flow.places import begins_exactly, begins_with, below, named
 from auditor.ir.ops import (
     RAISING,
     RESULT,
@@ -28,6 +28,7 @@ from auditor.ir.ops import (
     Fresh,
     InPlace,
     Leave,
+    Lookup,
     Make,
     Move,
     Next,
@@ -76,6 +77,8 @@ class Ownership(Passing):
                 return self._rebind(node, held, target, [])
             case Fresh(target=target, uses=uses):
                 return self._fresh(node, held, target, uses)
+            case Lookup(target=target, index=index):
+                return self._looked_up(held, target, index)
             case InPlace():
                 return self._in_place(node, op, held)
             case Delete():
@@ -138,12 +141,20 @@ class Ownership(Passing):
         return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
 
     def _fresh(self, node: int, held: Held, target: Path, uses: tuple[Path, ...]) -> Held | None:
-        maybe: Places = NOWHERE
-        if self.acquisition.value is not Value.TENSOR and any(
-            self._inside(held, use) is not None for use in uses
-        ):
-            maybe = frozenset({target})
-        return self._rebind(node, held, target, [(NOWHERE, maybe)])
+        told = self.acquisition.value is not Value.TENSOR and any(self._about(held, use) for use in uses)
+        return self._rebind(node, held, target, [(NOWHERE, frozenset({target}) if told else NOWHERE)])
+
+    def _looked_up(self, held: Held, target: Path, index: Path) -> Held:
+        """`table[number]` says as much as the number does."""
+        if self.acquisition.value is not Value.INDEX or not self._about(held, index):
+            return held
+        return replace(held, maybe=held.maybe | ({target} - held.places))
+
+    def _about(self, held: Held, operand: Path) -> bool:
+        """Whether the operand is the lease, holds it, or was computed from it."""
+        return self._inside(held, operand) is not None or any(
+            below(place, operand) is not None for place in held.maybe
+        )
 
     def _next(self, node: int, op: Next, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING:
@@ -154,7 +165,7 @@ class Ownership(Passing):
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
-            if (inside or counting) and node not in held.seen:
+            if (inside or counting or op.source in held.noted) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
         element = (*op.source, "[*]")

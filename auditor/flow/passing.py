@@ -5,9 +5,10 @@ from dataclasses import replace
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment
 from auditor.flow.held import Held
 from auditor.flow.holding import Holding
+from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
-from auditor.ir.ops import RAISING, Call, Edge, Path
+from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
 
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
@@ -22,10 +23,31 @@ class Passing(Holding):
             return ()
         if node == self.site and not held.stale:
             held = replace(held, stale=True)
+        if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
+            held = replace(held, noted=held.noted | {call.receiver})
+        elif edge not in RAISING:
+            held = self._counted(call, held)
         fresh = self._rebind(
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _counted(self, call: Call, held: Held) -> Held:
+        """A further count on the same object: whoever keeps it then keeps his own, not this one."""
+        if self.acquisition.keyed:
+            return held
+        other = self.effects.acquisition(call)
+        if other is None or not other.counts or held.places.isdisjoint(other.places):
+            return held
+        kept = {
+            place for place in held.places if self._outlives(place) and place not in self.acquisition.places
+        }
+        if kept and kept != held.places:
+            return replace(held, places=held.places - kept)
+        return replace(held, counted=True)
+
+    def _one_of_many(self, held: Held) -> bool:
+        return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The call is given the lease, or is not."""
@@ -88,8 +110,8 @@ class Passing(Holding):
         if rest is not None:
             return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
         piece = part(place, operand, acquisition.value)
-        if piece is None:
-            return None
+        if piece is None or (piece == "maybe" and acquisition.keyed):
+            return None  # a pin or a lock is not undone through what the object holds
         treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
@@ -118,6 +140,8 @@ class Passing(Holding):
 
     def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
         """Released and taken count on the raising edge too: who was given it answers for it."""
+        if held.counted and fate in (Fate.RELEASE, Fate.TAKE):
+            return replace(held, counted=False)
         if fate is Fate.RELEASE:
             self.endings.released.setdefault(node, held)
         elif fate is Fate.TAKE:

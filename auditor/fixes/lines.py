@@ -1,0 +1,64 @@
+"""Whole lines of source: taken with their line ends, and moved one step to the right."""
+
+import re
+from collections.abc import Sequence
+
+import libcst
+
+from auditor.case import Parsed
+from auditor.source.newer_syntax import DEEPEST, bracket_depth
+
+_LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
+
+
+def indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def taken(file: Parsed, first: int, last: int) -> list[str]:
+    """The lines from `first` to `last`, counted from 1, each with its own line end."""
+    return split(file.text)[first - 1 : last]
+
+
+def newline_of(file: Parsed) -> str:
+    """How the file ends its first line."""
+    first = split(file.text)[:1]
+    return first[0][len(first[0].rstrip("\r\n")) :] or "\n" if first else "\n"
+
+
+def split(text: str) -> list[str]:
+    """Lines with their ends, split where Python splits (str.splitlines also splits at form feeds)."""
+    return _LINES.findall(text)
+
+
+def indented(lines: Sequence[str], unit: str) -> list[str] | None:
+    """Whole statements of one block, one `unit` deeper; None where that is not a matter of lines alone.
+
+    What stands within strings stays where it is: libcst knows which lines those are. Where libcst would
+    change anything but white space at the beginning of lines, nothing is done.
+    """
+    base = indentation(next((line for line in lines if _is_code(line)), ""))
+    if not base or bracket_depth("".join(lines)) > DEEPEST:
+        return None
+    try:
+        parsed = libcst.parse_module("if 1:\n" + "".join(lines))
+    except libcst.ParserSyntaxError:
+        return None
+    outer = parsed.body[0]
+    if len(parsed.body) > 1 or not isinstance(outer, libcst.If):
+        return None
+    inner = outer.with_changes(body=outer.body.with_changes(indent=unit))
+    block = libcst.IndentedBlock([inner], indent=base)
+    deeper = split(parsed.with_changes(body=[outer.with_changes(body=block)]).code)[2:]
+    return deeper if _are_only_indented(lines, deeper, base, unit) else None
+
+
+def _is_code(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def _are_only_indented(lines: Sequence[str], deeper: Sequence[str], base: str, unit: str) -> bool:
+    return len(lines) == len(deeper) and all(
+        new in (old, base + unit + old[len(base) :] if old.startswith(base) else old)
+        for old, new in zip(lines, deeper, strict=True)
+    )
