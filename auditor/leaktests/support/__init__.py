@@ -1,6 +1,28 @@
 """Leak tests at run time, exact to the byte. Needs torch and the standard library; copied beside generated tests."""
 
 from .errors import Culprit, CycleGarbage, InjectedFault, Leak, Mismatch
+from .faults import count_places, inject_faults
+from .leases import assert_no_leases
 from .ledger import Level, Steady, assert_no_growth
+from .planted import plant
+from .pools import pools_of
+from .scenarios import SCENARIOS, Step, make_step
 
-__all__ = ["Culprit", "CycleGarbage", "InjectedFault", "Leak", "Level", "Mismatch", "Steady", "assert_no_growth"]
+__all__ = [
+    "SCENARIOS",
+    "Culprit",
+    "CycleGarbage",
+    "InjectedFault",
+    "Leak",
+    "Level",
+    "Mismatch",
+    "Steady",
+    "Step",
+    "assert_no_growth",
+    "assert_no_leases",
+    "count_places",
+    "inject_faults",
+    "make_step",
+    "plant",
+    "pools_of",
+]

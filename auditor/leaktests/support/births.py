@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from .storages import Handle, of_python_objects, storage_of
 DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
-_DRIVERS = {str(Path(__file__).with_name(name)) for name in ("ledger.py", "culprits.py", "faults.py")}
+_DRIVERS = {str(Path(_HERE, name)) for name in ("ledger.py", "culprits.py", "faults.py", "leases.py")}
+_WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__file__}
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
 
@@ -56,25 +58,21 @@ class Births:
     _seen: dict[int, Birth] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def note(self, tensor: torch.Tensor, operation: str, *, known_before: bool = False) -> None:
-        """Take down a tensor's storage unless it is known."""
-        storage = storage_of(tensor)
-        if storage is not None:
-            self.note_storage(storage, operation, known_before=known_before)
+    def knows(self, storage: torch.UntypedStorage) -> bool:
+        """Whether this very storage was taken down."""
+        return storage._cdata in self._seen
 
-    def note_storage(self, storage: torch.UntypedStorage, operation: str, *, known_before: bool = False) -> None:
-        """Take down a storage unless it is known."""
-        key = storage._cdata
+    def note(self, storage: torch.UntypedStorage, operation: str, *, known_before: bool = False) -> None:
+        """Take down a storage that is not known."""
+        frames = () if known_before or operation is UNSEEN else stack_here()
         with self._lock:
-            if key not in self._seen:
-                unseen = known_before or operation is UNSEEN
-                frames = () if unseen else _frames()
-                self._seen[key] = Birth(Handle(storage), operation, frames, self.turn, known_before)
+            self._seen[storage._cdata] = Birth(Handle(storage), operation, frames, self.turn, known_before)
 
     def look_around(self, *, known_before: bool = False) -> None:
         """Take down what Python objects hold and no operation showed."""
         for storage in of_python_objects():
-            self.note_storage(storage, UNSEEN, known_before=known_before)
+            if not self.knows(storage):
+                self.note(storage, UNSEEN, known_before=known_before)
 
     def living(self) -> list[tuple[Birth, torch.UntypedStorage]]:
         """What is alive of all that was seen; the rest is forgotten. The caller holds what it is given."""
@@ -92,16 +90,21 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self._births = births
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler, for seconds, to keep it out of the method below
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         births = self._births
         if not births.open:  # a thread that outlived the pass
             return func(*args, **(kwargs or {}))
-        fresh = func is torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` just made
-        for tensor in _tensors((args, kwargs)):
-            births.note(tensor, "torch.tensor" if fresh else UNSEEN)
+        for storage in _storages((args, kwargs)):
+            if not births.knows(storage):
+                births.note(storage, "torch.tensor" if func is _LIFT_FRESH else UNSEEN)
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            births.note(tensor, _name(func))
+        for storage in _storages(result):
+            if not births.knows(storage):
+                births.note(storage, _name(func))
         return result
 
 
@@ -135,7 +138,7 @@ def readable(frames: Frames) -> list[str]:
 
 def _is_machinery(filename: str) -> bool:
     if filename.startswith(("<", _HERE, _TORCH)):
-        return True
+        return Path(filename).name != "planted.py"
     return filename.startswith(_STANDARD_LIBRARY) and "-packages" not in filename
 
 
@@ -147,13 +150,17 @@ def _short(filename: str) -> str:
         return filename
 
 
-def _frames() -> Frames:
-    """From the operation out to the step: what drives the steps is left out, so that equal places are equal."""
-    frame = sys._getframe(2)
+def stack_here() -> Frames:
+    """From the operation out to the step: what watches and what drives it is left out, so that two births at one
+    place have equal stacks.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _WATCHERS:
+        frame = frame.f_back
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEEPEST_STACK and frame.f_code.co_filename not in _DRIVERS:
         found.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(found)
 
 
@@ -163,11 +170,13 @@ def _name(func: Any) -> str:
     return f"{func} in {node.name()}" if node is not None else str(func)
 
 
-def _tensors(nested: Any) -> Iterator[torch.Tensor]:
+def _storages(nested: Any) -> Iterator[torch.UntypedStorage]:
     if isinstance(nested, torch.Tensor):
-        yield nested
+        storage = storage_of(nested)
+        if storage is not None:
+            yield storage
     elif isinstance(nested, (tuple, list)):
         for item in nested:
-            yield from _tensors(item)
+            yield from _storages(item)
     elif isinstance(nested, dict):
-        yield from _tensors(list(nested.values()))
+        yield from _storages(list(nested.values()))

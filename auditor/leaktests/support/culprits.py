@@ -57,6 +57,24 @@ def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], o
     return CycleGarbage(_told(head, culprits[:MOST_NAMED]), tuple(culprits[:MOST_NAMED]))
 
 
+def fault_report(births: Births, before: Level, after: Level, names: Sequence[str]) -> Leak:
+    """The failure of a fault pass after which more (or less) is alive than before."""
+    storages = after.storages_by_place - before.storages_by_place
+    sizes = after.bytes_by_place - before.bytes_by_place
+    living, culprits, faults = births.living(), [], set()
+    gc.unfreeze()
+    for place in sorted(storages | sizes, key=lambda place: -sizes[place])[:MOST_NAMED]:
+        stayed = [(birth.turn, storage) for birth, storage in living if birth.place == place]
+        faults |= {turn for turn, _ in stayed if 0 < turn <= len(names)}
+        culprits.append(_culprit(place, storages[place], sizes[place], holders(stayed[-1][1])))
+    named = ", ".join(f"{turn} ({names[turn - 1]})" for turn in sorted(faults)[:MOST_NAMED])
+    head = (
+        f"after {len(names)} injected faults {amount(after.bytes - before.bytes)} in "
+        f"{count(after.storages - before.storages)} stay held" + (f"; first of all after fault {named}" if named else "")
+    )
+    return Leak(_told(head, culprits, each=""), tuple(culprits))
+
+
 def _unreachable() -> list[object]:
     """What a collection now would free, kept for a look."""
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -79,19 +97,20 @@ def _culprit(place: Place, storages: float, size: float, held_by: tuple[str, ...
     return Culprit(operation, storages, size, stack[0] if stack else "an unknown line", tuple(stack), held_by)
 
 
-def _told(head: str, culprits: Sequence[Culprit]) -> str:
+def _told(head: str, culprits: Sequence[Culprit], *, each: str = " a step") -> str:
     lines = [head]
     for culprit in culprits:
-        grown = f"{amount(culprit.bytes_a_step)}, {count(culprit.storages_a_step)} a step"
+        grown = f"{amount(culprit.bytes_a_step)}, {count(culprit.storages_a_step)}{each}"
         lines.append(f"  {grown}: made by {culprit.operation}")
         for number, place in enumerate(culprit.stack[:STACK_SHOWN]):
-            source = _source(place) if number == 0 else ""
+            source = source_of(place) if number == 0 else ""
             lines.append(f"    {'called from' if number else 'born at'} {place}{source}")
         lines += [f"    held by {holder}" for holder in culprit.held_by]
     return "\n".join(lines)
 
 
-def _source(place: str) -> str:
+def source_of(place: str) -> str:
+    """The text of a `path:line in function`, set off to be put behind it."""
     path, _, rest = place.rpartition(":")
     line = linecache.getline(path, int(rest.split()[0])).strip() if rest.split()[:1] else ""
     return f":  {line}" if line else ""
