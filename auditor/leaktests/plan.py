@@ -79,6 +79,7 @@ class Unplanned(msgspec.Struct, frozen=True):
     reason: str
     tried: int = 0
     abstract: bool = False
+    parts: bool = False  # it takes other modules: worth another try when more of those are known
     attempts: tuple[str, ...] = ()  # the likeliest calls and what each ended with
     build: tuple[Argument, ...] = ()  # the best that was tried, for a recipe to start from
     feed: tuple[Argument, ...] = ()

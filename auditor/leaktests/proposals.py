@@ -31,11 +31,14 @@ def for_calling(name: str, annotation: str, docs: Sequence[str]) -> list[str]:
     told = [*_told_shapes(name, annotation, docs)]
     if annotation in ("int", "bool", "float") or annotation.startswith(("Literal", "typing.Literal")):
         return _unique([*_scalars(name, annotation), *_named("feed", name), *_named("build", name)])
-    named = _named("feed", name)
     if tensor:
-        named = [value for value in named if "torch." in value]
-    others = [] if tensor else ["None", "n", "1.0"]
-    return _unique([*told, *named, *_table()["tensors"]["values"], *others])
+        named = [value for value in _named("feed", name) if "torch." in value]
+        return _unique([*told, *named, *_table()["tensors"]["values"]])
+    if annotation and not told:
+        if typed := _by_annotation(annotation):
+            return _unique([*_named("feed", name), *_named("build", name), *typed])
+    named = _named("feed", name) or ([] if len(name) == 1 else _named("build", name))
+    return _unique([*told, *named, *_table()["tensors"]["values"], "None", "n", "1.0"])
 
 
 def _scalars(name: str, annotation: str) -> list[str]:

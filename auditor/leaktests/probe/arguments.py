@@ -31,20 +31,26 @@ class Proposer:
     known: Sequence[Plan]
     configs: Sequence[str]
     overrides: dict[str, str] = field(default_factory=dict)  # learned from assertions that failed
+    wanted_parts: list[str] = field(default_factory=list)  # parameters that other modules could serve
 
     def to_build(self, parameter: Parameter) -> list[Candidate]:
         """Values for a constructor's parameter."""
         plain: list[Candidate] = [(v, ()) for v in proposals.for_building(parameter.name, parameter.annotation)]
         if parameter.name in self.overrides:
             plain.insert(0, (self.overrides[parameter.name], ()))
-        return _unique([*self._instances(parameter), *plain])
+        return _unique([*self.instances(parameter), *plain])
+
+    def optional(self, parameter: Parameter) -> list[Candidate]:
+        """What may be needed although it has a default of None: configurations, embeddings."""
+        embedding = [("torch.nn.Embedding(100, 64)", ())] if "embed" in parameter.name else []
+        return [*self.instances(parameter), *embedding]
 
     def to_call(self, parameter: Parameter, docs: Sequence[str], widths: Sequence[str]) -> list[Candidate]:
         """Values for a parameter of forward; `widths` are tensors that the built module hints at."""
         values = proposals.for_calling(parameter.name, parameter.annotation, docs)
         tensor = any("torch.rand" in value for value in values[:1])
         hinted = values[:1] + [*widths, *values[1:]] if tensor else values
-        return _unique([*self._instances(parameter), *((value, ()) for value in hinted)])
+        return _unique([*self.instances(parameter), *((value, ()) for value in hinted)])
 
     def shrunk(self, parameters: Sequence[Parameter]) -> list[Argument]:
         """Small sizes for what has a large default: a test needs no 768 features."""
@@ -58,13 +64,16 @@ class Proposer:
                 found.append(Argument(parameter.name, str(small)))
         return found
 
-    def _instances(self, parameter: Parameter) -> Iterator[Candidate]:
+    def instances(self, parameter: Parameter) -> Iterator[Candidate]:
         """Objects of the project's own classes, by type, by the parameter's name, by the word `config`."""
         kind = self._class_of(parameter)
         if kind is not None and issubclass(kind, enum.Enum):
             yield from ((f"{kind.__name__}.{m.name}", (_import(kind),)) for m in kind)
         elif kind is not None and issubclass(kind, torch.nn.Module):
+            self.wanted_parts.append(parameter.name)
             yield from self._built(lambda plan: issubclass(_loaded(plan), kind))
+        elif kind is not None and getattr(kind, "_is_protocol", False):
+            yield "None", ()  # whatever has those methods: nothing is a safe guess
         elif kind is not None:
             yield from self._configured(kind)
         lowered = parameter.name.lower()
@@ -72,6 +81,7 @@ class Proposer:
             for config in self._config_classes():
                 yield from self._configured(config)
         elif kind is None and (lowered in _MODULE_NAMES or "Module" in parameter.annotation):
+            self.wanted_parts.append(parameter.name)
             yield from self._built(lambda plan: plan.target.kind == "module" and plan.target.name != self.owner)
 
     def _class_of(self, parameter: Parameter) -> type | None:

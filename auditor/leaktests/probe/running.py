@@ -1,6 +1,5 @@
 """Runs the target once: builds it, feeds it, takes gradients, and says how that ended."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,8 +99,3 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
         return func(*args, **(kwargs or {}))
-
-
-def quiet_streams() -> None:
-    """What the target prints is nobody's business here; its errors are kept as text."""
-    sys.stdout = sys.stderr

@@ -70,8 +70,8 @@ def _of(function: Callable[..., Any], *, skip_first: bool, variable: bool = Fals
         required = entry.default is entry.empty
         default = None if required else entry.default
         positional = entry.kind is entry.POSITIONAL_ONLY
-        annotation = _text(entry.annotation)
-        found.append(Parameter(entry.name, annotation, required, default, positional, entry.annotation))
+        kind = None if entry.annotation is entry.empty else entry.annotation
+        found.append(Parameter(entry.name, _text(entry.annotation), required, default, positional, kind))
     return found
 
 
