@@ -6,6 +6,7 @@ from .leases import assert_no_leases
 from .ledger import Level, Steady, assert_no_growth
 from .planted import plant
 from .pools import pools_of
+from .quiet import Quiet, assert_quiet
 from .scenarios import SCENARIOS, Step, make_step
 
 __all__ = [
@@ -16,10 +17,12 @@ __all__ = [
     "Leak",
     "Level",
     "Mismatch",
+    "Quiet",
     "Steady",
     "Step",
     "assert_no_growth",
     "assert_no_leases",
+    "assert_quiet",
     "count_places",
     "inject_faults",
     "make_step",

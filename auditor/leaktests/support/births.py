@@ -22,7 +22,9 @@ from .storages import Handle, of_python_objects, storage_of
 DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
-_DRIVERS = {str(Path(_HERE, name)) for name in ("ledger.py", "culprits.py", "faults.py", "leases.py")}
+_DRIVERS = {
+    str(Path(_HERE, name)) for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py")
+}
 _WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__file__}
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
 _TORCH = str(Path(torch.__file__).parent)
@@ -134,6 +136,11 @@ def readable(frames: Frames) -> list[str]:
     """
     theirs = [frame for frame in frames if not _is_machinery(frame[0].co_filename)]
     return [f"{_short(code.co_filename)}:{line} in {code.co_qualname}" for code, line in theirs or frames[:3]]
+
+
+def readable_lines(lines: list[tuple[str, int]]) -> list[str]:
+    """The same for a stack of which only files and lines are known."""
+    return [f"{_short(filename)}:{line}" for filename, line in lines if not _is_machinery(filename)]
 
 
 def _is_machinery(filename: str) -> bool:

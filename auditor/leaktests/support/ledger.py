@@ -15,7 +15,7 @@ from typing import Any
 
 from .births import Births, Place, Watch, watching_threads
 from .culprits import cycle_report, growth_report
-from .quiet_gc import collector_held
+from .stillness import held_still
 
 Step = Callable[[], object]
 
@@ -78,7 +78,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         with ExitStack() as exits:
             self.births.look_around(known_before=True)
-            exits.enter_context(collector_held())
+            exits.enter_context(held_still())
             exits.callback(setattr, self.births, "open", False)
             exits.enter_context(watching_threads(Watch, self.births))
             exits.enter_context(Watch(self.births))

@@ -36,6 +36,12 @@ def holders(storage: torch.UntypedStorage) -> tuple[str, ...]:
     return ()
 
 
+def holders_of(found: object) -> tuple[str, ...]:
+    """The same for any object that the collector knows."""
+    gc.unfreeze()
+    return tuple(_words(_chain([found])))
+
+
 def cycle_of(storage: torch.UntypedStorage, garbage: list[object]) -> tuple[str, ...]:
     """The way from the storage round a cycle of unreachable objects."""
     members = {id(member) for member in garbage}
@@ -82,6 +88,7 @@ def _chain(start: list[Any]) -> list[object]:
         if root is not None or not following:
             return _back(level[0] if root is None else root, came_from)
         level = following[:WIDEST_SEARCH]
+        del following  # in the next turn it would be a holder
     return _back(level[0], came_from)
 
 
