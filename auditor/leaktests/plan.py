@@ -48,7 +48,7 @@ class Variation(msgspec.Struct, frozen=True):
     build: tuple[Argument, ...]
     feed: tuple[Argument, ...]
     shape: Shape
-    mode: str = "train"
+    scenario: str = "train"
     by_exception: bool = False
 
 
@@ -59,9 +59,11 @@ class Plan(msgspec.Struct, frozen=True):
     build: tuple[Argument, ...]
     feed: tuple[Argument, ...]
     shapes: tuple[Shape, ...]
-    modes: tuple[str, ...]
+    scenarios: tuple[str, ...]
     differentiable: bool
-    operations: int
+    operations: int  # of a training step at `fault_shape`, which has the fewest
+    fault_shape: int = 0  # an index into `shapes`
+    left_out: tuple[tuple[str, str], ...] = ()  # scenarios that do not run, and why
     imports: tuple[str, ...] = ()
     switch: tuple[Argument, ...] = ()  # what turns its pool on
     pooled: bool = False  # whether a pool then serves it
@@ -93,7 +95,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     feed: Mapping[str, str] = {}
     args: tuple[str, ...] = ()
     shapes: tuple[Shape, ...] = ()
-    modes: tuple[str, ...] = ()
+    scenarios: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     method: str = ""
     skip: str = ""

@@ -24,7 +24,7 @@ class _Try:
     build: tuple[Argument, ...]
     feed: tuple[Argument, ...]
     shape: Shape
-    mode: str
+    scenario: str
 
 
 def aimed_at(
@@ -49,7 +49,7 @@ def aimed_at(
                     trial.build,
                     trial.feed,
                     trial.shape,
-                    trial.mode,
+                    trial.scenario,
                     aim.by_exception,
                 )
             )
@@ -57,20 +57,21 @@ def aimed_at(
 
 
 def _trials(plan: Plan, thing: Any) -> list[_Try]:
-    """The plan itself with its pool on, its other shapes and modes, and each flag turned round."""
+    """The plan itself with its pool on, its other shapes and scenarios, and each flag turned round."""
     on = {argument.name for argument in plan.switch}
     build = (*(a for a in plan.build if a.name not in on), *plan.switch)
-    shape, mode = plan.shapes[0], plan.modes[0]
-    trials = [_Try(build, plan.feed, shape, mode)]
-    trials += [_Try(build, plan.feed, other, mode) for other in plan.shapes[1:]]
-    trials += [_Try(build, plan.feed, shape, other) for other in plan.modes[1:]]
+    shape, scenario = plan.shapes[0], "train" if "train" in plan.scenarios else "no_grad"
+    trials = [_Try(build, plan.feed, shape, scenario)]
+    trials += [_Try(build, plan.feed, other, scenario) for other in plan.shapes[1:]]
+    if "eval" in plan.scenarios:
+        trials.append(_Try(build, plan.feed, shape, "eval"))
     forward = thing if plan.target.kind == "function" else getattr(thing, plan.method or "forward", None)
     if forward is not None:
         parameters = signatures.call(forward, skip_first=plan.target.kind != "function")
-        trials += [_Try(build, feed, shape, mode) for feed in _flipped(plan.feed, parameters)]
+        trials += [_Try(build, feed, shape, scenario) for feed in _flipped(plan.feed, parameters)]
     if plan.target.kind == "module":
         flips = _flipped(build, signatures.constructor(thing))
-        trials += [_Try(other, plan.feed, shape, mode) for other in flips]
+        trials += [_Try(other, plan.feed, shape, scenario) for other in flips]
     return trials[:MOST_VARIATIONS]
 
 
@@ -90,7 +91,7 @@ def _lines_of(plan: Plan, thing: Any, scope: Scope, trial: _Try, aims: Sequence[
     lines: Lines = set()
     try:
         with _watched({aim.location for aim in aims}, lines):
-            runner.run(trial.build, trial.feed, trial.shape, trial.mode)
+            runner.run(trial.build, trial.feed, trial.shape, trial.scenario)
     except Exception:  # arguments that do not go together reach nothing
         return set()
     return lines

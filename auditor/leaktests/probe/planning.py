@@ -1,6 +1,7 @@
 """From a way that ran once to a plan: other shapes, both modes, gradients, the pool's switch, and the findings."""
 
 import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -10,9 +11,18 @@ from auditor.leaktests.plan import Argument, Plan, Recipe, Request, Shape, Targe
 from auditor.leaktests.probe import signatures
 from auditor.leaktests.probe.aiming import aimed_at
 from auditor.leaktests.probe.arguments import Proposer
-from auditor.leaktests.probe.running import NothingComesOut, Ran, Scope, said, step
+from auditor.leaktests.probe.running import (
+    NothingComesOut,
+    Ran,
+    Scope,
+    forward,
+    said,
+    step,
+    wants_no_gradients,
+)
 from auditor.leaktests.probe.search import Attempts, NoPlan, Search, Way, is_abstract
 from auditor.leaktests.support.pools import pools_of
+from auditor.leaktests.support.scenarios import SCENARIOS, make_step
 
 SHAPES: tuple[Shape, ...] = ((2, 32), (1, 33), (3, 16), (2, 1))
 """A usual one; one whose last segment is a single token; more and shorter sequences; single tokens."""
@@ -47,37 +57,82 @@ def plan_for(target: Target, module: ModuleType, request: Request) -> Plan | Unp
 
 
 def _confirmed(target: Target, thing: Any, way: Way, scope: Scope, recipe: Recipe) -> Plan:
-    """Built afresh, every shape and mode that runs is kept; the first must."""
+    """Built afresh, every shape and scenario that runs is kept; a training step at the first shape must."""
     runner = Runner(target, thing, way.imports, scope, recipe.method)
-    shapes, modes, ran = [], [], None
-    for shape in recipe.shapes or SHAPES:
-        try:
-            result = runner.run(way.build, way.feed, shape, "train")
-        except Exception as error:
-            if ran is None and shape == (recipe.shapes or SHAPES)[0]:
-                raise NoPlan(f"it ran once, but not when built again: {said(error)}") from error
-            continue
-        ran = ran or result
-        shapes.append(shape)
-    assert ran is not None
-    for mode in recipe.modes or (("train", "eval") if target.kind == "module" else ("train",)):
-        if mode == "train" or _runs(runner, way, shapes[0], mode):
-            modes.append(mode)
-    switch, pooled = _switch(runner, thing, way, shapes[0]) if target.kind == "module" else ((), False)
+    usual = _usual(runner, way, (recipe.shapes or SHAPES)[0])
+    shapes, steps = _shapes(runner, way, recipe.shapes or SHAPES, usual)
+    runs, left_out = _scenarios(runner, way, tuple(shapes), recipe.scenarios)
+    module = target.kind == "module"
+    switch, pooled = _switch(runner, thing, way, shapes[0], usual) if module else ((), False)
+    cheapest = min(range(len(steps)), key=lambda place: steps[place].operations)
     return Plan(
         target,
         way.build,
         way.feed,
         tuple(shapes),
-        tuple(modes),
-        ran.differentiable,
-        ran.operations,
+        tuple(runs),
+        steps[0].differentiable,
+        steps[cheapest].operations,
+        cheapest,
+        tuple(left_out),
         way.imports,
         switch,
         pooled,
         recipe.method,
         "recipe" if recipe.feed or recipe.build or recipe.args else "signature",
     )
+
+
+def _usual(runner: "Runner", way: Way, shape: Shape) -> str:
+    """`train`, or `no_grad` for code that refuses gradients."""
+    try:
+        runner.run(way.build, way.feed, shape, "train")
+    except RuntimeError as error:
+        if wants_no_gradients(error):
+            return "no_grad"
+    except Exception:  # said when the shapes are tried, with the shape
+        pass
+    return "train"
+
+
+def _shapes(
+    runner: "Runner", way: Way, wanted: Sequence[Shape], scenario: str
+) -> tuple[list[Shape], list[Ran]]:
+    shapes: list[Shape] = []
+    steps: list[Ran] = []
+    for shape in wanted:
+        try:
+            ran = runner.run(way.build, way.feed, shape, scenario)
+        except Exception as error:
+            if not shapes:
+                raise NoPlan(f"it ran once, but not when built again: {said(error)}") from error
+            continue
+        shapes.append(shape)
+        steps.append(ran)
+    return shapes, steps
+
+
+def _scenarios(
+    runner: "Runner", way: Way, shapes: tuple[Shape, ...], wanted: Sequence[str]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Those that run, and what stands against the others."""
+    runs: list[str] = []
+    left_out: list[tuple[str, str]] = []
+    for scenario in wanted or SCENARIOS:
+        if runner.target.kind != "module" and scenario in ("eval", "deepcopied", "pickled"):
+            continue  # a function has neither modes nor state
+
+        def feed(turn: int) -> Any:
+            return runner.scope.arguments(way.feed, shapes[turn % len(shapes)], way.imports)
+
+        try:
+            step_of_it = make_step(lambda: runner.callee(way.build), feed, scenario)
+            step_of_it()
+        except Exception as error:
+            left_out.append((scenario, said(error)))
+        else:
+            runs.append(scenario)
+    return runs, left_out
 
 
 class Runner:
@@ -101,27 +156,25 @@ class Runner:
             built.to(self.scope.value("device"))
         return built
 
+    def callee(self, arguments: tuple[Argument, ...]) -> Any:
+        """What a step calls: the object itself, or the method that a recipe names."""
+        built = self.build(arguments)
+        return getattr(built, self.method) if self.method else built
+
     def run(
-        self, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape, mode: str
+        self, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape, scenario: str
     ) -> Ran:
-        """One step."""
+        """One step, in training or not."""
         built = self.build(build)
         if isinstance(built, torch.nn.Module):
-            built.train(mode == "train")
+            built.train(scenario == "train")
         callee = getattr(built, self.method) if self.method else built
-        return step(callee, self.scope.arguments(feed, shape, self.imports))
-
-
-def _runs(runner: Runner, way: Way, shape: Shape, mode: str) -> bool:
-    try:
-        runner.run(way.build, way.feed, shape, mode)
-    except Exception:  # a mode that does not run is not part of the plan; the plan says which ones are
-        return False
-    return True
+        once = forward if scenario == "no_grad" else step
+        return once(callee, self.scope.arguments(feed, shape, self.imports))
 
 
 def _switch(
-    runner: Runner, thing: Any, way: Way, shape: Shape
+    runner: Runner, thing: Any, way: Way, shape: Shape, usual: str
 ) -> tuple[tuple[Argument, ...], bool]:
     """The arguments that turn the pool on for tensors of any size, and whether a pool is then there."""
     parameters = signatures.constructor(thing)
@@ -129,25 +182,24 @@ def _switch(
     on = [
         Argument(p.name, "True")
         for p in parameters
-        if p.name in names and isinstance(p.default, bool) and "threshold" not in p.name
+        if p.name in names and isinstance(p.default, bool) and "lightweight" not in p.name
     ]
     if not on:
-        return (), _has_pool(runner, way.build, way.feed, shape)
+        return (), _has_pool(runner, way.build, way.feed, shape, usual)
     small = [Argument(p.name, "0.0") for p in parameters if "threshold" in p.name and "pool" in p.name]
     others = tuple(a for a in way.build if a.name not in names)
     for switch in ((*on, *small), tuple(on)):
-        if _has_pool(runner, (*others, *switch), way.feed, shape):
+        if _has_pool(runner, (*others, *switch), way.feed, shape, usual):
             return switch, True
     return (), False
 
 
 def _has_pool(
-    runner: Runner, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape
+    runner: Runner, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape, usual: str
 ) -> bool:
     """Whether it runs so, with a pool in one of its attributes."""
     try:
-        built = runner.build(build)
-        step(built, runner.scope.arguments(feed, shape, runner.imports))
+        runner.run(build, feed, shape, usual)
+        return bool(pools_of(runner.build(build)))
     except Exception:  # then this is not how its pool is turned on
         return False
-    return bool(pools_of(built))

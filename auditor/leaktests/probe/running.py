@@ -54,6 +54,21 @@ class Scope:
         return positional, {argument.name: value for argument, value in values if not argument.positional}
 
 
+def wants_no_gradients(error: BaseException) -> bool:
+    """Whether the code refuses gradients, as what writes into pooled memory does: it may run without."""
+    said_of_it = str(error)
+    return isinstance(error, RuntimeError) and ("differentiation" in said_of_it or "grad" in said_of_it)
+
+
+def forward(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
+    """One call without gradients, with the operations counted."""
+    torch.manual_seed(0)
+    counter = _Counter()
+    with torch.no_grad(), counter:
+        tensors_or_raise(target(*inputs[0], **inputs[1]))
+    return Ran(counter.operations, False)
+
+
 def step(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
     """Forward and, where something can be differentiated, backward, with the operations counted."""
     torch.manual_seed(0)
@@ -62,8 +77,7 @@ def step(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
     with counter:
         args, kwargs = with_gradients((inputs[0], dict(inputs[1])))
         outputs = target(*args, **kwargs)
-        if next(tensors_in(outputs), None) is None:
-            raise NothingComesOut(f"the call returned {type(outputs).__name__}, in which there is no tensor")
+        tensors_or_raise(outputs)
         loss = loss_of(outputs)
         if loss is not None:
             try:
@@ -71,6 +85,12 @@ def step(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
             except Exception as error:
                 loss, why_not = None, said(error)
     return Ran(counter.operations, loss is not None, why_not)
+
+
+def tensors_or_raise(outputs: Any) -> None:
+    """Raises NothingComesOut."""
+    if next(tensors_in(outputs), None) is None:
+        raise NothingComesOut(f"the call returned {type(outputs).__name__}, in which there is no tensor")
 
 
 def said(error: BaseException) -> str:

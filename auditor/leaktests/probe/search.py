@@ -15,10 +15,16 @@ from auditor.leaktests.plan import Argument, Recipe, Target
 from auditor.leaktests.probe import signatures
 from auditor.leaktests.probe.arguments import Candidate, Proposer
 from auditor.leaktests.probe.choices import likeliest
-from auditor.leaktests.probe.running import NothingComesOut, Scope, raised_at, said
+from auditor.leaktests.probe.running import (
+    NothingComesOut,
+    Scope,
+    raised_at,
+    said,
+    tensors_or_raise,
+    wants_no_gradients,
+)
 from auditor.leaktests.probe.signatures import Parameter
 from auditor.leaktests.probe.widths import widths_of
-from auditor.leaktests.support.scenarios import tensors_in
 
 MOST_BUILDS = 150
 MOST_BUILT = 10
@@ -237,9 +243,14 @@ class Search:
         torch.manual_seed(0)
         positional = [v for a, v in zip(arguments, values, strict=True) if a.positional]
         named = {a.name: v for a, v in zip(arguments, values, strict=True) if not a.positional}
-        outputs = callee(*positional, **named)
-        if next(tensors_in(outputs), None) is None:
-            raise NothingComesOut(f"the call returned {type(outputs).__name__}, in which there is no tensor")
+        try:
+            outputs = callee(*positional, **named)
+        except RuntimeError as error:
+            if not wants_no_gradients(error):
+                raise
+            with torch.no_grad():
+                outputs = callee(*positional, **named)
+        tensors_or_raise(outputs)
 
     def _call_parameters(self) -> list[Parameter]:
         autograd = self.target.kind == "autograd"
