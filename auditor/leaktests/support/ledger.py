@@ -1,15 +1,17 @@
-"""The ledger pass: every storage that is made is followed, and after every window of steps as many must be alive.
+"""The ledger pass: every storage that is made is followed, and after every window of steps as many must be
+alive.
 
-No tolerance and no second try: a window that ends with another number of storages, or of bytes, than the one before
-is a failure, unless the level comes to rest within `settle` windows, as a cache that is being filled does.
+No tolerance and no second try: a window that ends with another number of storages, or of bytes, than the one
+before is a failure, unless the level comes to rest within `settle` windows, as a cache that is being filled
+does.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import ExitStack
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,9 +45,9 @@ def assert_no_growth(
 ) -> Steady:
     """Run `step` again and again: live storages and bytes must be equal after each of `windows` windows.
 
-    `warmup` steps come first. `settle` says how many windows may pass until the level rests: what fills once and is then
-    kept is no leak. Raises `Leak`, or `CycleGarbage` if memory goes away only by the cycle collector
-    (`cycles="allow"` accepts that).
+    `warmup` steps come first. `settle` says how many windows may pass until the level rests: what fills once
+    and is then kept is no leak. Raises `Leak`, or `CycleGarbage` if memory goes away only by the cycle
+    collector (`cycles="allow"` accepts that).
     """
     ledger = Ledger()
     with ledger:
@@ -64,6 +66,18 @@ def assert_no_growth(
     return Steady(levels[-1], len(levels) - 1)
 
 
+@contextmanager
+def nothing_stays() -> Iterator[None]:
+    """A block at whose end no memory may be alive that was made inside it."""
+    with Ledger() as ledger:
+        before = ledger.take_stock()
+        ledger.births.turn = 1
+        yield
+        after = ledger.take_stock()
+        if after.storages > before.storages or after.bytes > before.bytes:
+            raise growth_report(ledger.births, [before, after], 1)
+
+
 def _at_rest(levels: list[Level], windows: int) -> bool:
     return len(levels) > windows and len(set(levels[-windows - 1 :])) == 1
 
@@ -80,7 +94,7 @@ class Ledger:
             self.births.look_around(known_before=True)
             exits.enter_context(held_still())
             exits.callback(setattr, self.births, "open", False)
-            exits.enter_context(watching_threads(Watch, self.births))
+            exits.enter_context(watching_threads(lambda: Watch(self.births)))
             exits.enter_context(Watch(self.births))
             self._exits = exits.pop_all()
         return self
