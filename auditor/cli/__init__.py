@@ -15,6 +15,7 @@ COMMANDS = {
     "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",
     "rule": "Explain a rule: what, why, bad, good.",
+    "server": "Serve an editor: diagnostics as you type.",
 }
 WRONG_USE = 2
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
