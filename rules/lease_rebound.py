@@ -19,8 +19,10 @@ Safe where an in-place form or a second name keeps the meaning; otherwise none.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Loss
-from auditor.model import Finding, Severity
+from auditor.fixes.rebound import kept_by_name
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA105", name="lease-rebound", severity=Severity.ERROR)
@@ -51,3 +53,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 message = f"`{name}`, the only name of `{lease.text}`, is {how} at line {leak.at.line}"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return kept_by_name(case)

@@ -11,9 +11,11 @@ import click
 from auditor import __version__
 
 COMMANDS = {
+    "adopt": "Give nn.Modules the standard mixin, and their temporaries to its pool.",
     "audit": "Report findings.",
     "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",
+    "leaktests": "Write pytest leak tests for modules. This runs their code.",
     "rule": "Explain a rule: what, why, bad, good.",
     "server": "Serve an editor: diagnostics as you type.",
 }

@@ -123,6 +123,8 @@ class Holding:
         return held
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
+        if sure and held.counted:
+            return replace(held, counted=False)
         if not sure:
             if any(self._outlives(place) for place in held.places):
                 return held  # something that may be the same is kept elsewhere; its owner is known

@@ -25,10 +25,26 @@ class Passing(Holding):
             held = replace(held, stale=True)
         if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
             held = replace(held, noted=held.noted | {call.receiver})
+        elif edge not in RAISING:
+            held = self._counted(call, held)
         fresh = self._rebind(
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _counted(self, call: Call, held: Held) -> Held:
+        """A further count on the same object: whoever keeps it then keeps his own, not this one."""
+        if self.acquisition.keyed:
+            return held
+        other = self.effects.acquisition(call)
+        if other is None or not other.counts or held.places.isdisjoint(other.places):
+            return held
+        kept = {
+            place for place in held.places if self._outlives(place) and place not in self.acquisition.places
+        }
+        if kept and kept != held.places:
+            return replace(held, places=held.places - kept)
+        return replace(held, counted=True)
 
     def _one_of_many(self, held: Held) -> bool:
         return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
@@ -124,6 +140,8 @@ class Passing(Holding):
 
     def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
         """Released and taken count on the raising edge too: who was given it answers for it."""
+        if held.counted and fate in (Fate.RELEASE, Fate.TAKE):
+            return replace(held, counted=False)
         if fate is Fate.RELEASE:
             self.endings.released.setdefault(node, held)
         elif fate is Fate.TAKE:

@@ -1,10 +1,10 @@
-"""Names that stand for a method: `take = pool.acquire`, `partial(pool.acquire, ...)`, `self.take = ...`."""
+"""Names that stand for a method: `take = pool.acquire`, `take = partial(pool.acquire)`, `self.take = ...`."""
 
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from auditor.project.class_model import statements_of
+from auditor.project.bindings import statements_of
 from auditor.project.modules import Class, Function
 
 BOUND = re.compile(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
-from auditor.flow.lease import EXCEPTIONAL, Callers, Lease, StoredField
+from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
+from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.aliases import other_names
@@ -18,14 +19,16 @@ from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
-from auditor.project.giving_back import giving_back
+from auditor.project.giving_back import customary, giving_back
 from auditor.project.leases import Follower, Outcome
+from auditor.project.misused import Misused
 from auditor.project.modules import Function, Project
 from auditor.project.pool_call import PoolCall
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
 from auditor.project.usage import Usage
+from auditor.project.uses import Endings
 from auditor.protocols.load import in_force
 
 
@@ -40,6 +43,7 @@ class FlowResult:
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
     pool_calls: tuple[PoolCall, ...] = ()
+    misuses: tuple[Misuse, ...] = ()
 
 
 def analyse(
@@ -166,7 +170,10 @@ class Analysis:
     def _result(self) -> FlowResult:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
         fields = Fields(self.project, self.model, self.summaries, self.effects).stored(outcomes)
-        leases = tuple(self._decided(outcome, fields.get(id(outcome.call), ())) for outcome in outcomes)
+        custom = customary((outcome.lease for outcome in outcomes), self._lines)
+        leases = tuple(
+            self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes
+        )
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
             for o in outcomes
@@ -185,13 +192,27 @@ class Analysis:
             ),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
+            misuses=self._misuses(outcomes),
         )
 
-    def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...]) -> Lease:
+    def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         lease = replace(outcome.lease, fields=fields, callers=self._callers(outcome))
         if not (lease.leaks or fields):
             return lease  # nothing to repair
-        return replace(lease, giving_back=giving_back(self.recogniser, outcome.function, outcome.call))
+        way = giving_back(self.recogniser, outcome.function, outcome.call)
+        by_lease = custom.get(lease.protocol)
+        if by_lease and outcome.acquisition.handle is Handle.RESULT and not (way and way.lending):
+            way = GivingBack(by_lease)
+        return replace(lease, giving_back=way)
+
+    def _lines(self, path: str) -> Sequence[str]:
+        module = self.project.module(path)
+        return module.lines if module is not None else ()
+
+    def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
+        """What else is wrong with leases, besides their loss."""
+        endings = Endings(self.recogniser, self.effects)
+        return Misused(self.project, self.recogniser, endings, self.relevant).misuses(outcomes)
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""

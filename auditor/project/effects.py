@@ -72,7 +72,7 @@ class FunctionEffects:
             return self._process_wide(call, value, protocol)
         if rest and rest[0].startswith("<"):
             return self._closure(call, position, rest)
-        if self.recogniser.releases(function, node, position):
+        if self.recogniser.releases(function, node, position, protocol):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
             return TAKEN

@@ -17,7 +17,8 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
-from auditor.project.class_model import ClassModel, statements_of
+from auditor.project.bindings import statements_of
+from auditor.project.class_model import ClassModel
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function, Module, Project
 from auditor.project.sites import last_name

@@ -177,7 +177,8 @@ def _facts(name: str, value: object) -> set[tuple[str, bool]]:
 def _callers_choice(
     question: Question, followed: Followed, ways_out: Iterable[tuple[int, Held]]
 ) -> frozenset[str]:
-    """The parameters that decide on these ways out whether the lease is given back (or is what is returned).
+    """The parameters, if any, that decide on these ways out whether the lease is given back, or is what is
+    returned.
 
     `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the
     caller to answer."""
