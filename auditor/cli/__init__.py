@@ -17,6 +17,7 @@ COMMANDS = {
     "config": "Print the effective settings and where each came from.",
     "leaktests": "Write pytest leak tests for modules. This runs their code.",
     "rule": "Explain a rule: what, why, bad, good.",
+    "server": "Serve an editor: diagnostics as you type.",
 }
 WRONG_USE = 2
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
