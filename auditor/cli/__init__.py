@@ -13,6 +13,7 @@ from auditor import __version__
 COMMANDS = {
     "audit": "Report findings.",
     "config": "Print the effective settings and where each came from.",
+    "gate": "Audit, outstanding fixes, generated leak tests: one verdict. This runs the code.",
     "leaktests": "Write pytest leak tests for modules. This runs their code.",
     "rule": "Explain a rule: what, why, bad, good.",
 }
