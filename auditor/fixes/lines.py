@@ -47,6 +47,8 @@ def whole(file: Parsed, statement: ast.stmt, *, with_blank_lines: bool = False) 
     ends_gap = last >= len(file.lines) or not file.lines[last].strip()
     while with_blank_lines and ends_gap and first > 1 and not file.lines[first - 2].strip():
         first -= 1
+    while with_blank_lines and first == 1 and last < len(file.lines) and not file.lines[last].strip():
+        last += 1
     if last < len(file.lines):
         return Edit(Span(file.path, first, 1, last + 1, 1), "")
     return Edit(Span(file.path, first, 1, last, len(file.lines[last - 1]) + 1), "")

@@ -37,6 +37,7 @@ class Region:
     dropped: tuple[ast.stmt, ...] = ()
     after: tuple[ast.stmt, ...] = ()
     around: bool = False
+    alias: str = ""  # a second name for the lease, where the body gives the first another meaning
 
     @property
     def is_sure(self) -> bool:
