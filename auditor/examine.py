@@ -51,6 +51,7 @@ def examine(order: Order, cache: Cache) -> Examined:
     comments = [comment for comment in scan.suppressions if comment.span.path not in failed]
     facts = Facts(
         leases=flow.leases,
+        misuses=flow.misuses,
         files=scan.indexes,
         modules_without_pool=adopted.modules_without_pool,
         pooled=adopted.pooled,

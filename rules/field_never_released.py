@@ -19,7 +19,7 @@ Unsafe: a cleanup method and context manager are added, and somebody must call t
 from collections.abc import Iterator
 
 from auditor.case import Case
-from auditor.facts import Facts, kept
+from auditor.facts import Facts, StoredField, kept
 from auditor.fixes.fields import released_by_cleanup
 from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
@@ -47,9 +47,15 @@ def check(facts: Facts) -> Iterator[Finding]:
         for stored in lease.fields:
             plain = "[" not in stored.field.path
             if plain and not (stored.released_by or stored.escapes):
-                message = f"`self.{stored.field.path}` holds `{lease.text}`, and nothing releases it"
+                message = f"`self.{stored.field.path}` holds `{lease.text}`, and {_who(stored)}"
                 yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
                 break
+
+
+def _who(stored: StoredField) -> str:
+    if stored.partly_by:
+        return f"`{stored.partly_by[0]}` keeps it on one of its ways out"
+    return "nothing releases it"
 
 
 def fix(case: Case) -> FixOffer | None:

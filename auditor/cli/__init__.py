@@ -11,6 +11,7 @@ import click
 from auditor import __version__
 
 COMMANDS = {
+    "adopt": "Give nn.Modules the standard mixin, and their temporaries to its pool.",
     "audit": "Report findings.",
     "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",

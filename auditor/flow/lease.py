@@ -95,6 +95,9 @@ class StoredField:
     field: Field
     at: Span
     released_by: tuple[str, ...] = ()  # methods and functions that release it
+    partly_by: tuple[
+        str, ...
+    ] = ()  # exit methods that release it only without an exception, or only with one
     cleanups: tuple[str, ...] = ()  # cleanup methods the class has, releasing or not
     drops: tuple[Leak, ...] = ()  # places that throw entries away unreleased
     overwrite: Leak | None = None  # stored again while one may be held

@@ -29,6 +29,11 @@ def begins_with(path: Path, prefix: Path) -> bool:
     return all(matches(a, b) for a, b in zip(path[1:], prefix[1:], strict=False))
 
 
+def begins_exactly(target: Path, place: Path) -> bool:
+    """Whether writing to `target` ends what is at `place`; `[*]` is not any one item here."""
+    return place[: len(target)] == target
+
+
 def below(place: Path, operand: Path) -> Path | None:
     """Where inside `operand` the lease at `place` is found: `()` for the operand itself, None if it is
     not."""

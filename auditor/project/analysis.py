@@ -9,8 +9,10 @@ from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
 from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
+from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
+from auditor.project.aliases import other_names
 from auditor.project.calls import Calls
 from auditor.project.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.class_model import ClassModel
@@ -19,12 +21,14 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import customary, giving_back
 from auditor.project.leases import Follower, Outcome
+from auditor.project.misused import Misused
 from auditor.project.modules import Function, Project
 from auditor.project.pool_call import PoolCall
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
 from auditor.project.usage import Usage
+from auditor.project.uses import Endings
 from auditor.protocols.load import in_force
 
 
@@ -39,6 +43,7 @@ class FlowResult:
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
     pool_calls: tuple[PoolCall, ...] = ()
+    misuses: tuple[Misuse, ...] = ()
 
 
 def analyse(
@@ -93,6 +98,7 @@ class Analysis:
 
     def run(self) -> FlowResult:
         words = self.recogniser.words
+        words |= other_names(self.project.sources, self.relevant, words)
         paths = sorted(self.called.calling(self.relevant, words))
         for path in paths:
             self.project.module(path)
@@ -109,6 +115,7 @@ class Analysis:
                 self._follow_in(path, words)
             fresh = set(self.recogniser.wrappers) - found_before
             words = set().union(*(called_as(function, self.project.sources) for function in fresh))
+            words |= other_names(self.project.sources, self.relevant, words)
             paths = sorted(self.called.calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:
@@ -185,6 +192,7 @@ class Analysis:
             ),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
+            misuses=self._misuses(outcomes),
         )
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
@@ -200,6 +208,11 @@ class Analysis:
     def _lines(self, path: str) -> Sequence[str]:
         module = self.project.module(path)
         return module.lines if module is not None else ()
+
+    def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
+        """What else is wrong with leases, besides their loss."""
+        endings = Endings(self.recogniser, self.effects)
+        return Misused(self.project, self.recogniser, endings, self.relevant).misuses(outcomes)
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
+from auditor.flow.held import Endings, Held
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.ownership import Endings, Held
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary
 from auditor.model import Span, Step
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
-from auditor.project.sites import site_nodes
+from auditor.project.sites import loops_around, site_nodes
 
 BEGINNING = re.compile(
     r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
@@ -90,13 +90,16 @@ class Follower:
         acquisition = self.effects.acquisition(op)
         assert acquisition is not None
         known = self.known.get(node, NOTHING)
-        if acquisition.keyed:
-            known = known | {(op.target[0], True)}
+        if acquisition.handle is not Handle.RESULT:
+            known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         lends = self.function.is_context_manager
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
-        followed = follow_acquire(self.graph, self.effects, acquisition, node, known, self.edges, lends)
+        loops = loops_around(self.function, op.at)
+        followed = follow_acquire(
+            self.graph, self.effects, acquisition, node, known, self.edges, lends, loops
+        )
         return self._conclude(node, op, acquisition, followed)
 
     def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:

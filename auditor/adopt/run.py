@@ -1,0 +1,126 @@
+"""A whole run of `adopt`: classes chosen, rewritten in memory, checked, and written all together or not."""
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from auditor.adopt.adoption import Adopter, Fate, Outcome
+from auditor.adopt.candidates import named, wanting
+from auditor.adopt.draft import Refused
+from auditor.adopt.edits import edits
+from auditor.adopt.project import Project
+from auditor.adopt.vendor import Vendored, standard
+from auditor.atomic import write_atomically
+from auditor.fixes.apply import parses
+from auditor.fixes.write import Change, write_all
+from auditor.model import Failure
+from auditor.source.discover import discover, shown
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to adopt. `classes` empty: every module that ought to use a pool."""
+
+    paths: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    vendor: bool = False
+    root: str = "."
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a run would do. `copies` are files that it would make, `groups` paths that change together."""
+
+    outcomes: tuple[Outcome, ...]
+    changes: tuple[Change, ...]
+    copies: dict[Path, bytes]
+    failures: tuple[Failure, ...]
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        return [each.paths for each in self.outcomes if each.paths]
+
+    @property
+    def refused(self) -> list[Outcome]:
+        return [each for each in self.outcomes if each.fate is Fate.REFUSED]
+
+
+def plan(order: Order) -> Planned:
+    """Everything but writing. Raises NoSuchPath and UnknownClass."""
+    found = discover(order.paths, root=order.root, exclude=order.exclude)
+    project = Project(found.files)
+    chosen = named(project, order.classes) if order.classes else wanting(project)
+    vendored = Vendored(project.files)
+    adopter = Adopter(project, vendored if order.vendor else standard)
+    asked = [adopter.adopt(each) for each in chosen]
+    brought = [each for each in adopter.outcomes.values() if each.fate is Fate.ADOPTED]
+    outcomes = list({id(each): each for each in [*asked, *brought]}.values())
+    return Planned(
+        outcomes=tuple(sorted(outcomes, key=lambda each: each.entry.span)),
+        changes=tuple(_changes(project)),
+        copies=vendored.copies if any(each.edits for each in outcomes) else {},
+        failures=(*found.failures, *project.failures),
+    )
+
+
+def _changes(project: Project) -> Iterator[Change]:
+    for path, draft in sorted(project.drafts.items()):
+        before = project.documents[path]
+        if changed := edits(before, draft):
+            after = before.edited(changed)
+            if not parses(after) or after.text.split() != "\n".join(draft.lines).split():
+                raise Refused(f"{path} would not be what was planned")
+            yield Change(project.files[path], before, after)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was written, and why the rest was not."""
+
+    written: tuple[str, ...]
+    refused: dict[str, str]
+
+
+def write(planned: Planned) -> Done:
+    """Write what was planned; a class whose files cannot all be written leaves all of them as they are."""
+    made = []
+    for target, data in planned.copies.items():
+        write_atomically(target, data)
+        made.append(target)
+    written = write_all(planned.changes, planned.groups)
+    if not written.paths:
+        for target in made:
+            target.unlink()
+        made = []
+    paths = (*written.paths, *(shown(os.fspath(target)) for target in made))
+    return Done(paths, dict(written.refused))
+
+
+def left(planned: Planned, done: Done) -> Planned:
+    """The outcomes with those refused whose files could not be written."""
+    outcomes: list[Outcome] = []
+    for each in planned.outcomes:
+        why = next((done.refused[path] for path in each.paths if path in done.refused), None)
+        if each.fate is Fate.ADOPTED and why is not None:
+            each = replace(each, fate=Fate.REFUSED, reason=f"its file {why}")
+        outcomes.append(each)
+    return replace(planned, outcomes=tuple(outcomes))
+
+
+def diff(planned: Planned) -> str:
+    """The changes as a unified diff, new files included."""
+    parts: list[str] = []
+    for change in planned.changes:
+        parts += _unified(change.file.path, change.before.text, change.after.text)
+    for target, data in sorted(planned.copies.items()):
+        parts += _unified(shown(os.fspath(target)), "", data.decode())
+    return "".join(parts)
+
+
+def _unified(path: str, before: str, after: str) -> Sequence[str]:
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    made = difflib.unified_diff(old, new, path if before else "/dev/null", path)
+    return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made]
