@@ -7,7 +7,7 @@ from auditor.case import Case, Parsed
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import Life, life_of
 from auditor.fixes.lines import indentation, indented, newline_of, taken, unit_around
-from auditor.fixes.region import Region, conditions_hold, region_of
+from auditor.fixes.region import Region, conditions_hold, is_pure, region_of
 from auditor.flow.effects import Value
 from auditor.model import Edit, FixOffer, Safety, Span
 
@@ -139,6 +139,8 @@ def giving_back(
 def written_release(life: Life) -> str:
     """As the function itself writes it elsewhere, else as the project says."""
     for release in life.releases or ():
+        if not is_pure(release, life.holder):
+            continue
         text = life.file.source(release)
         if "\n" not in text:
             return text
