@@ -112,7 +112,7 @@ class Adopter:
     def _rewrite(self, entry: ClassIndex, outcome: Outcome) -> None:
         """Every step, each on the draft that the one before left. What is there already is no step."""
         pooled_before = any(map(has_mixin, self.project.lineage(entry)))
-        if not pooled_before and not self._wants(entry):
+        if not (pooled_before or self._inherits(entry) or self._wants(entry)):
             raise Refused("nothing that it makes may be pooled")
         steps = _Steps(self.project, entry, outcome)
         self._lease(steps, entry)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.command_line import poolaudit
 
-MODULE = '''\
+MODULE = """\
 import torch
 from torch import nn
 
@@ -35,9 +35,9 @@ class Keeps(nn.Module):
         b, n, d = x.shape
         table = torch.zeros(b, n, n)
         return table
-'''
+"""
 
-ADOPTED = '''\
+ADOPTED = """\
 import torch
 from reference_modules.mixin import MemoryPoolMixin
 from torch import nn
@@ -54,7 +54,7 @@ class Scores(MemoryPoolMixin, nn.Module):
         with self._lease_tensor((b, n, n), x.dtype, None) as total:
             total[:] = x.sum()
             return total.sum()
-'''
+"""
 
 
 @pytest.fixture
@@ -178,7 +178,10 @@ def test_a_read_only_file_keeps_all_that_hang_together_as_they_are(project: Path
 
 
 def test_it_needs_no_torch(project: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; import auditor.cli as c; sys.argv[1:] = ['adopt', '.']; c.main()"
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['adopt', '.']; "
+        "from auditor.cli import main; main()"
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True)
     assert ran.returncode == 0, ran.stderr
