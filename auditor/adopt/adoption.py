@@ -8,8 +8,9 @@ from enum import StrEnum
 from auditor.adopt import constructor, inheritance
 from auditor.adopt.documentation import documented
 from auditor.adopt.draft import Draft, Refused
+from auditor.adopt.obstacles import refuse_strange
 from auditor.adopt.pooling import pooled
-from auditor.adopt.project import Key, Project, has_mixin, key_of, refuse_strange
+from auditor.adopt.project import Key, Project, has_mixin, key_of
 from auditor.adopt.temporaries import Kept, Temporary, judged
 from auditor.source.entries import ClassIndex
 

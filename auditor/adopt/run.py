@@ -9,7 +9,7 @@ from auditor.adopt.adoption import Adopter, Fate, Outcome
 from auditor.adopt.candidates import named, wanting
 from auditor.adopt.draft import Refused
 from auditor.adopt.edits import edits
-from auditor.adopt.project import Project
+from auditor.adopt.project import Found, read_project
 from auditor.adopt.vendor import Vendored, standard
 from auditor.atomic import write_atomically
 from auditor.fixes.apply import parses
@@ -51,30 +51,31 @@ class Planned:
 
 def plan(order: Order) -> Planned:
     """Everything but writing. Raises NoSuchPath and UnknownClass."""
-    found = discover(order.paths, root=order.root, exclude=order.exclude)
-    project = Project(found.files)
+    discovered = discover(order.paths, root=order.root, exclude=order.exclude)
+    found = read_project(discovered.files)
+    project = found.project
     chosen = named(project, order.classes) if order.classes else wanting(project)
-    vendored = Vendored(project.files)
+    vendored = Vendored(found.files)
     adopter = Adopter(project, vendored if order.vendor else standard)
     asked = [adopter.adopt(each) for each in chosen]
     brought = [each for each in adopter.outcomes.values() if each.fate is Fate.ADOPTED]
     outcomes = list({id(each): each for each in [*asked, *brought]}.values())
     return Planned(
         outcomes=tuple(sorted(outcomes, key=lambda each: each.entry.span)),
-        changes=tuple(_changes(project)),
+        changes=tuple(_changes(found)),
         copies=vendored.copies if any(each.edits for each in outcomes) else {},
-        failures=(*found.failures, *project.failures),
+        failures=(*discovered.failures, *found.failures),
     )
 
 
-def _changes(project: Project) -> Iterator[Change]:
-    for path, draft in sorted(project.drafts.items()):
-        before = project.documents[path]
+def _changes(found: Found) -> Iterator[Change]:
+    for path, draft in sorted(found.project.drafts.items()):
+        before = found.project.documents[path]
         if changed := edits(before, draft):
             after = before.edited(changed)
             if not parses(after) or after.text.split() != "\n".join(draft.lines).split():
                 raise Refused(f"{path} would not be what was planned")
-            yield Change(project.files[path], before, after)
+            yield Change(found.files[path], before, after)
 
 
 @dataclass(frozen=True)

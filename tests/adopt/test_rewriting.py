@@ -96,7 +96,8 @@ def test_the_switch_is_last_and_positional_callers_notice_nothing(tmp_path: Path
     text = module(f"    {signature}\n        super().__init__()\n")
     planned, data = adopted(tmp_path, text)
     assert one(planned).fate is Fate.ADOPTED, one(planned).reason
-    body = "        super().__init__()\n        self._init_memory_pool(enable_memory_pool, memory_pool_threshold_mb)\n"
+    body = "        super().__init__()\n"
+    body += "        self._init_memory_pool(enable_memory_pool, memory_pool_threshold_mb)\n"
     assert f"    {SIGNATURES[signature]}\n{body}" in data.decode()
     compile(data, "m.py", "exec")
 
