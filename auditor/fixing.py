@@ -21,6 +21,7 @@ from auditor.texts import Texts
 
 Kind = TypeVar("Kind")
 FEW = 40  # files that are scanned sooner than a second process is started
+GIVEN_UP = "not followed: "  # unlike an acquire whose end somebody else decides
 UNSELECTED = "not selected"
 
 
@@ -54,7 +55,8 @@ def plan_fixes(request: Request, choose: Choose) -> Fixing:
 
 
 def _verdict(run: Run) -> Verdict:
-    return Verdict(run.findings, Counter(each.path for each in run.unfollowed))
+    given_up = (each.path for each in run.unfollowed if each.message.startswith(GIVEN_UP))
+    return Verdict(run.findings, Counter(given_up))
 
 
 class Session:

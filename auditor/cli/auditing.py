@@ -70,7 +70,7 @@ def run_audit(options: AuditOptions) -> int:
 def settings_of(options: AuditOptions) -> Effective:
     """The settings in force: those of the files, and over them those of the command line."""
     return effective(
-        _start(options.paths),
+        start(options.paths),
         config=options.config,
         isolated=options.isolated,
         overrides=_overrides(options),
@@ -95,7 +95,7 @@ def status(run: Run, *, exit_zero: bool) -> int:
     return FOUND if counts and not exit_zero else CLEAN
 
 
-def _start(paths: Sequence[str]) -> Path:
+def start(paths: Sequence[str]) -> Path:
     """Where the search for settings begins: the folder that all paths have in common."""
     named = [os.path.abspath(path) for path in paths if path != STDIN]  # noqa: PTH100 - resolves `..`
     return Path(os.path.commonpath(named)) if named else Path.cwd()
@@ -160,8 +160,8 @@ class _Filter:
 
 
 def _folder(paths: Sequence[str]) -> Path:
-    start = _start(paths)
-    return start if start.is_dir() else start.parent
+    folder = start(paths)
+    return folder if folder.is_dir() else folder.parent
 
 
 def _tell(audited: Audited, options: AuditOptions) -> None:

@@ -20,7 +20,7 @@ class Carriers:
 
     def __init__(self, holder: str, value: Value, body: Sequence[ast.stmt]) -> None:
         self.names = {holder}
-        self._copies = value is not Value.INDEX  # arithmetic on a tensor makes a new one; lists are joined
+        self._copies = value is not Value.INDEX  # what is made of numbers is, or holds, the same numbers
         self._statements = list(statements_in(body))
         while self._spread():
             pass
@@ -59,8 +59,10 @@ class Carriers:
                 return self._call_carries(node)
             case ast.BinOp(left=left, right=right):
                 return not self._copies and (self.carries(left) or self.carries(right))
-            case ast.UnaryOp() | ast.Compare() | ast.Constant() | ast.JoinedStr():
+            case ast.Compare() | ast.Constant() | ast.JoinedStr():
                 return False
+            case ast.UnaryOp(operand=operand):
+                return not self._copies and self.carries(operand)
             case ast.IfExp(body=body, orelse=orelse):
                 return self.carries(body) or self.carries(orelse)
             case ast.BoolOp(values=values) | ast.Tuple(elts=values) | ast.List(elts=values):
@@ -72,7 +74,8 @@ class Carriers:
         if filled:
             return any(self.carries(value) for value in filled)
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if treatment_of(name) == BORROWED or (isinstance(call.func, ast.Name) and name in SCALAR):
+        makes_new = treatment_of(name) == BORROWED or (isinstance(call.func, ast.Name) and name in SCALAR)
+        if makes_new and self._copies:
             return False
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         receiver = [call.func.value] if isinstance(call.func, ast.Attribute) else []

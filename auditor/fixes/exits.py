@@ -12,7 +12,6 @@ from auditor.fixes.life import (
     SCOPES,
     Life,
     block_of,
-    blocks,
     leaves,
     life_of,
     mentions,
@@ -21,6 +20,7 @@ from auditor.fixes.life import (
 )
 from auditor.fixes.lines import indentation, indented, newline_of, taken
 from auditor.fixes.try_finally import giving_back, stands_alone, unit_of
+from auditor.flow.effects import Value
 from auditor.model import Edit, FixOffer, Safety, Span
 
 
@@ -36,11 +36,14 @@ def released_on_exit(case: Case) -> FixOffer | None:
         return None
     if ordinary:
         exits += [each for each in _exits(life, raising) if each is not None and each not in exits]
+    safety = _safety(life, exits)
+    if safety is None:
+        return None
     edits = [_release_before(life, each) for each in exits if each is not None]
     found = [edit for edit in edits if edit is not None]
     if len(found) < len(edits):
         return None
-    return FixOffer(_safety(life, exits), _described(life, exits), tuple(found))
+    return FixOffer(safety, _described(life, exits), tuple(found))
 
 
 def _described(life: Life, exits: Sequence[ast.stmt | None]) -> str:
@@ -49,7 +52,7 @@ def _described(life: Life, exits: Sequence[ast.stmt | None]) -> str:
     return f"release of `{life.holder}` before leaving at {place}"
 
 
-def _safety(life: Life, exits: Sequence[ast.stmt | None]) -> Safety:
+def _safety(life: Life, exits: Sequence[ast.stmt | None]) -> Safety | None:
     """Safe: the analysis says that it is held there, and nothing of it is returned."""
     assert life.lease.giving_back is not None
     known = life.lease.giving_back.certain or bool(life.releases)
@@ -58,6 +61,8 @@ def _safety(life: Life, exits: Sequence[ast.stmt | None]) -> Safety:
         isinstance(each, ast.Return) and each.value is not None and carriers.carries(each.value)
         for each in exits
     )
+    if escapes and life.lease.value is not Value.TENSOR:
+        return None
     return Safety.SAFE if known and not escapes else Safety.UNSAFE
 
 
@@ -213,7 +218,7 @@ def _on_lines_of_its_own(life: Life, statement: ast.stmt) -> Edit | None:
     plain = before.rstrip().endswith(":") and getattr(parent, "lineno", 0) == statement.lineno
     if not plain or span.line != span.end_line or (after and not after.startswith("#")):
         return None
-    if sum(len(block) for block in blocks(parent) if statement in block) > 1:  # type: ignore[arg-type]
+    if len(block_of(file, statement)) > 1:
         return None
     margin, unit, newline = indentation(head), unit_of(life), newline_of(file)
     release = _release(life, statement, margin + unit, unit)

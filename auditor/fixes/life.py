@@ -100,6 +100,12 @@ def _says_none(test: ast.expr, holder: str) -> bool:
     return False
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """Every name that occurs, parameters included."""
+    used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return used | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+
+
 def mentions(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
 
@@ -114,7 +120,7 @@ def life_of(case: Case) -> Life | None:
         return None
     statement = enclosing_statement(file, call)
     function = enclosing_function(file, call)
-    holder = _holder(statement, call)
+    holder = _holder(statement, call, bool(lease.releases))
     if function is None or holder is None or _is_shared(function, holder):
         return None
     block = block_of(file, statement)
@@ -164,22 +170,25 @@ def block_of(file: Parsed, statement: ast.stmt) -> Sequence[ast.stmt]:
     return ()
 
 
-def _holder(statement: ast.stmt, call: ast.Call) -> str | None:
+def _holder(statement: ast.stmt, call: ast.Call, is_released: bool) -> str | None:
+    """The name that the call's result is bound to; a view's, where the code itself releases by it."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            return name if _is_value(value, call) else None
+            return name if _is_value(value, call, is_released) else None
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-            return name if _is_value(value, call) else None
+            return name if _is_value(value, call, is_released) else None
     return None
 
 
-def _is_value(value: ast.expr, call: ast.Call) -> bool:
+def _is_value(value: ast.expr, call: ast.Call, views: bool) -> bool:
     """Whether the value is what the call returned, or may be."""
     match value:
         case ast.Await(value=inner):
-            return _is_value(inner, call)
+            return _is_value(inner, call, views)
         case ast.IfExp(body=body, orelse=orelse):
-            return _is_value(body, call) or _is_value(orelse, call)
+            return _is_value(body, call, views) or _is_value(orelse, call, views)
+        case ast.Call(func=ast.Attribute(value=inner, attr=method)) if value is not call:
+            return (views or method.endswith("_")) and _is_value(inner, call, views)
     return value is call
 
 

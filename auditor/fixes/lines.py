@@ -1,11 +1,13 @@
 """Whole lines of source: taken with their line ends, and moved one step to the right."""
 
+import ast
 import re
 from collections.abc import Sequence
 
 import libcst
 
 from auditor.case import Parsed
+from auditor.model import Edit, Span
 from auditor.source.newer_syntax import DEEPEST, bracket_depth
 
 _LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
@@ -24,6 +26,38 @@ def newline_of(file: Parsed) -> str:
     """How the file ends its first line."""
     first = split(file.text)[:1]
     return first[0][len(first[0].rstrip("\r\n")) :] or "\n" if first else "\n"
+
+
+def above(file: Parsed, statement: ast.stmt, lines: Sequence[str]) -> Edit:
+    """New lines in front of a statement that begins its line."""
+    first, newline = statement.lineno, newline_of(file)
+    return Edit(Span(file.path, first, 1, first, 1), "".join(line + newline for line in lines))
+
+
+def below(file: Parsed, statement: ast.stmt, lines: Sequence[str]) -> Edit:
+    """New lines after a statement that ends its line."""
+    last, newline = statement.end_lineno or statement.lineno, newline_of(file)
+    end = len(file.lines[last - 1]) + 1
+    return Edit(Span(file.path, last, end, last, end), newline + newline.join(lines))
+
+
+def whole(file: Parsed, statement: ast.stmt, *, with_blank_lines: bool = False) -> Edit:
+    """The statement's lines deleted; `with_blank_lines`, also those above it that nothing needs any more."""
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    ends_gap = last >= len(file.lines) or not file.lines[last].strip()
+    while with_blank_lines and ends_gap and first > 1 and not file.lines[first - 2].strip():
+        first -= 1
+    if last < len(file.lines):
+        return Edit(Span(file.path, first, 1, last + 1, 1), "")
+    return Edit(Span(file.path, first, 1, last, len(file.lines[last - 1]) + 1), "")
+
+
+def unit_around(file: Parsed, statement: ast.stmt) -> str:
+    """One step of indentation, as the statement around this one has it."""
+    outer = indentation(file.lines[getattr(file.parents[statement], "lineno", 1) - 1])
+    margin = indentation(file.lines[statement.lineno - 1])
+    step = margin[len(outer) :] if margin.startswith(outer) else ""
+    return step or ("\t" if margin.startswith("\t") else "    ")
 
 
 def split(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from auditor.fixes.life import (
     statements_in,
     turns_back_if_none,
 )
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Region:
     one does.
 
     `dropped` are releases within `body` that become superfluous once something at the end releases always.
-    `after` are releases of other leases that stood before `release` and now come after it.
+    `after` are releases of other leases that stood before `release` and now come after it. `around`: the
+    acquire is itself somewhere in `body`, under a condition, so that there may be no lease at the end.
     """
 
     life: Life
@@ -34,6 +36,19 @@ class Region:
     release: ast.stmt | None
     dropped: tuple[ast.stmt, ...] = ()
     after: tuple[ast.stmt, ...] = ()
+    around: bool = False
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the statement before the body turns back where there is no lease."""
+        index = list(self.block).index(self.body[0])
+        return index > 0 and turns_back_if_none(self.block[index - 1], self.life.holder)
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether the body may be left by anything but its end and exceptions."""
+        exits = (each for each in statements_in(self.body) if isinstance(each, EXITS))
+        return any(leaves(each, self.body) and not isinstance(each, ast.Raise) for each in exits)
 
     @property
     def begins_at_once(self) -> bool:
@@ -44,10 +59,53 @@ class Region:
 
 def region_of(life: Life) -> Region | None:
     """None where the life does not keep to one block, or ends in a way that is not told by blocks."""
-    releases = life.releases
-    if releases is None:
+    if life.releases is None or not all(_is_pure(each, life.holder) for each in life.releases):
         return None
-    placed = _after_acquire(life)
+    return _from_acquire(life, life.releases) or _around_acquire(life, life.releases)
+
+
+def _is_pure(release: ast.stmt, holder: str) -> bool:
+    """Whether the statement does nothing but give the lease back: it is named so, and given nothing else."""
+    call = called_by(release)
+    if call is None:
+        return False
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    plain = not given or (len(given) == 1 and isinstance(given[0], ast.Name) and given[0].id == holder)
+    verb = take_apart(name.lstrip("_"), RELEASE_WORDS) is not None
+    return plain and (verb or name in LEASE_METHODS or RELEASING.fullmatch(name) is not None)
+
+
+def _around_acquire(life: Life, releases: Sequence[ast.stmt]) -> Region | None:
+    """The acquire stands under a condition, the release further out: the region holds the acquire too."""
+    inner: ast.stmt = life.statement
+    while isinstance(outer := life.file.parents[inner], ast.If):
+        block = block_of(life.file, outer)
+        later = list(block[list(block).index(outer) + 1 :]) if block else []
+        ending = next((each for each in later if _is_ending(each, life, releases)), None)
+        if ending is not None:
+            body = [outer, *later[: later.index(ending)]]
+            bound = [each for each in statements_in(life.function.body) if _binds_itself(life, each)]
+            alone = {ending, *_plain_release(ending, life, releases)} >= set(releases)
+            known = all(each is life.statement or _is_none(each) for each in bound)
+            return Region(life, block, body, ending, around=True) if alone and known else None
+        inner = outer
+    return None
+
+
+def _binds_itself(life: Life, statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return any(target is not None and life.binds(target) for target in targets)
+
+
+def _is_none(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None)
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _from_acquire(life: Life, releases: Sequence[ast.stmt]) -> Region | None:
+    """From after the acquire, in its own block or, where it ends a branch, in the one around."""
+    placed = region_start(life)
     if placed is None:
         return None
     block, start = placed
@@ -72,7 +130,7 @@ def region_of(life: Life) -> Region | None:
     return Region(life, block, body, ending, tuple(dropped), tuple(after))
 
 
-def _after_acquire(life: Life) -> tuple[Sequence[ast.stmt], int] | None:
+def region_start(life: Life) -> tuple[Sequence[ast.stmt], int] | None:
     """The block in which the life goes on, and where in it: after the acquire, after what asks whether there
     is a lease at all, and after the branches that the acquire is the end of."""
     block, index = life.block, life.index + 1
@@ -162,7 +220,7 @@ def _used_elsewhere(
 
 def conditions_hold(region: Region) -> bool:
     """Whether the condition of a guarded release means the same after the body as at its place before."""
-    if not isinstance(region.release, ast.If):
+    if region.around or not isinstance(region.release, ast.If):
         return True
     test = region.release.test
     if any(isinstance(node, (ast.Call, ast.Await, ast.NamedExpr)) for node in ast.walk(test)):

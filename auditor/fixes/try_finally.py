@@ -3,37 +3,44 @@
 import ast
 from collections.abc import Sequence
 
-from auditor.case import Case
+from auditor.case import Case, Parsed
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import Life, life_of
-from auditor.fixes.lines import indentation, indented, newline_of, taken
+from auditor.fixes.lines import indentation, indented, newline_of, taken, unit_around
 from auditor.fixes.region import Region, conditions_hold, region_of
+from auditor.flow.effects import Value
 from auditor.model import Edit, FixOffer, Safety, Span
 
 
 def bounded(case: Case) -> FixOffer | None:
     """The lease given back however its block is left; None where it is handed over or ends elsewhere."""
     life = life_of(case)
-    if life is None or life.lease.handed_over:
-        return None
-    region = region_of(life)
+    region = region_of(life) if life is not None else None
     if region is None or not conditions_hold(region) or not _is_on_own_lines(region):
         return None
-    edit = lent(region) or _guarded(region)
-    if edit is None:
+    safety = _safety(region)
+    edit = (lent(region) or _guarded(region)) if safety is not None else None
+    if safety is None or edit is None:
         return None
     replacement, how = edit
-    return FixOffer(_safety(region), f"{how} around the life of `{life.holder}`", (replacement,))
+    return FixOffer(safety, f"{how} around the life of `{region.life.holder}`", (replacement,))
 
 
-def _safety(region: Region) -> Safety:
-    """Safe: what is released early was released on some path before, or cannot be reached afterwards."""
-    life = region.life
-    assert life.lease.giving_back is not None
-    escapes = Carriers(life.holder, life.lease.value, region.body).may_outlive
-    known = life.lease.giving_back.certain or bool(life.releases)
-    always = region.release is not None and not region.dropped
-    return Safety.SAFE if known and (always or not escapes) else Safety.UNSAFE
+def _safety(region: Region) -> Safety | None:
+    """None where the release might come too early for somebody.
+
+    Safe: what is released was released before, but for exceptions; or nothing of it can be reached then.
+    """
+    lease, holder = region.life.lease, region.life.holder
+    assert lease.giving_back is not None
+    ends_alike = region.release is not None and not region.dropped and not region.has_exits
+    if lease.handed_over:  # or lost sight of, and then released all the same
+        return Safety.UNSAFE if ends_alike else None
+    escapes = not ends_alike and Carriers(holder, lease.value, region.body).may_outlive
+    if escapes and lease.value is not Value.TENSOR:
+        return None
+    known = lease.giving_back.certain or bool(region.life.releases)
+    return Safety.SAFE if known and not escapes else Safety.UNSAFE
 
 
 def lent(region: Region) -> tuple[Edit, str] | None:
@@ -73,6 +80,7 @@ def _guarded(region: Region) -> tuple[Edit, str] | None:
         return None
     text = "".join(
         [
+            *_initialised(region, margin, newline),
             f"{margin}try:{newline}",
             *_ended(body, newline),
             f"{margin}finally:{newline}",
@@ -86,17 +94,39 @@ def _guarded(region: Region) -> tuple[Edit, str] | None:
 def _release(region: Region, margin: str, newline: str) -> list[str] | None:
     """What gives the lease back, as it is written there, or in the words of the pool."""
     life = region.life
-    if region.release is None:
-        return [line + newline for line in giving_back(life, margin, unit_of(region.life))]
+    if region.release is None or region.around:
+        lines = giving_back(life, margin, unit_of(life), asked=region.is_sure, may_lack=region.around)
+        return [*_comments(region), *(line + newline for line in lines)]
     lines = _with_comments(region, region.release)
     deeper = indented(lines, unit_of(region.life))
     return _ended(deeper, newline) if deeper is not None else None
 
 
-def giving_back(life: Life, margin: str, unit: str, *, asked: bool = False) -> list[str]:
+def _comments(region: Region) -> list[str]:
+    """What is said above the release, one step deeper."""
+    if region.release is None:
+        return []
+    lines = _with_comments(region, region.release)
+    above = lines[: len(lines) - 1 - (region.release.end_lineno or 0) + region.release.lineno]
+    return [unit_of(region.life) + line if line.strip() else line for line in above]
+
+
+def _initialised(region: Region, margin: str, newline: str) -> list[str]:
+    """`x = None` where the acquire is conditional and no such statement is there yet."""
+    if not region.around:
+        return []
+    life = region.life
+    before = region.block[: list(region.block).index(region.body[0])]
+    known = any(life.binds(each) and isinstance(each, (ast.Assign, ast.AnnAssign)) for each in before)
+    return [] if known else [f"{margin}{life.holder} = None{newline}"]
+
+
+def giving_back(
+    life: Life, margin: str, unit: str, *, asked: bool = False, may_lack: bool = False
+) -> list[str]:
     """A release as a statement of its own, asking first where there may be no lease."""
     call = written_release(life)
-    if asked or not life.is_checked:
+    if asked or not (life.is_checked or may_lack):
         return [margin + call]
     return [f"{margin}if {life.holder} is not None:", f"{margin}{unit}{call}"]
 
@@ -121,7 +151,10 @@ def _body(region: Region) -> list[str] | None:
         for number in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     }
     numbered = zip(range(first, last + 1), taken(file, first, last), strict=True)
-    return indented([line for number, line in numbered if number not in superfluous], unit_of(region.life))
+    return indented(
+        [line for number, line in numbered if number not in superfluous],
+        unit_of(region.life),
+    )
 
 
 def _after(region: Region) -> list[str]:
@@ -178,12 +211,7 @@ def _margin(region: Region) -> str:
 
 
 def unit_of(life: Life) -> str:
-    """One step of indentation, as the statement around the acquire has it."""
-    lines = life.file.lines
-    outer = indentation(lines[getattr(life.file.parents[life.statement], "lineno", 1) - 1])
-    margin = indentation(lines[life.statement.lineno - 1])
-    step = margin[len(outer) :] if margin.startswith(outer) else ""
-    return step or ("\t" if margin.startswith("\t") else "    ")
+    return unit_around(life.file, life.statement)
 
 
 def _ended(lines: Sequence[str], newline: str) -> list[str]:
@@ -199,7 +227,11 @@ def _is_on_own_lines(region: Region) -> bool:
 
 def stands_alone(life: Life, statement: ast.stmt) -> bool:
     """Whether nothing but a comment shares the statement's lines with it."""
-    file = life.file
+    return is_whole(life.file, statement)
+
+
+def is_whole(file: Parsed, statement: ast.stmt) -> bool:
+    """Whether the statement begins and ends its lines, comments apart."""
     span = file.span(statement)
     first = _start(statement)
     before = file.lines[first - 2].rstrip() if first > 1 else ""

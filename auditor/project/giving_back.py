@@ -5,10 +5,12 @@ wrapper returned is given back as the wrapper would do it, in the caller's words
 """
 
 import ast
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from auditor.flow.effects import Handle
-from auditor.flow.lease import GivingBack
+from auditor.flow.lease import GivingBack, Lease
 from auditor.project.calls import is_bound, parameter_for
 from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Half, Pair
@@ -56,6 +58,22 @@ def giving_back(
     if alike is not None:
         return _by_pair(recogniser.calls.model, *alike, function, call)
     return _by_patterns(recogniser.built_in, names, function, call, certain=False)
+
+
+def customary(leases: Iterable[Lease], lines_of: Callable[[str], Sequence[str]]) -> dict[str, str]:
+    """By protocol, the method of the lease itself by which the project gives most of them back."""
+    used: dict[str, Counter[str]] = {}
+    for lease in leases:
+        for span in lease.releases:
+            line = lines_of(span.path)[span.line - 1][span.column - 1 : span.end_column - 1]
+            method = re.fullmatch(r"\w+\.(\w+)\(\)", line)
+            used.setdefault(lease.protocol, Counter())[f"{{}}.{method[1]}()" if method else ""] += 1
+    found = {}
+    for protocol, forms in used.items():
+        form, count = min(forms.items(), key=lambda item: (-item[1], item[0]))
+        if form and count > 1:
+            found[protocol] = form
+    return found
 
 
 # The pool's class -------------------------------------------------------------------------------------------

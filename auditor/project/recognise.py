@@ -130,8 +130,7 @@ class Recogniser:
         found = self.called_like(call)
         if found is None:
             return None
-        pair, half = found
-        return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+        return _discovered(*found)
 
     def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
@@ -140,7 +139,7 @@ class Recogniser:
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct and _called_like(call.func.value, pair):
-                return _discovered(pair, half)
+                return pair, half
         return None
 
     def acquisition(self, function: Function, call: Call) -> Acquisition | None:

@@ -1,14 +1,14 @@
 """Watches every storage come into being: which operation made it, and from which lines.
 
-The dispatcher shows each operation of this thread and of the threads started below it, those of the backward pass
-included. What is made past it (numpy's memory, raw storages) is found by `Births.look_around`.
+The dispatcher shows each operation of this thread and of the threads started below it, those of the backward
+pass included. What is made past it (numpy's memory, raw storages) is found by `Births.look_around`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,7 +23,8 @@ DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
 _DRIVERS = {
-    str(Path(_HERE, name)) for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py")
+    str(Path(_HERE, name))
+    for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py")
 }
 _WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__file__}
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
@@ -85,11 +86,11 @@ class Births:
         return alive
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the results of every operation while it is entered."""
 
     def __init__(self, births: Births) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._births = births
 
     @classmethod
@@ -113,8 +114,8 @@ class Watch(TorchDispatchMode):
 class watching_threads:
     """While entered, threads that are started are watched as this one is."""
 
-    def __init__(self, mode: type[TorchDispatchMode], *arguments: Any) -> None:
-        self._make = lambda: mode(*arguments)
+    def __init__(self, make: Callable[[], TorchDispatchMode]) -> None:
+        self._make = make
 
     def __enter__(self) -> None:
         self._run = run = threading.Thread.run
@@ -124,7 +125,7 @@ class watching_threads:
             with make():
                 run(thread)
 
-        threading.Thread.run = watched  # type: ignore[method-assign]
+        threading.Thread.run = watched  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *exception: object) -> None:
         threading.Thread.run = self._run  # type: ignore[method-assign]
@@ -158,8 +159,8 @@ def _short(filename: str) -> str:
 
 
 def stack_here() -> Frames:
-    """From the operation out to the step: what watches and what drives it is left out, so that two births at one
-    place have equal stacks.
+    """From the operation out to the step: what watches and what drives it is left out, so that two births at
+    one place have equal stacks.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _WATCHERS:

@@ -6,9 +6,9 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from .births import Frames, readable, readable_lines
@@ -23,7 +23,7 @@ PROFILED_WINDOWS = 4
 """Freed chunks that malloc keeps ready hide the first of a leak's."""
 
 
-def blame_blocks(step: Step, steps: int) -> tuple[Culprit, ...]:
+def blame_blocks(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
     """The lines whose objects stayed, of which types they are, and who holds one of them."""
     kinds, held_by = _stayed(step, steps)
     tracemalloc.start(DEEPEST_TRACE)
@@ -39,7 +39,8 @@ def blame_blocks(step: Step, steps: int) -> tuple[Culprit, ...]:
         stack = readable_lines([(frame.filename, frame.lineno) for frame in reversed(difference.traceback)])
         if difference.count_diff >= steps and stack:
             size = difference.size_diff / (2 * steps)
-            operation = f"{difference.count_diff / (2 * steps):.2g} blocks, {size:.0f} bytes a step, of {kinds}"
+            blocks = difference.count_diff / (2 * steps)
+            operation = f"{blocks:.2g} blocks, {size:.0f} bytes a step, of {kinds}"
             culprits.append(Culprit(operation, 0.0, size, stack[0], tuple(stack), held_by))
     return tuple(culprits[:MOST_NAMED])
 
@@ -72,6 +73,11 @@ class _Call:
     growth: int = 0
     below: dict[Any, _Call] = field(default_factory=dict)
 
+    @property
+    def own(self) -> int:
+        """The growth that no call inside this one accounts for."""
+        return self.growth - sum(call.growth for call in self.below.values())
+
 
 class _HeapByCall:
     """A profile function that books the heap's growth on the calls in which it happened."""
@@ -92,7 +98,7 @@ class _HeapByCall:
             parent = self._open[-1][0]
             call = parent.below.get((code, line))
             if call is None:
-                frames = _stack(caller)
+                frames = _stack(frame)
                 call = parent.below[code, line] = _Call(str(getattr(code, "co_qualname", code)), frames)
             self._open.append((call, heap_bytes()))
         elif event in ("return", "c_return", "c_exception") and len(self._open) > 1:
@@ -100,8 +106,10 @@ class _HeapByCall:
             call.growth += heap_bytes() - before
 
 
-def blame_heap(step: Step, steps: int) -> tuple[Culprit, ...]:
-    """The innermost call inside which the heap grew as much as it did in all."""
+def blame_heap(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
+    """The call whose own growth, without that of the calls inside, comes nearest to the leak of a step: what
+    is freed again later grows by other amounts.
+    """
     profile = _HeapByCall()
     for turn in range(PROFILED_WINDOWS + 1):
         if turn == 1:
@@ -113,15 +121,17 @@ def blame_heap(step: Step, steps: int) -> tuple[Culprit, ...]:
                 step()
         finally:
             sys.setprofile(None)
-    call = profile.root
-    while call.below:
-        worst = max(call.below.values(), key=lambda below: below.growth)
-        if worst.growth <= 0 or (call is not profile.root and worst.growth < call.growth / 2):
-            break
-        call = worst
+    runs = PROFILED_WINDOWS * steps
+    call = min(_calls(profile.root), key=lambda call: abs(call.own / runs - leak))
     stack = readable(call.frames)
-    words = f"{call.growth / (PROFILED_WINDOWS * steps):,.0f} bytes of C's heap a step inside {call.what}"
-    return (Culprit(words, 0.0, call.growth / (PROFILED_WINDOWS * steps), stack[0] if stack else "?", tuple(stack), ()),)
+    words = f"{call.own / runs:,.0f} bytes of C's heap a step inside {call.what}"
+    return (Culprit(words, 0.0, call.own / runs, stack[0] if stack else "?", tuple(stack), ()),)
+
+
+def _calls(call: _Call) -> Iterator[_Call]:
+    for below in call.below.values():
+        yield below
+        yield from _calls(below)
 
 
 def _forget(call: _Call) -> None:
@@ -131,7 +141,7 @@ def _forget(call: _Call) -> None:
 
 
 def _stack(frame: FrameType | None) -> Frames:
-    found = []
+    found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEEPEST_TRACE:
         found.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back

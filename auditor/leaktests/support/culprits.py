@@ -41,7 +41,9 @@ def growth_report(births: Births, levels: Sequence[Level], steps: int) -> Leak:
 
 
 def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], object]) -> CycleGarbage:
-    """The failure of a ledger at rest whose garbage only the cycle collector frees: one more step shows it."""
+    """The failure of a ledger at rest whose garbage only the cycle collector frees: one more step shows
+    it.
+    """
     births.turn += 1
     step()
     before = {birth.place for birth, _ in births.living() if birth.turn == births.turn}
@@ -70,7 +72,8 @@ def fault_report(births: Births, before: Level, after: Level, names: Sequence[st
     named = ", ".join(f"{turn} ({names[turn - 1]})" for turn in sorted(faults)[:MOST_NAMED])
     head = (
         f"after {len(names)} injected faults {amount(after.bytes - before.bytes)} in "
-        f"{count(after.storages - before.storages)} stay held" + (f"; first of all after fault {named}" if named else "")
+        f"{count(after.storages - before.storages)} stay held"
+        + (f"; first of all after fault {named}" if named else "")
     )
     return Leak(_told(head, culprits, each=""), tuple(culprits))
 

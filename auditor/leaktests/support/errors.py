@@ -1,4 +1,6 @@
-"""What a leak test fails with: an AssertionError whose attributes say in data what its message says in words."""
+"""What a leak test fails with: an AssertionError whose attributes say in data what its message says in
+words.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Culprit:
-    """Memory that grew: how much a step, which operation made it, whose line asked for it, and who holds it."""
+    """Memory that grew: how much a step, which operation made it, whose line asked for it, and who holds
+    it.
+    """
 
     operation: str
     storages_a_step: float
@@ -28,7 +32,9 @@ class Leak(AssertionError):
 
 
 class CycleGarbage(Leak):
-    """Memory that went away only because the cycle collector ran: it stays until that happens to run again."""
+    """Memory that went away only because the cycle collector ran: it stays until that happens to run
+    again.
+    """
 
 
 class Mismatch(AssertionError):

@@ -1,7 +1,8 @@
 """The fault pass: a failure at every operation, and at every acquire; afterwards nothing may stay held.
 
-A step is run once to count, then once for each place with a failure there. When all have been tried and a step went
-well again, exactly as much must be alive as before the first failure. It is quadratic, so steps are small here.
+A step is run once to count, then once for each place with a failure there. When all have been tried and a
+step went well again, exactly as much must be alive as before the first failure. It is quadratic, so steps
+are small here.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class _Countdown:
             raise InjectedFault(f"injected at call {self.passed}, in the place of {what}")
 
 
-class _FailingOperations(TorchDispatchMode):
+class _FailingOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, countdown: _Countdown) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._countdown = countdown
 
     @classmethod
@@ -64,9 +65,15 @@ def count_places(step: Step, *, at: str = "operations", pools: tuple[Any, ...] =
 
 
 def inject_faults(
-    step: Step, *, at: str = "operations", pools: tuple[Any, ...] = (), most: int = MOST_PLACES, warmup: int = 3
+    step: Step,
+    *,
+    at: str = "operations",
+    pools: tuple[Any, ...] = (),
+    most: int = MOST_PLACES,
+    warmup: int = 3,
 ) -> int:
-    """Fail at the k-th operation (or the k-th acquire of `pools`), for every k; returns how many faults that were.
+    """Fail at the k-th operation (or the k-th acquire of `pools`), for every k; returns how many faults that
+    were.
 
     The step may let the failure through or deal with it. Raises `Leak` if memory or a lease stays held, and
     ValueError if a step has more than `most` places.
@@ -81,13 +88,15 @@ def inject_faults(
         places = count_places(step, at=at, pools=pools)
         if places > most:
             raise ValueError(
-                f"a step has {places} {at}, the fault pass takes {most} (it is quadratic): feed it smaller shapes "
-                "and fewer layers, or pass most="
+                f"a step has {places} {at}, the fault pass takes {most} (it is quadratic): feed it smaller "
+                "shapes and fewer layers, or pass most="
             )
         step()
         before, leases = ledger.take_stock(), len(counter.standing())
         exits.enter_context(_failing(countdown, at, pools))
-        names = [_fail_once(step, countdown, ledger.births, place, counter, leases) for place in range(1, places + 1)]
+        names = []
+        for place in range(1, places + 1):
+            names.append(_fail_once(step, countdown, ledger.births, place, counter, leases))
         countdown.arm(None)
         step()
         after = ledger.take_stock()
@@ -110,7 +119,8 @@ def _fail_once(
             raise  # the step's own failure; after the fault it is what the step made of it
     standing = len(counter.standing())
     if standing > leases:
-        raise lease_report(counter, standing - leases, 1, f": fault {place}, in the place of {countdown.failed_in}")
+        why = f": fault {place}, in the place of {countdown.failed_in}"
+        raise lease_report(counter, standing - leases, 1, why)
     return countdown.failed_in
 
 
@@ -121,10 +131,10 @@ def _failing(countdown: _Countdown, at: str, pools: tuple[Any, ...]) -> Iterator
             yield
     elif at == "acquires":
         if not pools:
-            raise ValueError("faults at acquires need the pools: inject_faults(step, at='acquires', pools=...)")
+            raise ValueError("faults at acquires need pools: inject_faults(step, at='acquires', pools=...)")
 
         def called(act: str, pool: Any, handles: tuple[Any, ...]) -> None:
-            if act == "ask to lend":
+            if act == "ask":
                 countdown.tick(f"an acquire of {type(pool).__name__}")
 
         with counter_watched(pools, called):

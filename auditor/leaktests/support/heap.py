@@ -1,4 +1,6 @@
-"""What this process holds, by every counter that there is: Python's blocks, C's heap, the device's allocator."""
+"""What this process holds, by every counter that there is: Python's blocks, C's heap, the device's
+allocator.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,17 @@ class Held(NamedTuple):
 
 
 class _MallInfo(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = (
+        ("arena", ctypes.c_size_t),
+        ("free_chunks", ctypes.c_size_t),
+        ("free_fast", ctypes.c_size_t),
+        ("mapped_chunks", ctypes.c_size_t),
+        ("mapped_bytes", ctypes.c_size_t),
+        ("unused", ctypes.c_size_t),
+        ("free_fast_bytes", ctypes.c_size_t),
+        ("used_bytes", ctypes.c_size_t),
+        ("free_bytes", ctypes.c_size_t),
+        ("releasable", ctypes.c_size_t),
     )
 
 
@@ -45,7 +55,7 @@ def heap_bytes() -> int:
     if _mallinfo is None:
         return 0
     info = _mallinfo()
-    return int(info.uordblks) + int(info.hblkhd)
+    return int(info.used_bytes) + int(info.mapped_bytes)
 
 
 def held() -> Held:
@@ -56,7 +66,7 @@ def held() -> Held:
 
 
 def _cuda() -> tuple[int, int]:
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0, 0
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()

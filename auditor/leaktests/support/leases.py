@@ -40,7 +40,9 @@ class Counter:
 
 
 def assert_no_leases(step: Step, *pools: Any, steps: int = 3) -> None:
-    """After every step as many leases stand as before; and none once `step.close()`, if there is one, has run."""
+    """After every step as many leases stand as before; and none once `step.close()`, if there is one, has
+    run.
+    """
     if not pools:
         raise ValueError("assert_no_leases was given no pool: name the pools that the step borrows from")
     counter = Counter()
@@ -67,7 +69,9 @@ def lease_report(counter: Counter, leases: int, steps: int, why: str = "") -> Le
     culprits = tuple(_culprit(frames, number / steps) for frames, number in by_place.items())[:MOST_NAMED]
     lines = [f"{leases} lease{'' if leases == 1 else 's'} not given back after {steps} steps{why}"]
     for culprit in culprits:
-        lines.append(f"  {culprit.storages_a_step:g} a step, borrowed at {culprit.line}{source_of(culprit.line)}")
+        lines.append(
+            f"  {culprit.storages_a_step:g} a step, borrowed at {culprit.line}{source_of(culprit.line)}"
+        )
         lines += [f"    called from {place}" for place in culprit.stack[1:4]]
     return Leak("\n".join(lines), culprits)
 
@@ -97,4 +101,3 @@ def _keys(pool: Any, handles: tuple[Any, ...]) -> Iterator[object]:
             yield id(pool), handle
         elif handle is not None:
             yield id(pool), f"object {id(handle)}"
-

@@ -1,16 +1,17 @@
-"""The ledger pass: every storage that is made is followed, and after every window of steps as many must be alive.
+"""The ledger pass: every storage made is followed; after each window of steps as many must be alive as before.
 
-No tolerance and no second try: a window that ends with another number of storages, or of bytes, than the one before
-is a failure, unless the level comes to rest within `settle` windows, as a cache that is being filled does.
+No tolerance and no second try: a level that neither comes to rest (a cache that fills does, within `settle`
+windows) nor comes back (a buffer that is emptied every few steps does) is a failure, be it by one byte.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import ExitStack
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from .births import Births, Place, Watch, watching_threads
@@ -43,9 +44,9 @@ def assert_no_growth(
 ) -> Steady:
     """Run `step` again and again: live storages and bytes must be equal after each of `windows` windows.
 
-    `warmup` steps come first. `settle` says how many windows may pass until the level rests: what fills once and is then
-    kept is no leak. Raises `Leak`, or `CycleGarbage` if memory goes away only by the cycle collector
-    (`cycles="allow"` accepts that).
+    `warmup` steps come first. `settle` says how many windows may pass until the level rests: what fills once
+    and is then kept is no leak. Raises `Leak`, or `CycleGarbage` if memory goes away only by the cycle
+    collector (`cycles="allow"` accepts that).
     """
     ledger = Ledger()
     with ledger:
@@ -56,16 +57,39 @@ def assert_no_growth(
         while len(levels) <= windows + settle and not _at_rest(levels, windows):
             collected.append(ledger.window(step, steps))
             levels.append(ledger.take_stock())
-        resting = _at_rest(levels, windows)
-        if not resting:
+        if not _at_rest(levels, windows) and _climbs(levels):
             raise growth_report(ledger.births, levels, steps)
         if cycles == "fail" and all(collected[-windows:]):
             raise cycle_report(ledger.births, collected[-1], steps, step)
     return Steady(levels[-1], len(levels) - 1)
 
 
+@contextmanager
+def nothing_stays() -> Iterator[None]:
+    """A block at whose end no memory may be alive that was made inside it."""
+    with Ledger() as ledger:
+        before = ledger.take_stock()
+        ledger.births.turn = 1
+        yield
+        after = ledger.take_stock()
+        if after.storages > before.storages or after.bytes > before.bytes:
+            raise growth_report(ledger.births, [before, after], 1)
+
+
 def _at_rest(levels: list[Level], windows: int) -> bool:
     return len(levels) > windows and len(set(levels[-windows - 1 :])) == 1
+
+
+def _climbs(levels: list[Level]) -> bool:
+    """Whether the level only goes up. A buffer that is emptied every few steps never rests, but comes back: its
+    lowest and its highest level are the same in both halves of the run.
+    """
+    half = (len(levels) + 1) // 2
+    for read in (attrgetter("storages"), attrgetter("bytes")):
+        first, last = [*map(read, levels[:half])], [*map(read, levels[half:])]
+        if min(last) > min(first) and max(last) > max(first):
+            return True
+    return False
 
 
 class Ledger:
@@ -80,7 +104,7 @@ class Ledger:
             self.births.look_around(known_before=True)
             exits.enter_context(held_still())
             exits.callback(setattr, self.births, "open", False)
-            exits.enter_context(watching_threads(Watch, self.births))
+            exits.enter_context(watching_threads(lambda: Watch(self.births)))
             exits.enter_context(Watch(self.births))
             self._exits = exits.pop_all()
         return self

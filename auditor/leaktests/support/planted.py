@@ -1,4 +1,6 @@
-"""The planted twin: the same module with one leak put into it. A test that it passes could not have failed."""
+"""The planted twin: the same module with one leak put into it. A test that it passes could not have
+failed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import torch
 from .scenarios import tensors_in
 
 KEPT: list[Any] = []
-"""What planted modules keep. Global, so that copies of a planted module leak too; emptied by every `plant`."""
+"""What planted modules keep. Global, so that copies of a planted module leak too; emptied by every
+`plant`.
+"""
 
 
 class Planted(torch.nn.Module):
@@ -57,8 +61,8 @@ class Planted(torch.nn.Module):
 
 
 def plant(target: Callable[..., Any], kind: str = "storage", *, pool: Any = None) -> Planted:
-    """The target with one leak a call: a `storage` of one element, its `graph`, a bare Python `object`, a `lease`
-    of `pool`, or, each time it fails, its input (`fault`).
+    """The target with one leak a call: a `storage` of one element, its `graph`, a bare Python `object`, a
+    `lease` of `pool`, or, each time it fails, its input (`fault`).
     """
     if kind not in ("storage", "graph", "object", "lease", "fault"):
         raise ValueError(f"no planted leak {kind!r}; there are storage, graph, object, lease and fault")

@@ -64,7 +64,9 @@ def _device_of(part: Any) -> torch.device:
 
 
 Called = Callable[[str, Any, tuple[Any, ...]], None]
-"""Given `ask`, `lend` or `take back`, the pool, and the handles that went over the counter."""
+"""Given `ask`, the pool, and the lending method's name and arguments; or `lend` or `take back`, the pool,
+and the handles that went over the counter.
+"""
 
 
 class _Depth(threading.local):
@@ -118,7 +120,7 @@ def _wrapped(kind: type, name: str, act: str, watch: _Watch) -> Iterator[None]:
         if watch.inside.depth or not any(pool is known for known in watch.pools):
             return call(*args, **kwargs)  # a method that lends through another lends once
         if act == "lend":
-            watch.called("ask", pool, ())
+            watch.called("ask", pool, (name, args, kwargs))
         watch.inside.depth += 1
         try:
             result = call(*args, **kwargs)

@@ -1,8 +1,9 @@
 """The quiet pass: nothing looks on while the steps run; afterwards the counters of the process are read.
 
-It sees what is no tensor: Python objects, nodes of autograd, memory of C libraries, the device's allocator. Unlike
-storages these counters move by themselves for a while (free lists fill, heaps settle), so what is asked is whether a
-window still takes as much as the least that each of its steps could leak: one block, or one chunk of C's heap.
+It sees what is no tensor: Python objects, nodes of autograd, memory of C libraries, the device's allocator.
+Unlike storages these counters move by themselves for a while (free lists fill, heaps settle), so what is
+asked is whether a window still takes as much as the least that each of its steps could leak: one block, or
+one chunk of C's heap.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ class Quiet:
     held: Held
 
 
-def assert_quiet(step: Step, *, warmup: int = 8, windows: int = 3, steps: int = 16, settle: int = 24) -> Quiet:
+def assert_quiet(
+    step: Step, *, warmup: int = 8, windows: int = 3, steps: int = 16, settle: int = 24
+) -> Quiet:
     """Run windows of steps until `windows` of them were quiet for every counter; at most `settle` more.
 
-    A window is quiet if it took less than half a block of Python's, half a chunk of C's heap and nothing of the
-    device's memory a step. Raises `Leak`, naming the counter and, after one more run under a profiler, the line.
+    A window is quiet if it took less than half a block of Python's, half a chunk of C's heap and nothing of
+    the device's memory a step. Raises `Leak`, naming the counter and, after one more run under a profiler,
+    the line.
     """
     readings: list[Held] = []
     with held_still():
@@ -101,14 +105,17 @@ def _report(readings: list[Held], counter: str, step: Step, steps: int) -> Leak:
         "cuda_bytes": (f"the device's memory grows by {amount(a_step)} a step", _no_blame),
         "cuda_blocks": (f"the device's memory grows by {a_step:.2f} blocks a step", _no_blame),
     }[counter]
-    named = culprit(step, steps)
+    named = culprit(step, steps, grown[-1] / steps)
     lines = [f"{what} (windows of {steps} steps: {', '.join(f'{g:+d}' for g in grown)})"]
     for found in named:
         lines.append(f"  {found.operation}")
-        lines += [f"    {'called from' if number else 'born at'} {place}" for number, place in enumerate(found.stack[:4])]
+        lines += [
+            f"    {'called from' if number else 'born at'} {place}"
+            for number, place in enumerate(found.stack[:4])
+        ]
         lines += [f"    held by {holder}" for holder in found.held_by]
     return Leak("\n".join(lines), named)
 
 
-def _no_blame(step: Step, steps: int) -> tuple[Culprit, ...]:
+def _no_blame(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
     return ()

@@ -1,7 +1,7 @@
 """Who still refers to a storage: a chain from the memory outwards, in words.
 
-Python objects are asked through the collector. Where only C++ holds the memory, the graphs of autograd that living
-tensors hold are walked for a node that saved it.
+Python objects are asked through the collector. Where only C++ holds the memory, the graphs of autograd that
+living tensors hold are walked for a node that saved it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_NODES = 100_000
 def holders(storage: torch.UntypedStorage) -> tuple[str, ...]:
     """The shortest chain of holders found from the storage to something that lives by itself."""
     tensors = [found for found in _living_tensors() if _shares(found, storage)]
-    chain = _chain(tensors) if tensors else []
+    chain: list[object] = _chain(tensors) if tensors else []
     if len(chain) > 1:
         return tuple(_words(chain))
     node_chain = _saved_by(storage)
@@ -48,7 +48,8 @@ def cycle_of(storage: torch.UntypedStorage, garbage: list[object]) -> tuple[str,
     start = [member for member in garbage if isinstance(member, torch.Tensor) and _shares(member, storage)]
     if not start and not any(_saves(member, storage) for member in garbage):
         return ()
-    chain: list[object] = start[:1] or [next(m for m in garbage if _saves(m, storage))]
+    first: object = start[0] if start else next(m for m in garbage if _saves(m, storage))
+    chain = [first]
     seen = {id(chain[0])}
     while len(chain) < LONGEST_CHAIN:
         around = [r for r in gc.get_referrers(chain[-1]) if id(r) in members]
@@ -127,7 +128,7 @@ def _words(chain: list[object]) -> Iterator[str]:
     while position < len(chain):
         held, holder = chain[position - 1], chain[position]
         owner = chain[position + 1] if position + 1 < len(chain) else None
-        if isinstance(holder, dict) and owner is not None and getattr(owner, "__dict__", None) is holder:
+        if isinstance(holder, dict) and getattr(owner, "__dict__", None) is holder:
             yield f"attribute `{_key(holder, held)}` of a {_kind(owner)}"
             position += 2
             continue
@@ -166,7 +167,7 @@ def _slots(holder: object) -> Iterator[tuple[str, object]]:
             yield name, getattr(holder, name, None)
 
 
-def _key(holder: dict[Any, Any], held: object) -> str:
+def _key(holder: Any, held: object) -> str:
     for key, value in holder.items():
         if value is held:
             return key if isinstance(key, str) else _short(key)

@@ -1,4 +1,6 @@
-"""The ways a module is used: each scenario makes one step, a call without arguments that may run again and again."""
+"""The ways a module is used: each scenario makes one step, a call without arguments that may run again and
+again.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,11 @@ class Step:
             self.target.zero_grad(set_to_none=True)
         loss = loss_of(target(*args, **kwargs))
         if loss is not None:
-            with torch.autocast(loss.device.type, enabled=False) if self.scenario == "autocast" else nullcontext():
+            with (
+                torch.autocast(loss.device.type, enabled=False)
+                if self.scenario == "autocast"
+                else nullcontext()
+            ):
                 loss.backward()  # type: ignore[no-untyped-call]
 
 

@@ -11,8 +11,9 @@ import torch
 
 @contextmanager
 def held_still() -> Iterator[None]:
-    """What exists now is frozen (later looks around are short), no collection starts by itself, and operations use one
-    thread: on shared machines threads that wait for each other take most of the time of small steps.
+    """What exists now is frozen (later looks around are short), no collection starts by itself, and
+    operations use one thread: on shared machines threads that wait for each other take most of the time of
+    small steps.
     """
     was_enabled, were_frozen, threads = gc.isenabled(), gc.get_freeze_count() > 0, torch.get_num_threads()
     torch.set_num_threads(1)

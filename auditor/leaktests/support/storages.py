@@ -1,13 +1,16 @@
-"""Weak handles of storages, as exact as C++ is: alive means that some tensor, node or kernel holds the memory.
+"""Weak handles of storages, as exact as C++ is: alive means that some tensor, node or kernel holds the
+memory.
 
-A storage's Python object comes and goes; the memory does not follow it. torch's own weak pointer does: it says
-when the last holder has gone, Python or not, and while it is kept no other storage takes the same address.
+A storage's Python object comes and goes; the memory does not follow it. torch's own weak pointer does: it
+says when the last holder has gone, Python or not, and while it is kept no other storage takes the same
+address.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -33,7 +36,7 @@ class Handle:
         return found
 
     def __del__(self) -> None:
-        _Storage._free_weak_ref(self._weak)
+        _Storage._free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
@@ -54,9 +57,10 @@ def of_python_objects() -> Iterator[torch.UntypedStorage]:
             yield candidate
 
 
-def _family(kind: type) -> set[type]:
+def _family(kind: type[Any]) -> set[type[Any]]:
     """A class and all that derive from it: asking an object's type runs none of the object's own code."""
-    found = {kind}
-    for child in type.__subclasses__(kind):
+    found: set[type[Any]] = {kind}
+    children: list[type[Any]] = type.__subclasses__(kind)
+    for child in children:
         found |= _family(child)
     return found
