@@ -15,6 +15,7 @@ COMMANDS = {
     "audit": "Report findings.",
     "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",
+    "gate": "Audit, outstanding fixes, generated leak tests: one verdict. This runs the code.",
     "leaktests": "Write pytest leak tests for modules. This runs their code.",
     "rule": "Explain a rule: what, why, bad, good.",
     "server": "Serve an editor: diagnostics as you type.",

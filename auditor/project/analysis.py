@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
@@ -129,11 +130,7 @@ class Analysis:
 
     def _follow(self, function: Function, call: ast.Call, source: Source) -> None:
         try:
-            follower = self._followers.get(function)
-            if follower is None:
-                follower = Follower(function, self.effects(function), self.settings.exceptions)
-                self._followers[function] = follower
-            outcome = follower.outcome(call)
+            outcome = self._follower(function).outcome(call)
         except (TooLarge, TooManyStates, RecursionError) as error:
             why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
             reason = why.get(type(error), "nested too deeply")
@@ -146,6 +143,11 @@ class Analysis:
             self.received.setdefault(target, []).append(outcome)
         if outcome.returned is not None and not function.is_context_manager:
             self._note_wrapper(function, source, outcome)
+
+    def _follower(self, function: Function) -> Follower:
+        if function not in self._followers:
+            self._followers[function] = Follower(function, self.effects(function), self.settings.exceptions)
+        return self._followers[function]
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
         if source.handle is Handle.NONE or (
@@ -212,7 +214,11 @@ class Analysis:
     def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
-        return Misused(self.project, self.recogniser, endings, self.relevant).misuses(outcomes)
+        misused = Misused(self.project, self.recogniser, endings, self.relevant, self._known)
+        return misused.misuses(outcomes)
+
+    def _known(self, function: Function) -> dict[int, Knowledge]:
+        return self._follower(function).known
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
-from auditor.flow.follow import EDGES, known_at_nodes
+from auditor.flow.follow import EDGES
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
@@ -40,7 +40,12 @@ class Misused:
     """Follows every lease of the project beyond its release."""
 
     def __init__(
-        self, project: Project, recogniser: Recogniser, endings: Endings, relevant: Sequence[str]
+        self,
+        project: Project,
+        recogniser: Recogniser,
+        endings: Endings,
+        relevant: Sequence[str],
+        known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
@@ -48,7 +53,7 @@ class Misused:
         self.relevant = relevant
         self.found: dict[tuple[Fault, Span], Misuse] = {}
         self.tensors = Tensors(endings)
-        self._known: dict[Function, dict[int, Knowledge]] = {}
+        self.known = known
 
     def misuses(self, outcomes: Iterable[Outcome]) -> tuple[Misuse, ...]:
         for outcome in outcomes:
@@ -57,16 +62,11 @@ class Misused:
         releasing = list(self._releasing())
         for function, calls in releasing:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
-        foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant)
+        foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
         for misuse in (*foreign.misuses(releasing), *by_methods.misuses(releasing)):
             self.found.setdefault((misuse.fault, misuse.span), misuse)
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
-
-    def known(self, function: Function) -> dict[int, Knowledge]:
-        if function not in self._known:
-            self._known[function] = known_at_nodes(function.graph)
-        return self._known[function]
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""

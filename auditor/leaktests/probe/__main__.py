@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import msgspec
-import torch  # noqa: F401 - the reason for this process
+import torch
 
 from auditor.leaktests.probe import inquiry, testing
 from auditor.leaktests.probe.jobs import Job
@@ -41,10 +41,12 @@ def _work(job: Job) -> None:
         os.dup2(said, 1)
         os.dup2(said, 2)
         faulthandler.enable()
-        if job.request:
+        if job.asks_for_cuda:
+            status = 0 if torch.cuda.is_available() else 1
+        elif job.request:
             status = inquiry.answer(Path(job.request), Path(job.answers))
         else:
-            status = testing.run_tests(job.arguments, job.limit)
+            status = testing.run_tests(job.arguments, job.limit, job.device)
     finally:
         sys.stderr.flush()
         os._exit(status)  # threads and exit handlers of the target have no say

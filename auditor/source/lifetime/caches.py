@@ -26,7 +26,7 @@ _HELD_TYPE = re.compile(r"^(?:torch\.)?(?:nn\.Module|Tensor|nn\.Parameter|PreTra
 ON_METHOD, BY_ARGUMENT = "on a method", "by argument"
 IN_TABLE, BY_DECORATOR = "in a table", "by decorator"
 
-# Parameters that change with the data. Widths, heads and blocks are the model's: `hidden_size`, `window`, `D`.
+# Parameters that change with the data. Widths, heads, blocks (`hidden_size`, `window`, `D`) are the model's.
 _SIZE = re.compile(
     r"^(?:n|h|w|t|l|hw|height|width|lengths?|resolution|total|bs|bsz|B|seqlens?|cu_seqlens|seq_?len\w*|num_tokens"
     r"|batch_?size|\w+_len|\w+_length|\w+_lengths|(?:\w+_)?[TNL](?:_\w+)?)$"
@@ -34,8 +34,9 @@ _SIZE = re.compile(
 _ONE_ROW = frozenset(("arange", "linspace", "tensor", "as_tensor", "zeros", "ones", "full", "empty"))
 _FACTORY = frozenset(
     (
-        "arange", "zeros", "ones", "full", "empty", "linspace", "cat", "stack", "tril", "triu", "meshgrid", "tensor",
-        "outer", "einsum", "zeros_like", "ones_like", "full_like", "empty_like", "randn", "rand", "eye", "cos", "sin", "as_tensor",
+        "arange", "zeros", "ones", "full", "empty", "linspace", "cat", "stack", "tril", "triu",
+        "meshgrid", "tensor", "outer", "einsum", "zeros_like", "ones_like", "full_like", "empty_like",
+        "randn", "rand", "eye", "cos", "sin", "as_tensor",
     )
 )  # fmt: skip
 _EVICTS = frozenset(("pop", "popitem", "clear", "popleft"))
