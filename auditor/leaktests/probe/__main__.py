@@ -6,6 +6,7 @@ was imported before it.
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import torch._dynamo  # what checkpointing, compiling and pickling would import on their first use
 
 from auditor.leaktests.probe import inquiry, testing
 from auditor.leaktests.probe.jobs import Job
@@ -21,6 +23,8 @@ from auditor.leaktests.probe.jobs import Job
 
 def main() -> None:
     """Serve until standard input ends."""
+    gc.collect()
+    gc.freeze()  # or every job searches through torch's half a million objects after every step
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)
         child = os.fork()

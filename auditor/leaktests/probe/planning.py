@@ -120,7 +120,7 @@ def _scenarios(
     left_out: list[tuple[str, str]] = []
     for scenario in wanted or SCENARIOS:
         if runner.target.kind != "module" and scenario in ("eval", "deepcopied", "pickled"):
-            continue  # a function has neither modes nor state
+            continue  # it has neither modes nor state
 
         def feed(turn: int) -> Any:
             return runner.scope.arguments(way.feed, shapes[turn % len(shapes)], way.imports)
