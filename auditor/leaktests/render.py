@@ -25,7 +25,7 @@ def render(plan: Plan, folder: Path) -> str:
     """The test file of one plan, to be written into `folder`."""
     body = _template().render(**_facts(plan, folder))
     body = re.sub(r"\n{4,}", "\n\n\n", body).rstrip() + "\n"
-    names = ", ".join(used_names(body.partition('device = os.environ')[2]))
+    names = ", ".join(used_names(body.partition("device = os.environ")[2]))
     line = f"from leak_support import {names}  # noqa: E402"
     if len(line) > WIDTH:
         inside = "".join(f"    {name},\n" for name in names.split(", "))
@@ -36,7 +36,9 @@ def render(plan: Plan, folder: Path) -> str:
 def _template() -> Any:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     # Python, not HTML: there is nothing to escape, and every value was Python text before.
-    environment = Environment(loader=loader, undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True
+    )
     environment.filters["literal"] = repr
     return environment.get_template("leaks.py.jinja")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from auditor.leaktests.probe.jobs import Job
+from auditor.leaktests.jobs import Job
 
 TORCH_MISSING = "torch is not installed: pip install 'poolaudit[torch]' (or torch for your CUDA version)"
 
@@ -51,12 +51,12 @@ class Workshop:
 def workshop() -> Iterator[Workshop]:
     """A workshop, closed at the end of the block. Raises WorkshopError where there is no torch."""
     if not hasattr(os, "fork"):
-        raise WorkshopError("leak tests run in forked processes, which this system has not: use Linux or macOS")
+        raise WorkshopError(
+            "leak tests run in forked processes, which this system has not: use Linux or macOS"
+        )
     _need("torch", TORCH_MISSING)
     command = [sys.executable, "-m", "auditor.leaktests.probe"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()
-    )
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
     try:
         yield Workshop(process)
     finally:

@@ -1,4 +1,4 @@
-"""Which arguments lead into the code of a finding: lines are watched while the plan runs, in several variations."""
+"""Which arguments lead into the code of a finding: lines are watched while variations of the plan run."""
 
 import sys
 import threading
@@ -27,9 +27,7 @@ class _Try:
     scenario: str
 
 
-def aimed_at(
-    plan: Plan, thing: Any, scope: Scope, aims: Sequence[Aim], tried: int, seconds: float
-) -> Plan:
+def aimed_at(plan: Plan, thing: Any, scope: Scope, aims: Sequence[Aim], tried: int, seconds: float) -> Plan:
     """The plan, with a variation for every finding whose acquire one of them executes."""
     plan = msgspec.structs.replace(plan, tried=tried, seconds=round(seconds, 3))
     if not aims:
@@ -117,4 +115,4 @@ def _watched(locations: set[str], lines: Lines) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)

@@ -15,9 +15,10 @@ from auditor.leaktests.probe.signatures import Parameter, constructor, is_plain_
 
 _CONFIG_NAMES = ("args", "config", "cfg", "configuration", "conf", "options", "hparams")
 _MODULE_NAMES = (
-    "fn module net model block layer attn attention expert experts gate encoder decoder transformer mlp ff "
-    "attn_layers text_embed vision_embed embed_tokens modules wrapper backbone autoencoder"
-).split()
+    *("fn", "module", "modules", "net", "model", "block", "layer", "attn", "attention", "attn_layers"),
+    *("expert", "experts", "gate", "encoder", "decoder", "autoencoder", "transformer", "mlp", "ff"),
+    *("text_embed", "vision_embed", "embed_tokens", "wrapper", "backbone"),
+)
 _LARGE = 256
 Candidate = tuple[str, tuple[str, ...]]  # the value as text, and the imports that it needs
 
@@ -35,7 +36,9 @@ class Proposer:
 
     def to_build(self, parameter: Parameter) -> list[Candidate]:
         """Values for a constructor's parameter."""
-        plain: list[Candidate] = [(v, ()) for v in proposals.for_building(parameter.name, parameter.annotation)]
+        plain: list[Candidate] = [
+            (v, ()) for v in proposals.for_building(parameter.name, parameter.annotation)
+        ]
         if parameter.name in self.overrides:
             plain.insert(0, (self.overrides[parameter.name], ()))
         return _unique([*self.instances(parameter), *plain])
@@ -49,7 +52,7 @@ class Proposer:
         """Values for a parameter of forward; `widths` are tensors that the built module hints at."""
         values = proposals.for_calling(parameter.name, parameter.annotation, docs)
         tensor = any("torch.rand" in value for value in values[:1])
-        hinted = values[:1] + [*widths, *values[1:]] if tensor else values
+        hinted = [*values[:1], *widths, *values[1:]] if tensor else values
         return _unique([*self.instances(parameter), *((value, ()) for value in hinted)])
 
     def shrunk(self, parameters: Sequence[Parameter]) -> list[Argument]:
@@ -59,7 +62,7 @@ class Proposer:
             small = self.overrides.get(parameter.name) or proposals.known_size(parameter.name)
             large = isinstance(parameter.default, int) and not isinstance(parameter.default, bool)
             if parameter.name in self.overrides or (
-                small and large and not parameter.required and parameter.default > int(small)
+                small and large and (parameter.default > int(small) or parameter.default < 0)
             ):
                 found.append(Argument(parameter.name, str(small)))
         return found
@@ -82,14 +85,18 @@ class Proposer:
                 yield from self._configured(config)
         elif kind is None and (lowered in _MODULE_NAMES or "Module" in parameter.annotation):
             self.wanted_parts.append(parameter.name)
-            yield from self._built(lambda plan: plan.target.kind == "module" and plan.target.name != self.owner)
+            yield from self._built(
+                lambda plan: plan.target.kind == "module" and plan.target.name != self.owner
+            )
 
     def _class_of(self, parameter: Parameter) -> type | None:
         """The annotated class, if it is the project's own."""
         annotation = parameter.type
         if isinstance(annotation, str):
             names = [part.strip() for part in annotation.replace("Optional[", "").rstrip("]").split("|")]
-            annotation = next((v for v in (_dotted(self.module, name) for name in names) if v is not None), None)
+            annotation = next(
+                (v for v in (_dotted(self.module, name) for name in names) if v is not None), None
+            )
         return annotation if is_plain_class(annotation) else None
 
     def _config_classes(self) -> list[type]:
@@ -111,7 +118,9 @@ class Proposer:
         """An instance with what it requires and small sizes, then without the small sizes."""
         parameters = constructor(kind)
         required = [
-            Argument(p.name, proposals.for_building(p.name, p.annotation)[0]) for p in parameters if p.required
+            Argument(p.name, proposals.for_building(p.name, p.annotation)[0])
+            for p in parameters
+            if p.required
         ]
         small = self.shrunk(parameters)
         for given in ([*required, *small], required):

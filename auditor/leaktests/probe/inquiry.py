@@ -1,7 +1,7 @@
 """Plans the targets of one file, one answer a line.
 
-It runs code that nobody has checked: whatever that does, the answers written so far stand, and the one begun last
-names the culprit.
+It runs code that nobody has checked: whatever that does, the answers written so far stand, and the one begun
+last names the culprit.
 """
 
 import faulthandler
@@ -71,7 +71,9 @@ def _planned(target: Target, module: ModuleType, request: Request) -> Answer:
     try:
         result = plan_for(target, module, request)
     except BaseException as error:  # SystemExit too: it ends this target, not the run
-        return Answer(unplanned=Unplanned(target, f"while it was tried: {said(error)}", attempts=_place(error)))
+        return Answer(
+            unplanned=Unplanned(target, f"while it was tried: {said(error)}", attempts=_place(error))
+        )
     return Answer(plan=result) if isinstance(result, Plan) else Answer(unplanned=result)
 
 

@@ -40,7 +40,9 @@ class Scope:
         self._names["b"], self._names["n"] = shape
         return eval(text, self._names)
 
-    def call(self, function: Any, given: Sequence[Argument], shape: Shape, imports: Sequence[str] = ()) -> Any:
+    def call(
+        self, function: Any, given: Sequence[Argument], shape: Shape, imports: Sequence[str] = ()
+    ) -> Any:
         """Call with values made afresh."""
         args, kwargs = self.arguments(given, shape, imports)
         return function(*args, **kwargs)
@@ -111,9 +113,9 @@ def raised_at(error: BaseException) -> str:
     return place
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-_TAKEN = re.compile(r"""kwargs\.(?:pop|get)\(\s*['"](\w+)['"]\s*(,\s*([^()]*?)\s*)?\)|kwargs\[['"](\w+)['"]\]""")
+_TAKEN = re.compile(
+    r"""kwargs\.(?:pop|get)\(\s*['"](\w+)['"]\s*(,\s*([^()]*?)\s*)?\)|kwargs\[['"](\w+)['"]\]"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,10 @@ def _source(function: Callable[..., Any]) -> str:
 
 def is_plain_class(value: object) -> bool:
     """A class of the target's own that is built from values: dataclasses and the like."""
-    return isinstance(value, type) and not issubclass(value, enum.Enum) and (
-        is_dataclass(value) or value.__module__ not in ("builtins", "typing", "torch", "collections.abc")
+    return (
+        isinstance(value, type)
+        and not issubclass(value, enum.Enum)
+        and (
+            is_dataclass(value) or value.__module__ not in ("builtins", "typing", "torch", "collections.abc")
+        )
     )

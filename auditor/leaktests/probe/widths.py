@@ -1,4 +1,4 @@
-"""What a built module says of the sizes that it takes: the parts' input features, channels, vocabulary, images."""
+"""What a built module says of the sizes that it takes: input features, channels, vocabulary, images."""
 
 from collections.abc import Iterator
 
@@ -28,5 +28,7 @@ def _hints(module: nn.Module) -> Iterator[str]:
     for parameter in module.parameters(recurse=False):
         if parameter.ndim == 1 and parameter.shape[0] not in _USUAL:
             yield f"torch.randn(b, n, {parameter.shape[0]}, device=device)"
-        elif parameter.ndim >= 2 and isinstance(parameter, torch.Tensor) and parameter.shape[-1] not in _USUAL:
+        elif (
+            parameter.ndim >= 2 and isinstance(parameter, torch.Tensor) and parameter.shape[-1] not in _USUAL
+        ):
             yield f"torch.randn(b, n, {parameter.shape[-1]}, device=device)"
