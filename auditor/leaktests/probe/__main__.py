@@ -18,8 +18,8 @@ import msgspec
 import torch
 import torch._dynamo  # what checkpointing, compiling and pickling would import on their first use
 
-from auditor.leaktests.probe import inquiry, testing
 from auditor.leaktests.jobs import Job
+from auditor.leaktests.probe import inquiry, testing
 
 
 def main() -> None:
