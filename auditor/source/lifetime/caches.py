@@ -3,7 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
+from auditor.source.entries import module_name
 from auditor.source.lifetime.code import (
     Code,
     Function,
@@ -39,28 +41,62 @@ _FACTORY = frozenset(
         "randn", "rand", "eye", "cos", "sin", "as_tensor",
     )
 )  # fmt: skip
+_CACHES = frozenset(("functools.lru_cache", "functools.cache"))
 _EVICTS = frozenset(("pop", "popitem", "clear", "popleft"))
 
 
 def objects_cached(code: Code) -> Iterator[Sighting]:
     for function in code.functions:
         for decorator in function.decorator_list:
-            if not _is_cache(code, decorator):
-                continue
-            owner = code.method_class(function)
-            arguments = [*function.args.posonlyargs, *function.args.args]
-            if owner is not None and arguments and arguments[0].arg == "self":
-                if _is_module(code, owner):
-                    yield code.sighting(Kind.OBJECT_CACHED, decorator, owner.name, function.name, ON_METHOD)
-            elif held := next((each.arg for each in arguments if _is_held(each)), None):
-                yield code.sighting(Kind.OBJECT_CACHED, decorator, held, function.name, BY_ARGUMENT)
+            name = _resolved(code, decorator.func if isinstance(decorator, ast.Call) else decorator)
+            if name in _CACHES:
+                yield from _cached_by(code, function, decorator)
+            elif "cache" in name.rpartition(".")[2]:
+                yield from (replace(each, needs=name) for each in _cached_by(code, function, decorator))
+    yield from _wrappers(code)
+
+
+def _cached_by(code: Code, function: Function, decorator: ast.expr) -> Iterator[Sighting]:
+    owner = code.method_class(function)
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    if owner is not None and arguments and arguments[0].arg == "self":
+        if _is_module(code, owner):
+            yield code.sighting(Kind.OBJECT_CACHED, decorator, owner.name, function.name, ON_METHOD)
+    elif held := next((each.arg for each in arguments if _is_held(each)), None):
+        yield code.sighting(Kind.OBJECT_CACHED, decorator, held, function.name, BY_ARGUMENT)
+
+
+def _wrappers(code: Code) -> Iterator[Sighting]:
+    """Decorators of the file that hand what they decorate to `lru_cache`: `lru_cache(...)(func)`.
+
+    One that does so when the method is called, with self at hand, makes a cache for each instance.
+    """
+    for call in code.calls.get("", ()):
+        function = code.function_of(call)
+        if function is None or not isinstance(call.func, ast.Call) or len(call.args) != 1:
+            continue
+        taken = [each.arg for each in function.args.args]
+        if (
+            _resolved(code, call.func.func) in _CACHES
+            and text_of(call.args[0]) in taken
+            and "self" not in taken
+        ):
+            name = code.symbol(call).partition(".")[0]
+            dotted = f"{module_name(code.source.path)}.{name}"
+            yield code.sighting(Kind.CACHE_WRAPPED, call, dotted)
+
+
+def _resolved(code: Code, callee: ast.expr) -> str:
+    """A dotted name as the file's imports resolve it; a function of the file itself under its module."""
+    head, dot, rest = text_of(callee).partition(".")
+    own = (
+        f"{module_name(code.source.path)}.{head}" if head in {each.name for each in code.functions} else head
+    )
+    return code.origins.get(head, own) + dot + rest
 
 
 def _is_cache(code: Code, decorator: ast.expr) -> bool:
-    called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    head, _, rest = text_of(called).partition(".")
-    full = code.origins.get(head, head) + (f".{rest}" if rest else "")
-    return full in ("functools.lru_cache", "functools.cache")
+    return _resolved(code, decorator.func if isinstance(decorator, ast.Call) else decorator) in _CACHES
 
 
 def _is_module(code: Code, owner: ast.ClassDef) -> bool:
@@ -82,11 +118,10 @@ def _uses_tensors(owner: ast.ClassDef) -> bool:
 
 
 def _is_held(argument: ast.arg) -> bool:
-    """A parameter that is a network or a tensor by its annotation."""
-    if argument.annotation is None:
-        return False
-    text = ast.unparse(argument.annotation).strip("'\"")
-    return any(_HELD_TYPE.match(part.strip()) for part in text.split("|"))
+    """A parameter that is a network or a tensor by its annotation; where it may be None, it mostly is."""
+    return argument.annotation is not None and bool(
+        _HELD_TYPE.match(ast.unparse(argument.annotation).strip("'\""))
+    )
 
 
 def shapes_cached(code: Code) -> Iterator[Sighting]:
