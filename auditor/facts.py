@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
+from auditor.flow.misuse import Fault, Misuse
 from auditor.model import Step
 from auditor.project.pool_call import PoolCall, outside_of_wrappers
 from auditor.project.pooled_class import PooledClass
@@ -19,6 +20,7 @@ __all__ = [
     "Callers",
     "ClassIndex",
     "Facts",
+    "Fault",
     "Field",
     "FileIndex",
     "Kind",
@@ -26,6 +28,7 @@ __all__ = [
     "Leak",
     "Lease",
     "Loss",
+    "Misuse",
     "PoolCall",
     "PoolImport",
     "PooledClass",
@@ -45,6 +48,7 @@ class Facts:
     """The project as rules see it; every tuple is sorted by path and line."""
 
     leases: tuple[Lease, ...] = ()
+    misuses: tuple[Misuse, ...] = ()  # what is wrong with leases besides their loss
     files: tuple[FileIndex, ...] = ()
     modules_without_pool: tuple[
         ClassIndex, ...

@@ -11,9 +11,14 @@ import click
 from auditor import __version__
 
 COMMANDS = {
+    "adopt": "Give nn.Modules the standard mixin, and their temporaries to its pool.",
     "audit": "Report findings.",
+    "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",
+    "gate": "Audit, outstanding fixes, generated leak tests: one verdict. This runs the code.",
+    "leaktests": "Write pytest leak tests for modules. This runs their code.",
     "rule": "Explain a rule: what, why, bad, good.",
+    "server": "Serve an editor: diagnostics as you type.",
 }
 WRONG_USE = 2
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT

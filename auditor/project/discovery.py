@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle, Position, Value
-from auditor.project.class_model import ClassModel, statements_of
+from auditor.project.bindings import statements_of
+from auditor.project.class_model import ClassModel
 from auditor.project.modules import Class, Function, Module
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
+    MARKS,
     RELEASE_WORDS,
     RELEASING,
     WEAK,
@@ -71,20 +73,17 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines."""
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-        pair = _pair_of(cls.name, cls, methods)
-        if pair is not None:
-            yield pair
+        yield from _pairs_of(cls.name, cls, methods)
     plain = [
         f
         for name, f in sorted(module.functions.items())
         if f.cls is None and f.parent is None and name != "<module>"
     ]
-    pair = _pair_of(module.path.rpartition("/")[2].removesuffix(".py"), None, plain)
-    if pair is not None:
-        yield pair
+    yield from _pairs_of(module.path.rpartition("/")[2].removesuffix(".py"), None, plain)
 
 
-def _pair_of(name: str, owner: Class | None, functions: list[Function]) -> Pair | None:
+def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
+    """One pair for what is handed out and counted, one for each kind of mark: a pin is ended by no count."""
     acquires, releases = [], []
     for function in functions:
         if {"property", "cached_property"} & set(function.decorators):
@@ -96,7 +95,12 @@ def _pair_of(name: str, owner: Class | None, functions: list[Function]) -> Pair 
         if releasing is not None:
             releases.append((function, releasing))
     halves = _behaving(acquires, releases)
-    return Pair(name, owner, *halves) if halves is not None else None
+    if halves is None:
+        return
+    for kind in ("", *sorted(MARKS)):
+        got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
+        if got and given:
+            yield Pair(f"{name}.{kind}" if kind else name, owner, got, given)
 
 
 def _behaving(
@@ -170,7 +174,9 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
         handle = Handle.RECEIVER if name.verb in COUNTING else Handle.RESULT
         return Half(function, name, handle, 0, value_of(function))
     if name.verb in COUNTING or not returns_something(function):
-        return _marking_half(function, name)
+        return _marking_half(function, name, partners)
+    if name.verb == "acquire" and all(not _own_parameters(partner) for partner in partners):
+        return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
     if not _hands_out(function, name):
         return None
     keyed = _kept_under_parameter(function)
@@ -181,12 +187,13 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
     return Half(function, name, Handle.RESULT, 0, value_of(function))
 
 
-def _marking_half(function: Function, name: Name) -> Half | None:
-    """It marks an object that exists already: the receiver, or its first argument."""
+def _marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
+    """It marks an object that exists already: its first argument, or the receiver where what ends it is
+    told of no argument (`acquire(blocking)`, `release()`)."""
     if not changes_state(function) or name.verb == "get":
         return None
-    parameters = _own_parameters(function)
-    return Half(function, name, Handle.ARGUMENT if parameters else Handle.RECEIVER, 0, Value.OBJECT)
+    marks_argument = _own_parameters(function) and any(_own_parameters(partner) for partner in partners)
+    return Half(function, name, Handle.ARGUMENT if marks_argument else Handle.RECEIVER, 0, Value.OBJECT)
 
 
 def _hands_out(function: Function, name: Name) -> bool:

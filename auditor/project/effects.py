@@ -17,7 +17,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.ownership import PROCESS_POSITION, operands
+from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project import library
 from auditor.project.calls import constants_passed, is_bound, parameter_for
@@ -72,7 +72,7 @@ class FunctionEffects:
             return self._process_wide(call, value, protocol)
         if rest and rest[0].startswith("<"):
             return self._closure(call, position, rest)
-        if self.recogniser.releases(function, node, position):
+        if self.recogniser.releases(function, node, position, protocol):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
             return TAKEN

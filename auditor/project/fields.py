@@ -17,11 +17,12 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
-from auditor.project.class_model import ClassModel, statements_of
+from auditor.project.bindings import statements_of
+from auditor.project.class_model import ClassModel
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function, Module, Project
 from auditor.project.sites import last_name
-from auditor.project.summaries import EffectsOf, Question, Summaries
+from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, split
 
 CLEANUP = re.compile(
@@ -32,6 +33,9 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
                    "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
+
+EXITS = frozenset({"__exit__", "__aexit__"})
+ENTERS = frozenset({"__enter__", "__aenter__"})
 
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
@@ -74,6 +78,21 @@ class Fields:
                 continue
             seen.add(path)
             yield self._describe(outcome, node, path)
+        if not outcome.stored:
+            yield from self._entered(outcome)
+
+    def _entered(self, outcome: Outcome) -> Iterator[StoredField]:
+        """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""
+        function, path = outcome.function, outcome.acquisition.places[0]
+        if not (outcome.acquisition.keyed and function.name in ENTERS and _own_field(function, path)):
+            return
+        assert function.cls is not None
+        family = list(self._family(function.cls))
+        released_by, _, _ = self._fate(outcome, family, path)
+        partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
+        if partly and partly == released_by:
+            field = Field(function.cls.qualname, "".join(path[1:])[1:])
+            yield StoredField(field, outcome.lease.span, partly_by=tuple(partly))
 
     def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         function = outcome.function
@@ -82,6 +101,8 @@ class Fields:
         family = list(self._family(cls))
         released_by, escapes, drops = self._fate(outcome, family, path)
         attribute = path[1][1:]
+        partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
+        released_by = [name for name in released_by if name not in partly]
         released_by += [name for name in self._released_elsewhere(cls, attribute) if name not in released_by]
         op = function.graph.ops[node]
         at = (
@@ -93,6 +114,7 @@ class Fields:
             field=Field(cls.qualname, "".join(path[1:])[1:]),
             at=at,
             released_by=tuple(released_by),
+            partly_by=tuple(partly),
             cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
             drops=tuple(drops),
             overwrite=self._overwrite(outcome, path, at),
@@ -118,20 +140,27 @@ class Fields:
                 continue
             if len(path) > 2 and method.name in INITIAL and _given_away(method, attribute):
                 escapes = True
-            place = (method.parameters[0], *path[1:])
-            acquisition = outcome.acquisition
-            answer = self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+            answer = self._asked(outcome, method, path)
             if answer.fate is Fate.RELEASE:
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
             elif answer.dropped and method is not outcome.function and _forgets(method, attribute):
-                found = self._drops(method, place, acquisition)
-                drops += [
-                    drop for drop in found if not numbers or acquisition.declared or drop.holder == "clear"
-                ]
+                found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
+                declared = outcome.acquisition.declared
+                drops += [drop for drop in found if not numbers or declared or drop.holder == "clear"]
         return released_by, escapes, drops
+
+    def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
+        """`__exit__` that returns before the release because of the exception it is told of."""
+        exits = [m for m in family if m.qualname == name and m.name in EXITS and m.parameters]
+        return any(self._asked(outcome, method, path).kept_by for method in exits)
+
+    def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
+        place = (method.parameters[0], *path[1:])
+        acquisition = outcome.acquisition
+        return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
 
     def _reachable(self, method: Function, family: list[Function]) -> bool:
         """A private method counts only if the family calls it, or somebody calls it on an object that is

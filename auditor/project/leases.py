@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
+from auditor.flow.held import Endings, Held
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.ownership import Endings, Held
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary
 from auditor.model import Span, Step
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
-from auditor.project.sites import site_nodes
+from auditor.project.sites import loops_around, site_nodes
 
 BEGINNING = re.compile(
     r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
@@ -90,13 +90,16 @@ class Follower:
         acquisition = self.effects.acquisition(op)
         assert acquisition is not None
         known = self.known.get(node, NOTHING)
-        if acquisition.keyed:
-            known = known | {(op.target[0], True)}
+        if acquisition.handle is not Handle.RESULT:
+            known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         lends = self.function.is_context_manager
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
-        followed = follow_acquire(self.graph, self.effects, acquisition, node, known, self.edges, lends)
+        loops = loops_around(self.function, op.at)
+        followed = follow_acquire(
+            self.graph, self.effects, acquisition, node, known, self.edges, lends, loops
+        )
         return self._conclude(node, op, acquisition, followed)
 
     def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:
@@ -115,6 +118,7 @@ class Follower:
         lease = replace(
             lease,
             released=bool(endings.released),
+            releases=self._releases(endings),
             handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
@@ -125,6 +129,11 @@ class Follower:
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
+
+    def _releases(self, endings: Endings) -> tuple[Span, ...]:
+        """The calls that give it back."""
+        calls = (self.graph.ops[node] for node in endings.released)
+        return tuple(sorted({self._span(op.at) for op in calls if isinstance(op, Call)}))
 
     def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
         """Constants returned beside the lease, where every return of it agrees."""
@@ -187,6 +196,7 @@ class Follower:
             protocol=acquisition.protocol,
             holder=self._holder(op),
             leaks=leaks,
+            value=acquisition.value,
         )
 
     def _holder(self, op: Call) -> str:
@@ -399,6 +409,7 @@ def _merge(one: Outcome, other: Outcome) -> Outcome:
         leaks=tuple(leaks.values()),
         released=one.lease.released or other.lease.released,
         handed_over=one.lease.handed_over or other.lease.handed_over,
+        releases=tuple(sorted({*one.lease.releases, *other.lease.releases})),
     )
     one.returned = one.returned or other.returned
     one.stored += other.stored

@@ -244,6 +244,9 @@ class _Collector:
             else:
                 cls.methods[node.name] = function
         self.statements(node.body, qualname + ".", cls, function)
+        for parameter, default in _defaults(node.args):
+            if isinstance(default, ast.Lambda):
+                self._lambda(parameter, default, qualname + ".", cls, function)
 
     def _lambda(
         self, name: str, node: ast.Lambda, prefix: str, cls: Class | None, parent: Function | None
@@ -260,6 +263,14 @@ class _Collector:
         cls = Class(self.module, prefix + node.name, node)
         self.module.classes.setdefault(cls.qualname, cls)
         self.statements(node.body, cls.qualname + ".", cls, None)
+
+
+def _defaults(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
+    positional = [*args.posonlyargs, *args.args]
+    for arg, default in zip(reversed(positional), reversed(args.defaults), strict=False):
+        yield arg.arg, default
+    for arg, keyword_default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        yield arg.arg, keyword_default
 
 
 def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:

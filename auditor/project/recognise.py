@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
+from auditor.project.aliases import Aliases
 from auditor.project.calls import Calls, is_bound
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
+from auditor.protocols.vocabulary import COUNTS, LEASE_METHODS, MARKS, RELEASING, WEAK, split
 
 GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
@@ -34,6 +35,7 @@ class Source:
     lease: bool = False
     flags: frozenset[tuple[str, bool]] = frozenset()
     inner: bool = False
+    counts: bool = False
 
 
 class Recogniser:
@@ -47,6 +49,7 @@ class Recogniser:
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
+        self.aliases = Aliases()
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
             self._add(pair)
@@ -72,6 +75,12 @@ class Recogniser:
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
+        meant = self.aliases.meant(function, call)
+        if meant is not None and (found := self._source(*meant)) is not None:
+            return found if found.handle is Handle.RESULT else None
+        return self._source(function, call)
+
+    def _source(self, function: Function, call: ast.Call) -> Source | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
         declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text)
@@ -95,7 +104,7 @@ class Recogniser:
     def _of_function(self, target: Function) -> Source | None:
         if target in self.acquiring:
             pair, half = self.acquiring[target]
-            return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+            return _discovered(pair, half)
         return self.wrappers.get(target)
 
     def _by_pattern(self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str) -> Source | None:
@@ -118,13 +127,19 @@ class Recogniser:
         return None
 
     def _by_name(self, call: ast.Call) -> Source | None:
+        found = self.called_like(call)
+        if found is None:
+            return None
+        return _discovered(*found)
+
+    def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct and _called_like(call.func.value, pair):
-                return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+                return pair, half
         return None
 
     def acquisition(self, function: Function, call: Call) -> Acquisition | None:
@@ -142,6 +157,7 @@ class Recogniser:
             declared=source.origin != "discovered",
             flags=source.flags,
             inner=source.inner,
+            counts=source.counts,
             own_key=all(place[0] in function.graph.fresh_roots for place in places),
         )
 
@@ -170,8 +186,17 @@ class Recogniser:
 
     # Releasing ----------------------------------------------------------------------------------------------
 
-    def releases(self, function: Function, call: ast.Call, position: Position) -> bool | None:
+    def releases(
+        self, function: Function, call: ast.Call, position: Position, protocol: str = ""
+    ) -> bool | None:
         """True: the operand is given back. None: neither settings nor pairs nor tables say so."""
+        meant = self.aliases.meant(function, call)
+        if meant is not None and isinstance(position, int) and position >= 0:
+            shift = len(meant[1].args) - len(call.args)
+            return self._releases(*meant, position + shift, protocol)
+        return self._releases(function, call, position, protocol)
+
+    def _releases(self, function: Function, call: ast.Call, position: Position, protocol: str) -> bool | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
         if self._release_pattern(self.declared, names_of(targets, constructed, dotted), text, call, position):
@@ -179,10 +204,12 @@ class Recogniser:
         for target in targets:
             if target in self.releasing:
                 _, half = self.releasing[target]
+                if protocol and half.name.kind != kind_of(protocol):
+                    return None
                 if half.handle is Handle.RECEIVER:
                     return position == -1
                 return position != -1 or not is_bound(target, call)
-        if targets or constructed is not None:
+        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if self._release_pattern(self.built_in, names_of(targets, None, dotted), text, call, position):
             return True
@@ -229,7 +256,8 @@ class Recogniser:
             *(k.arg for k in call.keywords if k.arg),
         )
         names, text = names_of(targets, constructed, dotted), callee_text(call)
-        for protocol in (*self.declared, *(() if targets else self.built_in)):
+        known = targets and not all(target.is_abstract for target in targets)
+        for protocol in (*self.declared, *(() if known else self.built_in)):
             if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
                 return protocol.name, protocol.origin
         return None
@@ -252,6 +280,17 @@ class Recogniser:
                 value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
             )
         return RELEASING.fullmatch(name) is not None
+
+
+def kind_of(protocol: str) -> str:
+    """`pin` of the discovered protocol `Entry.pin`."""
+    kind = protocol.rpartition(".")[2]
+    return kind if kind in MARKS else ""
+
+
+def _discovered(pair: Pair, half: Half) -> Source:
+    counts = half.name.verb in COUNTS
+    return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)
 
 
 def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
