@@ -15,7 +15,9 @@ from auditor.source.discover import NoSuchPath
 
 @click.command("gate")
 @click.argument("paths", nargs=-1, metavar="[PATH ...]")
-@click.option("--format", multiple=True, type=click.Choice(formats()), help="How to report findings. Repeatable.")
+@click.option(
+    "--format", multiple=True, type=click.Choice(formats()), help="How to report findings. Repeatable."
+)
 @click.option(
     "--output",
     multiple=True,
@@ -23,7 +25,10 @@ from auditor.source.discover import NoSuchPath
     help="Write the report to FILE; with several formats, --output FORMAT=FILE. junit=FILE holds audit, fixes and tests.",
 )
 @click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where leak tests run (default: auto)."
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    help="Where leak tests run (default: auto).",
 )
 @click.option(
     "--recipes",
@@ -40,17 +45,30 @@ from auditor.source.discover import NoSuchPath
 )
 @click.option("--select", multiple=True, metavar="CODES", help="Rules to run: codes, prefixes (PA1) or ALL.")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Rules not to run: codes or prefixes.")
-@click.option("--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count.")
-@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE.")
+@click.option(
+    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
+)
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE."
+)
 @click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes of the audit.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write the audit's cache.")
-@click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where the cache lives.")
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the cache lives.",
+)
 @settings_options
-@click.option("--verbose", is_flag=True, help="Say what every test and every attempt came to, and our own tracebacks.")
+@click.option(
+    "--verbose", is_flag=True, help="Say what every test and every attempt came to, and our own tracebacks."
+)
 @click.option("--quiet", is_flag=True, help="Print findings and the verdict only.")
 @click.option("--no-progress", is_flag=True, help="Show no progress bar.")
-@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output.")
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output."
+)
 def command(**options: Any) -> int:
     """Give one verdict on each PATH: the audit is clean, no safe fix is outstanding, the leak tests pass.
 

@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator
 
 from auditor.source.entries import Source
 from auditor.source.lifetime.accumulation import graphs_kept
-from auditor.source.lifetime.caches import objects_cached, shapes_cached
 from auditor.source.lifetime.code import Code
 from auditor.source.lifetime.contexts import tensors_on_context
 from auditor.source.lifetime.handlers import exceptions_held
 from auditor.source.lifetime.hooks import hooks_closed, hooks_dropped
+from auditor.source.lifetime.module_caches import objects_cached
 from auditor.source.lifetime.recording import recordings
 from auditor.source.lifetime.recurrence import states_carried
 from auditor.source.lifetime.retained import graphs_retained
+from auditor.source.lifetime.shape_caches import shapes_cached
 from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.lifetime.steps import caches_emptied, gradients_on
 
