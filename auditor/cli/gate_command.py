@@ -8,16 +8,25 @@ import click
 from auditor.baseline import BaselineError
 from auditor.changed_lines import DiffError
 from auditor.cli.output import formats
+from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
 
-@click.command("gate")
-@click.argument("paths", nargs=-1, metavar="[PATH ...]")
-@click.option(
-    "--format", multiple=True, type=click.Choice(formats()), help="How to report findings. Repeatable."
+MANUAL = manual(
+    {
+        "poolaudit gate src": "One verdict, on the CPU or the GPU that there is.",
+        "poolaudit gate src --diff-base origin/main": "Findings on changed lines only.",
+        "poolaudit gate src --output junit=gate.xml": "For a build server.",
+    },
+    SETTINGS | CACHE,
 )
+
+
+@click.command("gate", epilog=MANUAL)
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH ...]")
+@click.option("--format", multiple=True, type=click.Choice(formats()), help="How to report findings. Repeatable.")
 @click.option(
     "--output",
     multiple=True,
@@ -25,10 +34,7 @@ from auditor.source.discover import NoSuchPath
     help="Write the report to FILE; with several formats, --output FORMAT=FILE. junit=FILE holds audit, fixes and tests.",
 )
 @click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    help="Where leak tests run (default: auto).",
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where leak tests run (default: auto)."
 )
 @click.option(
     "--recipes",
@@ -45,30 +51,17 @@ from auditor.source.discover import NoSuchPath
 )
 @click.option("--select", multiple=True, metavar="CODES", help="Rules to run: codes, prefixes (PA1) or ALL.")
 @click.option("--ignore", multiple=True, metavar="CODES", help="Rules not to run: codes or prefixes.")
-@click.option(
-    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
-)
-@click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE."
-)
+@click.option("--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count.")
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE.")
 @click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes of the audit.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write the audit's cache.")
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where the cache lives.",
-)
+@click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where the cache lives.")
 @settings_options
-@click.option(
-    "--verbose", is_flag=True, help="Say what every test and every attempt came to, and our own tracebacks."
-)
+@click.option("--verbose", is_flag=True, help="Say what every test and every attempt came to, and our own tracebacks.")
 @click.option("--quiet", is_flag=True, help="Print findings and the verdict only.")
 @click.option("--no-progress", is_flag=True, help="Show no progress bar.")
-@click.option(
-    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output."
-)
+@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output.")
 def command(**options: Any) -> int:
     """Give one verdict on each PATH: the audit is clean, no safe fix is outstanding, the leak tests pass.
 
@@ -79,8 +72,8 @@ def command(**options: Any) -> int:
     \b
     Exit status:
       0  the verdict is good
-      1  findings, outstanding safe fixes, failed leak tests, or a module without a plan
-      2  wrong use, torch or pytest missing, a file that could not be analysed, or an internal error
+      1  findings, outstanding safe fixes, failed tests, a module without a plan
+      2  wrong use, torch or pytest missing, a file not analysed, internal error
     """
     from auditor.cli.gating import GateOptions, run_gate
     from auditor.leaktests.recipes import RecipeError

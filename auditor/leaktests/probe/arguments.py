@@ -14,32 +14,7 @@ from auditor.leaktests.plan import Argument, Plan
 from auditor.leaktests.probe.signatures import Parameter, constructor, is_plain_class
 
 _CONFIG_NAMES = ("args", "config", "cfg", "configuration", "conf", "options", "hparams")
-_MODULE_NAMES = [
-    "fn",
-    "module",
-    "net",
-    "model",
-    "block",
-    "layer",
-    "attn",
-    "attention",
-    "expert",
-    "experts",
-    "gate",
-    "encoder",
-    "decoder",
-    "transformer",
-    "mlp",
-    "ff",
-    "attn_layers",
-    "text_embed",
-    "vision_embed",
-    "embed_tokens",
-    "modules",
-    "wrapper",
-    "backbone",
-    "autoencoder",
-]
+_MODULE_NAMES = ["fn", "module", "net", "model", "block", "layer", "attn", "attention", "expert", "experts", "gate", "encoder", "decoder", "transformer", "mlp", "ff", "attn_layers", "text_embed", "vision_embed", "embed_tokens", "modules", "wrapper", "backbone", "autoencoder"]
 _LARGE = 256
 Candidate = tuple[str, tuple[str, ...]]  # the value as text, and the imports that it needs
 
