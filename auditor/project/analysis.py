@@ -19,8 +19,9 @@ from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.leases import Follower, Outcome
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.pool_call import PoolCall
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
