@@ -7,12 +7,11 @@ import click
 
 from auditor.baseline import BaselineError
 from auditor.changed_lines import DiffError
-from auditor.cli.output import formats
 from auditor.cli.manual import CACHE, SETTINGS, manual
+from auditor.cli.output import formats
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
-
 
 MANUAL = manual(
     {
