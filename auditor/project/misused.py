@@ -17,8 +17,9 @@ from auditor.model import Span, Step
 from auditor.project.foreign import Foreign
 from auditor.project.leases import TEST_FILE, Outcome
 from auditor.project.misuse_story import name_of, place_of, story
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.other_pool import differ
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser
 from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
