@@ -10,8 +10,11 @@ key is compared by identity: it is kept, and hit only by the very same object.
 In production: `del model`, garbage collection and `empty_cache()` do not give the memory back; a second
 model does not fit where it did in a fresh process; in tests the GPU fills up file by file.
 
-Not reported: `cached_property` and caches on the instance, static methods, functions of plain values,
-classes that are no modules (a linter's rule for those is B019), `pydantic` models.
+Decorators of the project that hand the function on to `lru_cache` are known as what they are.
+
+Not reported: tensors that may be None, `cached_property` and caches on the instance, static methods,
+functions of plain values, classes that are no modules (a linter's rule for those is B019), `pydantic`
+models.
 
 Example:
     class Decoder(nn.Module):

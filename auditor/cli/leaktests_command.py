@@ -55,9 +55,10 @@ MANUAL = manual(
 def command(**options: Any) -> int:
     """Write pytest leak tests for the modules, autograd functions and functions of tensors under each PATH.
 
-    THIS RUNS THE CODE under PATH: every file with a target is imported and its targets are called, each file in a
-    process of its own. Run it on code that you would run anyway. The tests need torch, pytest, the module, and
-    the folder leak_support that is written beside them. A test file that was changed by hand is not written over.
+    THIS RUNS THE CODE under PATH: every file with a target is imported and its targets are called, each file
+    in a process of its own. Run it on code that you would run anyway. The tests need torch, pytest, the
+    module, and the folder leak_support that is written beside them. A test file that was changed by hand is
+    not written over.
 
     \b
     Exit status:
