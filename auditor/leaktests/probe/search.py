@@ -226,6 +226,8 @@ class Search:
                         self.best = Way(build, arguments, imports)
         if first is None and not lists:
             raise NoPlan("it takes nothing that could be fed")
+        if isinstance(first, NothingComesOut):
+            raise NoPlan(str(first))
         raise NoPlan(said(first) if first else "no time was left to feed it")
 
     def _run(self, callee: Any, arguments: Sequence[Argument], values: Sequence[Any]) -> None:
