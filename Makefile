@@ -20,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
 SCHEMA := $(VENV)/share/sarif
-DEV := check-jsonschema jsonschema pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter types-networkx numpy torch
+DEV := check-jsonschema jsonschema pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter pygls types-networkx numpy torch
 
 audit: $(VENV)/.installed
 	@$(BIN)/poolaudit audit --exit-zero $(TARGET)

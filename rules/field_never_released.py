@@ -18,8 +18,10 @@ Unsafe: a cleanup method and context manager are added, and somebody must call t
 
 from collections.abc import Iterator
 
-from auditor.facts import Facts, kept
-from auditor.model import Finding, Severity
+from auditor.case import Case
+from auditor.facts import Facts, StoredField, kept
+from auditor.fixes.fields import released_by_cleanup
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA106", name="field-never-released", severity=Severity.ERROR)
@@ -45,6 +47,16 @@ def check(facts: Facts) -> Iterator[Finding]:
         for stored in lease.fields:
             plain = "[" not in stored.field.path
             if plain and not (stored.released_by or stored.escapes):
-                message = f"`self.{stored.field.path}` holds `{lease.text}`, and nothing releases it"
+                message = f"`self.{stored.field.path}` holds `{lease.text}`, and {_who(stored)}"
                 yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
                 break
+
+
+def _who(stored: StoredField) -> str:
+    if stored.partly_by:
+        return f"`{stored.partly_by[0]}` keeps it on one of its ways out"
+    return "nothing releases it"
+
+
+def fix(case: Case) -> FixOffer | None:
+    return released_by_cleanup(case)

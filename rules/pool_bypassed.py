@@ -61,7 +61,7 @@ BAD = (
 GOOD = (
     _CLASS
     + """\
-            bias = self.memory_pool.allocate((b, h, n, n))
+            bias = self.memory_pool.allocate((b, h, n, n), zero=True)
             try:
                 torch.matmul(q, k, out=scores)
                 out.copy_(torch.add(scores, bias).sum())

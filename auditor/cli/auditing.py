@@ -69,7 +69,7 @@ def run_audit(options: AuditOptions) -> int:
 
 
 def settings_of(options: AuditOptions) -> Effective:
-    """The settings for these paths, the command line's over the file's."""
+    """The settings in force: those of the files, and over them those of the command line."""
     return effective(
         start(options.paths),
         config=options.config,
@@ -115,7 +115,7 @@ def _overrides(options: AuditOptions) -> dict[str, Any]:
 
 
 def request_of(options: AuditOptions, settings: Effective, progress: ProgressBar) -> Request:
-    """What the engine is to do."""
+    """The audit that the options ask for."""
     return Request(
         paths=options.paths or (".",),
         settings=settings.settings,

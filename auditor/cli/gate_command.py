@@ -7,14 +7,24 @@ import click
 
 from auditor.baseline import BaselineError
 from auditor.changed_lines import DiffError
+from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.output import formats
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
+MANUAL = manual(
+    {
+        "poolaudit gate src": "One verdict, on the CPU or the GPU that there is.",
+        "poolaudit gate src --diff-base origin/main": "Findings on changed lines only.",
+        "poolaudit gate src --output junit=gate.xml": "For a build server.",
+    },
+    SETTINGS | CACHE,
+)
 
-@click.command("gate")
-@click.argument("paths", nargs=-1, metavar="[PATH ...]")
+
+@click.command("gate", epilog=MANUAL)
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH ...]")
 @click.option(
     "--format", multiple=True, type=click.Choice(formats()), help="How to report findings. Repeatable."
 )
@@ -79,8 +89,8 @@ def command(**options: Any) -> int:
     \b
     Exit status:
       0  the verdict is good
-      1  findings, outstanding safe fixes, failed leak tests, or a module without a plan
-      2  wrong use, torch or pytest missing, a file that could not be analysed, or an internal error
+      1  findings, outstanding safe fixes, failed tests, a module without a plan
+      2  wrong use, torch or pytest missing, a file not analysed, internal error
     """
     from auditor.cli.gating import GateOptions, run_gate
     from auditor.leaktests.recipes import RecipeError

@@ -76,6 +76,7 @@ class Acquisition:
     declared: bool = True  # by settings or a built-in table, not found in the tree
     flags: frozenset[tuple[str, bool]] = frozenset()  # items of the result known to be true or false with it
     inner: bool = False  # the class's own private helper: its bookkeeping, and nobody else's
+    counts: bool = False  # one more user of an object that has others
     own_key: bool = False  # the object that stands for it was made in this function
 
     @property

@@ -1,14 +1,15 @@
 """Follow one lease through one function, and say how it ended."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Effects
+from auditor.flow.held import Endings, Held
 from auditor.flow.knowledge import NOTHING, Knowledge
-from auditor.flow.ownership import Endings, Held, Ownership
+from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Edge
+from auditor.ir.ops import RAISING, Edge, Next, Path, is_temporary
 
 ENTRY = 0
 EDGES = {
@@ -38,6 +39,12 @@ def starting(acquisition: Acquisition) -> Held:
     return Held(places, kept=named(places))
 
 
+def _looped_over(graph: Graph, heads: frozenset[int]) -> frozenset[Path]:
+    """What loops go over, as far as it has a name: in their bodies it is known to have an element."""
+    loops = (graph.ops[head] for head in heads)
+    return frozenset(op.source for op in loops if isinstance(op, Next) and not is_temporary(op.source))
+
+
 def follow_acquire(
     graph: Graph,
     effects: Effects,
@@ -46,10 +53,11 @@ def follow_acquire(
     known: Knowledge,
     edges: frozenset[Edge],
     lends: bool,
+    loops: frozenset[int] = frozenset(),
 ) -> Followed:
-    """From an acquire call on. Raises `solve.TooManyStates`."""
+    """From an acquire call on, inside loops with these heads. Raises `solve.TooManyStates`."""
     domain = Ownership(graph, effects, acquisition, site, lends)
-    held = starting(acquisition)
+    held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
     return Followed(domain.endings, solve(graph, start, domain.step, edges))
 

@@ -29,6 +29,11 @@ def begins_with(path: Path, prefix: Path) -> bool:
     return all(matches(a, b) for a, b in zip(path[1:], prefix[1:], strict=False))
 
 
+def begins_exactly(target: Path, place: Path) -> bool:
+    """Whether writing to `target` ends what is at `place`; `[*]` is not any one item here."""
+    return place[: len(target)] == target
+
+
 def below(place: Path, operand: Path) -> Path | None:
     """Where inside `operand` the lease at `place` is found: `()` for the operand itself, None if it is
     not."""
@@ -42,7 +47,7 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
     if len(operand) <= len(place) or not begins_with(operand, place):
         return None
     rest = operand[len(place) :]
-    if rest[0] in METADATA:
+    if not METADATA.isdisjoint(rest):
         return None
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None

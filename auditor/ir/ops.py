@@ -72,6 +72,14 @@ class Fresh(Op):
 
 
 @dataclass(slots=True, eq=False)
+class Lookup(Op):
+    """`target` is what a table holds under `index`: for a number, another name of the same thing."""
+
+    target: Path
+    index: Path
+
+
+@dataclass(slots=True, eq=False)
 class Make(Op):
     """A tuple, list, set or dict display; `items` are (component, path), components such as `[0]` or
     `[*]`."""

@@ -1,19 +1,19 @@
-"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in
-tables."""
+"""Which calls acquire and lend: settings, then pairs of the tree, then the built-in tables."""
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
-from auditor.project.calls import Calls, is_bound
+from auditor.project.calls import Calls
 from auditor.project.discovery import Half, Pair
-from auditor.project.modules import Class, Function
+from auditor.project.modules import Function
+from auditor.project.releases import Releases, callee_text, names_of
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, WEAK, split
+from auditor.protocols.vocabulary import COUNTS, WEAK, split
 
 GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
@@ -34,18 +34,16 @@ class Source:
     lease: bool = False
     flags: frozenset[tuple[str, bool]] = frozenset()
     inner: bool = False
+    counts: bool = False
 
 
-class Recogniser:
+class Recogniser(Releases):
     """Answers by resolved function where there is one; a name alone is only believed where nothing else is
     known."""
 
-    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
-        self.calls = calls
-        self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
-        self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
+    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
+        super().__init__(calls, protocols, pairs)
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
-        self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
@@ -55,8 +53,6 @@ class Recogniser:
         for half in pair.acquires:
             self.acquiring.setdefault(half.function, (pair, half))
             self._names.setdefault(half.function.name, []).append((pair, half))
-        for half in pair.releases:
-            self.releasing.setdefault(half.function, (pair, half))
 
     @property
     def words(self) -> set[str]:
@@ -72,6 +68,12 @@ class Recogniser:
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
+        meant = self.aliases.meant(function, call)
+        if meant is not None and (found := self._source(*meant)) is not None:
+            return found if found.handle is Handle.RESULT else None
+        return self._source(function, call)
+
+    def _source(self, function: Function, call: ast.Call) -> Source | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
         declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text)
@@ -95,7 +97,7 @@ class Recogniser:
     def _of_function(self, target: Function) -> Source | None:
         if target in self.acquiring:
             pair, half = self.acquiring[target]
-            return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+            return _discovered(pair, half)
         return self.wrappers.get(target)
 
     def _by_pattern(self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str) -> Source | None:
@@ -118,13 +120,19 @@ class Recogniser:
         return None
 
     def _by_name(self, call: ast.Call) -> Source | None:
+        found = self.called_like(call)
+        if found is None:
+            return None
+        return _discovered(*found)
+
+    def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct and _called_like(call.func.value, pair):
-                return Source(pair.name, "discovered", half.handle, half.value, half.argument)
+                return pair, half
         return None
 
     def acquisition(self, function: Function, call: Call) -> Acquisition | None:
@@ -142,6 +150,7 @@ class Recogniser:
             declared=source.origin != "discovered",
             flags=source.flags,
             inner=source.inner,
+            counts=source.counts,
             own_key=all(place[0] in function.graph.fresh_roots for place in places),
         )
 
@@ -168,90 +177,10 @@ class Recogniser:
                 return tuple(element for _, element in op.items)
         return (path,)
 
-    # Releasing ----------------------------------------------------------------------------------------------
 
-    def releases(self, function: Function, call: ast.Call, position: Position) -> bool | None:
-        """True: the operand is given back. None: neither settings nor pairs nor tables say so."""
-        targets, constructed, dotted = self.calls.targets(function, call)
-        text = callee_text(call)
-        if self._release_pattern(self.declared, names_of(targets, constructed, dotted), text, call, position):
-            return True
-        for target in targets:
-            if target in self.releasing:
-                _, half = self.releasing[target]
-                if half.handle is Handle.RECEIVER:
-                    return position == -1
-                return position != -1 or not is_bound(target, call)
-        if targets or constructed is not None:
-            return None
-        if self._release_pattern(self.built_in, names_of(targets, None, dotted), text, call, position):
-            return True
-        return None
-
-    def _release_pattern(
-        self,
-        protocols: Sequence[Protocol],
-        names: tuple[str, ...],
-        text: str,
-        call: ast.Call,
-        position: Position,
-    ) -> bool:
-        for protocol in protocols:
-            for pattern in protocol.release:
-                if pattern.on_lease:
-                    if (
-                        position == -1
-                        and isinstance(call.func, ast.Attribute)
-                        and pattern.name.fullmatch(call.func.attr)
-                    ):
-                        return True
-                elif pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
-                    if protocol.handle is Handle.RECEIVER and not pattern.explicit:
-                        if position == -1:
-                            return True
-                    elif (
-                        (protocol.handle is Handle.NONE and not pattern.operands)
-                        or position in pattern.operands
-                        or (isinstance(position, str) and not pattern.explicit)
-                    ):
-                        return True
-        return False
-
-    def release_source(self, function: Function, call: ast.Call) -> tuple[str, str] | None:
-        """(protocol, origin) of a call that releases something."""
-        targets, constructed, dotted = self.calls.targets(function, call)
-        for target in targets:
-            if target in self.releasing:
-                return self.releasing[target][0].name, "discovered"
-        positions: tuple[Position, ...] = (
-            -1,
-            *range(len(call.args)),
-            *(k.arg for k in call.keywords if k.arg),
-        )
-        names, text = names_of(targets, constructed, dotted), callee_text(call)
-        for protocol in (*self.declared, *(() if targets else self.built_in)):
-            if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
-                return protocol.name, protocol.origin
-        return None
-
-    def transfers(self, function: Function, call: ast.Call, position: Position) -> bool:
-        targets, constructed, dotted = self.calls.targets(function, call)
-        names, text = names_of(targets, constructed, dotted), callee_text(call)
-        return any(
-            position in pattern.operands
-            and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
-            for protocol in self.declared
-            for pattern in protocol.transfer
-        )
-
-    def releases_by_name(self, call: ast.Call, position: Position, value: Value) -> bool:
-        """Where nothing is known of the callee: `pool.free(x)`, `release_block(x)`, `lease.release()`."""
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if position == -1:
-            return (
-                value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
-            )
-        return RELEASING.fullmatch(name) is not None
+def _discovered(pair: Pair, half: Half) -> Source:
+    counts = half.name.verb in COUNTS
+    return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)
 
 
 def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
@@ -264,32 +193,6 @@ def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
             elif op.target in same and len(op.source) == 1:
                 same.add(op.source)
     return (path, *sorted(same - {path}))
-
-
-def callee_text(call: ast.Call) -> str:
-    return ast.unparse(call.func)
-
-
-def names_of(targets: Sequence[Function], constructed: Class | None, dotted: str | None) -> tuple[str, ...]:
-    """Dotted names, the last parts alone included, that a pattern may be written against."""
-    full = [dotted] if dotted is not None else []
-    if constructed is not None:
-        full.append(f"{_module_name(constructed.module.path)}.{constructed.qualname}")
-    else:
-        full += [f"{_module_name(target.module.path)}.{target.qualname}" for target in targets]
-    names = []
-    for name in full:
-        parts = name.split(".")
-        names += (
-            [".".join(parts[start:]) for start in range(len(parts))]
-            if constructed is None and dotted is None
-            else [name]
-        )
-    return tuple(names)
-
-
-def _module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _called_like(receiver: ast.expr, pair: Pair) -> bool:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from auditor.ir.ops import Call
+from auditor.ir.ops import Call, Next
 from auditor.project.candidates import wild_pattern
 from auditor.project.modules import Function, Module
 from auditor.project.recognise import Recogniser, Source
@@ -31,6 +31,26 @@ def last_name(call: ast.Call) -> str:
 def site_nodes(function: Function, call: ast.Call) -> list[int]:
     """A call in a `finally` body stands at several nodes."""
     return [index for index, op in enumerate(function.graph.ops) if isinstance(op, Call) and op.at is call]
+
+
+LOOPS = (ast.For, ast.AsyncFor, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def loops_around(function: Function, call: ast.Call) -> frozenset[int]:
+    """The heads of the loops, comprehensions included, that a call stands in."""
+    targets: set[int] = set()
+    for loop in ast.walk(function.node):
+        if isinstance(loop, LOOPS) and _within(loop, call):
+            generators = [loop] if isinstance(loop, (ast.For, ast.AsyncFor)) else loop.generators
+            targets |= {id(generator.target) for generator in generators}
+    return frozenset(
+        index for index, op in enumerate(function.graph.ops) if isinstance(op, Next) and id(op.at) in targets
+    )
+
+
+def _within(outer: ast.stmt | ast.expr, inner: ast.expr) -> bool:
+    start, end = (outer.lineno, outer.col_offset), (outer.end_lineno or 0, outer.end_col_offset or 0)
+    return start <= (inner.lineno, inner.col_offset) < end
 
 
 def acquires(

@@ -11,9 +11,9 @@ from graphlib import CycleError, TopologicalSorter
 
 from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
 from auditor.flow.follow import EDGES, Followed, follow_given
-from auditor.flow.lease import Loss
+from auditor.flow.held import Held
 from auditor.flow.limits import TooManyStates
-from auditor.flow.ownership import operands
+from auditor.flow.passing import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Leave, Make, Move, Path, Unpack, Way
@@ -52,6 +52,7 @@ class Answer:
     decided_by: frozenset[str] = frozenset()
     stored: tuple[Path, ...] = ()
     dropped: bool = False
+    kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
 
     @property
     def treatment(self) -> Treatment:
@@ -173,17 +174,18 @@ def _facts(name: str, value: object) -> set[tuple[str, bool]]:
     return {(name, bool(value)), (f"{name} is None", value is None)}
 
 
-def _callers_choice(question: Question, followed: Followed) -> frozenset[str]:
-    """The parameters, if any, that decide whether the lease is given back (or is what is returned).
+def _callers_choice(
+    question: Question, followed: Followed, ways_out: Iterable[tuple[int, Held]]
+) -> frozenset[str]:
+    """The parameters, if any, that decide on these ways out whether the lease is given back, or is what is
+    returned.
 
     `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the
     caller to answer."""
     graph = question.function.graph
     own = set(question.function.parameters[:1]) if question.function.is_method else set()
     asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
-    for loss, node, held in followed.endings.lost:
-        if loss is Loss.RAISE or not isinstance(graph.ops[node], Leave):
-            continue
+    for node, held in ways_out:
         names: set[str] = set()
         for station in shortest_path(graph, followed.solution, node, held):
             op = graph.ops[station.node]
@@ -198,8 +200,8 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     endings = followed.endings
     graph = question.function.graph
     kept = [
-        node
-        for _, node, _ in endings.lost
+        (node, held)
+        for _, node, held in endings.lost
         if isinstance(op := graph.ops[node], Leave) and op.way is not Way.RAISE
     ]
     elsewhere = tuple(
@@ -207,8 +209,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     )
     same = any(path[: len(question.place)] == question.place for path in endings.stored.values())
     if endings.released:
-        decided = _callers_choice(question, followed) if kept else frozenset()
-        return Answer(Fate.RELEASE, sometimes=bool(kept or same), decided_by=decided)
+        decided = _callers_choice(question, followed, kept)
+        left = [(node, held) for node in endings.stored for held in followed.solution.states[node]]
+        kept_by = _callers_choice(question, followed, left) if same else frozenset()
+        return Answer(Fate.RELEASE, sometimes=bool(kept or same), decided_by=decided, kept_by=kept_by)
     if elsewhere or endings.taken:
         return Answer(Fate.TAKE, stored=elsewhere)
     if endings.unknown:
@@ -216,7 +220,7 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     if endings.returned:
         paths = sorted(set(endings.returned.values()))
-        decided = _callers_choice(question, followed) if kept else frozenset()
+        decided = _callers_choice(question, followed, kept)
         return Answer(
             result=paths[0], sometimes=bool(kept) or len(paths) > 1, decided_by=decided, dropped=dropped
         )

@@ -8,21 +8,28 @@ PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
                 "recycle"})),
     (frozenset({"acquire", "obtain", "lease", "rent", "claim"}),
      frozenset({"release", "return", "free", "giveback", "recycle", "restore"})),
-    (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "giveback", "release",
-                "free", "recycle", "push"})),
+    (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "give", "giveback",
+                "release", "free", "recycle", "push"})),
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin"})),
     (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
     (frozenset({"lock"}), frozenset({"unlock"})),
-    (frozenset({"inc", "incref", "increment", "retain", "up"}), frozenset({"dec", "decref", "decrement",
-                "release", "down"})),
+    (frozenset({"inc", "incr", "incref", "increment", "retain", "up", "addref"}),
+     frozenset({"dec", "decr", "decref", "decrement", "release", "down", "unref", "deref", "dropref"})),
 )  # fmt: skip
 
-COUNTING = frozenset({"pin", "lock", "inc", "incref", "increment", "retain", "up"})
+COUNTS = frozenset({"inc", "incr", "incref", "increment", "retain", "up", "addref"})
+"""Verbs that count one more user of an object."""
+
+MARKS = frozenset({"pin", "lock"})
+"""Verbs that mark an object; only their own counterparts end it."""
+
+COUNTING = COUNTS | MARKS
 """Verbs that mark an existing object instead of handing out one."""
 
-WEAK = frozenset({"get", "take", "fetch", "pop", "lock", "pin", "inc", "increment", "up", "retain", "claim"})
+WEAK = frozenset({"get", "take", "fetch", "pop", "lock", "pin", "inc", "incr", "increment", "up", "retain",
+                  "claim"})  # fmt: skip
 """Verbs so common that only a known class makes them an acquire."""
 
 PREFIXES = frozenset({"try", "batched", "batch", "maybe", "async", "force", "do", "bulk", "multi", "safe",
@@ -77,13 +84,26 @@ class Name:
     verb: str
     affix: frozenset[str]
 
+    @property
+    def kind(self) -> str:
+        """`pin` or `lock` for what only its own counterpart ends, empty for the rest."""
+        verb = self.verb.removeprefix("un")
+        return verb if verb in MARKS else ""
+
 
 def split(name: str) -> list[str]:
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     words = [word for word in spaced.split("_") if word]
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] + word in ("giveback", "putback", "checkout", "checkin"):
+        if joined and joined[-1] + word in (
+            "giveback",
+            "putback",
+            "checkout",
+            "checkin",
+            "addref",
+            "dropref",
+        ):
             joined[-1] += word
         else:
             joined.append(word)

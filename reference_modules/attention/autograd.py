@@ -76,17 +76,27 @@ def attend_backward(
     with ExitStack() as held, full_precision(q_BNHD):
         everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
         slabs, first = _slabs(plan, q_BNHD)
-        sums = [held.enter_context(accumulator(x, work, pool, zero=first == 0)) for x in everything]
-        total = Grads(*sums)
-        for index, tile in enumerate(slabs):
+
+        def gradients(index: int) -> tuple[Tensor, Tensor, Tensor]:
+            tile = slabs[index]
             kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
             dout, out, lse = tile.query_views(dout_BNHD), *joint_views(tile, out_BNHD, lse_BNH)
             if plan.detach_mixing:
                 part = parts[index] if parts else forward_tile(tile, inputs, kernel, plan.scale, pool)
                 dout, out, lse = _own_softmax(tile, dout, lse, part)
-            grads = backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
-            (total.put if index < first else total.add)(tile, *grads)
-        dq, dk, dv = (x.to(q_BNHD.dtype) for x in sums)
+            return backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
+
+        if first == 1 and _whole_tile(plan, q_BNHD) is not None:
+            done = 1
+            total = Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0)))
+        else:
+            done = 0
+            total = Grads(
+                *(held.enter_context(accumulator(x, work, pool, zero=first == 0)) for x in everything)
+            )
+        for index in range(done, len(slabs)):
+            (total.put if index < first else total.add)(slabs[index], *gradients(index))
+        dq, dk, dv = (x.to(q_BNHD.dtype) for x in (total.dq_BNHD, total.dk_BNHD, total.dv_BNHD))
         return dq, dk, dv
 
 
@@ -166,11 +176,16 @@ def _whole_tile(plan: Plan, q_BNHD: Tensor) -> Tile | None:
 
 
 def _adopt(part: tuple[Tensor, Tensor], q_BNHD: Tensor) -> Softmax:
-    """What a tile over all rows returned; the fused CPU kernel lays it out as (b, n, h, d) already."""
+    """What a tile over all rows returned."""
     out_BSHLD, lse_BSHL = part
-    out_BNHD = out_BSHLD.transpose(2, 3).reshape(q_BNHD.shape).contiguous()
+    out_BNHD = _in_rows(out_BSHLD, q_BNHD)
     lse_BNH = lse_BSHL.transpose(2, 3).reshape(q_BNHD.shape[:3])
     return Softmax(out_BNHD, lse_BNH.to(lse_dtype(q_BNHD.dtype)).contiguous())
+
+
+def _in_rows(x_BSHLD: Tensor, q_BNHD: Tensor) -> Tensor:
+    """(b, n, h, d) of a tile over all rows; the fused CPU kernel lays it out like that already."""
+    return x_BSHLD.transpose(2, 3).reshape(q_BNHD.shape).contiguous()
 
 
 def _seed(seed: Tensor | None, index: int) -> int | None:

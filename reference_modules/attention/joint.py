@@ -20,6 +20,7 @@ from torch import Tensor
 
 from reference_modules.attention.geometry import Branch, Chunk, HeadRun, OffsetRule, Tile, tiles
 from reference_modules.attention.kernels import Kernel, Need, choose
+from reference_modules.attention.operands import Operands
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.workspace import Pool, temporary
 
@@ -175,8 +176,7 @@ def forward_tile(
 ) -> tuple[Tensor, Tensor]:
     """(b, segments, heads, rows, d) and (b, segments, heads, rows) of one kernel call."""
     with ExitStack() as held:
-        q, k, v, keys = _load(tile, inputs, pool, held)
-        out, lse = kernel.forward(q, k, v, scale, tile.causal, keys)
+        out, lse = kernel.forward(_load(tile, inputs, scale, pool, held))
     batch = (inputs.q_BNHD.shape[0], tile.segments)
     return out.view(*batch, *out.shape[1:]), lse.view(*batch, *lse.shape[1:])
 
@@ -193,13 +193,15 @@ def backward_tile(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of one kernel call; `dout`, `out` and `lse` come as the views of the tile's head runs."""
     with ExitStack() as held:
-        q, k, v, keys = _load(tile, inputs, pool, held)
-        if q.dtype == torch.float32 and lse[0].dtype == torch.float64:
-            dout = [_undo_rounding(*pair) for pair in zip(dout, lse, strict=True)]
-        apart = tile.dilation > 1
-        dout_, out_ = (_pack(views, apart, q.dtype, pool, held) for views in (dout, out))
-        lse_ = _pack(lse, apart, accumulation_dtype(q.dtype), None, held).squeeze(-1)
-        grads = kernel.backward(dout_, q, k, v, out_, lse_, scale, tile.causal, keys)
+        x = _load(tile, inputs, scale, pool, held)
+        dtype, apart = x.q_BHLD.dtype, tile.dilation > 1
+        if dtype == torch.float32 and lse[0].dtype == torch.float64:
+            dout_ = _pack(dout, apart, dtype, pool, held, [_rounding(x) for x in lse])
+        else:
+            dout_ = _pack(dout, apart, dtype, pool, held)
+        out_ = _pack(out, apart, dtype, pool, held)
+        lse_ = _pack(lse, apart, accumulation_dtype(dtype), None, held).squeeze(-1)
+        grads = kernel.backward(x, dout_, out_, lse_)
     batch = (inputs.q_BNHD.shape[0], tile.segments)
     dq, dk, dv = (grad.reshape(*batch, *grad.shape[1:]) for grad in grads)
     return dq, dk, dv
@@ -210,43 +212,56 @@ def joint_views(tile: Tile, out_BNHD: Tensor, lse_BNH: Tensor) -> tuple[list[Ten
     return tile.query_views(out_BNHD), tile.query_views(lse_BNH.unsqueeze(-1))
 
 
-def _undo_rounding(dout: Tensor, lse: Tensor) -> Tensor:
-    """Kernels take a float32 lse: their P is off by exp(lse − float32(lse)); P only ever multiplies dO."""
+def _rounding(lse: Tensor) -> Tensor:
+    """What dO must be multiplied by, as kernels take a float32 lse: their P is off by its inverse.
+
+    P only ever multiplies dO.
+    """
     off = (lse.float().double() - lse).masked_fill_(lse == -math.inf, 0.0)
-    return dout * off.exp_().float()
+    return off.exp_().float()
 
 
-def _load(
-    tile: Tile, inputs: Inputs, pool: Pool | None, held: ExitStack
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _load(tile: Tile, inputs: Inputs, scale: float, pool: Pool | None, held: ExitStack) -> Operands:
     dtype = compute_dtype(inputs.q_BNHD)
     apart = tile.dilation > 1
     q = _pack(tile.query_views(inputs.q_BNHD), apart, dtype, pool, held)
     k = _pack(tile.key_views(inputs.k_BNHD), apart, dtype, pool, held)
     v = _pack(tile.key_views(inputs.v_BNHD), apart, dtype, pool, held)
-    if inputs.visible_BNH1 is None:
-        return q, k, v, None
-    keys = _pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held)
-    return q, k, v, keys.squeeze(-1)
+    keys = None
+    if inputs.visible_BNH1 is not None:
+        keys = _pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held).squeeze(-1)
+    return Operands(q, k, v, scale, tile.causal, keys)
 
 
 def _pack(
-    views_BSHLX: list[Tensor], rows_apart: bool, dtype: torch.dtype, pool: Pool | None, held: ExitStack
+    views_BSHLX: list[Tensor],
+    rows_apart: bool,
+    dtype: torch.dtype,
+    pool: Pool | None,
+    held: ExitStack,
+    factors: list[Tensor] | None = None,
 ) -> Tensor:
     """(b·segments, heads, rows, x): the one view itself where that is as good, else a gathered copy.
+
+    With `factors`, (b, segments, heads, rows, 1) for each view, always a copy: the products.
 
     The kernels run through the keys again and again; over rows that lie apart they take 15 % longer than
     over a copy.
     """
     first = views_BSHLX[0]
-    if len(views_BSHLX) == 1 and first.dtype == dtype and not rows_apart and _is_one_batch(first):
-        return first.flatten(0, 1)
+    as_good = len(views_BSHLX) == 1 and first.dtype == dtype and not rows_apart and _is_one_batch(first)
+    if as_good:
+        return first.flatten(0, 1) if factors is None else (first * factors[0]).flatten(0, 1)
     b, segments, _, rows, x = first.shape
     heads = sum(view.shape[2] for view in views_BSHLX)
     buffer = held.enter_context(temporary(pool, (b, segments, heads, rows, x), dtype, first.device))
     at = 0
-    for view in views_BSHLX:
-        buffer[:, :, at : at + view.shape[2]].copy_(view)
+    for index, view in enumerate(views_BSHLX):
+        target = buffer[:, :, at : at + view.shape[2]]
+        if factors is None:
+            target.copy_(view)
+        else:
+            torch.mul(view, factors[index], out=target)
         at += view.shape[2]
     return buffer.flatten(0, 1)
 

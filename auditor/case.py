@@ -1,0 +1,106 @@
+"""What a rule's `fix` is given: the finding, the facts it came from, and the sources as they were judged."""
+
+import ast
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from auditor.facts import Facts, Lease
+from auditor.model import Finding, Span
+from auditor.source.load import Unreadable, lines_of
+from auditor.source.newer_syntax import in_older_syntax
+from auditor.texts import Texts
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A file's text and its syntax tree.
+
+    `moved` are the lines that only a newer Python can parse: their columns in the tree are not the text's.
+    """
+
+    path: str
+    text: str
+    lines: Sequence[str]
+    tree: ast.Module
+    moved: frozenset[int]
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def span(self, node: ast.AST) -> Span:
+        """The node's place in characters, counted from 1 (ast counts the bytes of UTF-8)."""
+        line, end = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
+        column, end_column = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", 0)
+        return Span(
+            self.path, line, self._characters(line, column) + 1, end, self._characters(end, end_column) + 1
+        )
+
+    def _characters(self, line: int, column: int) -> int:
+        text = self.lines[line - 1]
+        return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
+
+    def source(self, node: ast.AST) -> str:
+        """The node as it is written, without comments around it."""
+        span = self.span(node)
+        lines = list(self.lines[span.line - 1 : span.end_line])
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
+        return "\n".join(lines)
+
+
+class Sources:
+    """The files of one audit, parsed when a fix asks for them; the same tree for all fixes of a file."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
+        self._parsed: dict[str, Parsed | None] = {}
+
+    def parsed(self, path: str) -> Parsed | None:
+        """The file and its tree; None if it cannot be read or parsed."""
+        if path not in self._parsed:
+            self._parsed[path] = self._parse(path)
+        return self._parsed[path]
+
+    def _parse(self, path: str) -> Parsed | None:
+        try:
+            text = self._texts.text(path)
+        except (Unreadable, KeyError):
+            return None
+        lines = self._texts.lines(path)
+        try:
+            return Parsed(path, text, lines, _tree(text), frozenset())
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            older = in_older_syntax(text)
+        if older is None:
+            return None
+        pairs = enumerate(zip(lines, lines_of(older), strict=False), start=1)
+        moved = frozenset(number for number, (new, old) in pairs if new != old)
+        return Parsed(path, text, lines, _tree(older), moved)
+
+
+def _tree(text: str) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # of odd escapes; the code is not ours
+        return ast.parse(text, type_comments=False)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One finding to be repaired."""
+
+    finding: Finding
+    facts: Facts
+    sources: Sources
+
+    @property
+    def file(self) -> Parsed | None:
+        """The file that the finding is in."""
+        return self.sources.parsed(self.finding.span.path)
+
+    @cached_property
+    def lease(self) -> Lease | None:
+        """The acquire that the finding is about, for rules about single leases."""
+        span, symbol = self.finding.span, self.finding.symbol
+        return next((each for each in self.facts.leases if each.span == span and each.symbol == symbol), None)

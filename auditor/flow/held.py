@@ -1,0 +1,57 @@
+"""One lease as a state of the analysis: the places that hold it, and what became of it over all paths."""
+
+from dataclasses import dataclass, field, replace
+
+from auditor.flow.lease import Loss
+from auditor.flow.limits import TooManyStates
+from auditor.ir.ops import Path
+
+Places = frozenset[Path]
+NOWHERE: Places = frozenset()
+PATH_LENGTH = 6
+PLACES_PER_STATE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One lease as it is held. `maybe` are places that may hold it too; `seen` are loops that looked at it.
+
+    `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an
+    intermediate value held it; `noted` are lists that are not empty then: the loop that it was
+    acquired in goes over them, or something was written down in them since. `counted` once somebody
+    has counted himself as a user too: the next to keep it or to count down does so for him."""
+
+    places: Places
+    maybe: Places = NOWHERE
+    seen: frozenset[int] = frozenset()
+    lent: bool = False
+    stale: bool = False
+    kept: bool = False
+    noted: frozenset[Path] = frozenset()
+    counted: bool = False
+
+
+@dataclass(slots=True)
+class Endings:
+    """What happened to the lease over all paths, with the states from which it did."""
+
+    lost: list[tuple[Loss, int, Held]] = field(default_factory=list)
+    released: dict[int, Held] = field(default_factory=dict)
+    returned: dict[int, Path] = field(default_factory=dict)
+    stored: dict[int, Path] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+
+    @property
+    def handed_over(self) -> bool:
+        return bool(self.returned or self.stored or self.taken)
+
+
+def limited(held: Held) -> Held:
+    """Keeps states finite where a container is put into itself again and again. Raises TooManyStates."""
+    if len(held.places) + len(held.maybe) > PLACES_PER_STATE:
+        raise TooManyStates
+    if all(len(place) <= PATH_LENGTH for place in held.places | held.maybe):
+        return held
+    shortened = [frozenset(place[:PATH_LENGTH] for place in places) for places in (held.places, held.maybe)]
+    return replace(held, places=shortened[0], maybe=shortened[1] - shortened[0])

@@ -1,0 +1,150 @@
+"""Where one lease is held, and what a new binding, a store or an escape changes about that."""
+
+from dataclasses import replace
+
+from auditor.flow.effects import Acquisition, Effects, Handle
+from auditor.flow.held import Endings, Held, Places
+from auditor.flow.lease import Loss
+from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
+from auditor.ir.graph import Graph
+from auditor.ir.ops import Move, Path
+
+
+class Holding:
+    """The places of one lease in one function, and how it stops having any."""
+
+    def __init__(
+        self, graph: Graph, effects: Effects, acquisition: Acquisition, site: int, lends: bool
+    ) -> None:
+        self.graph = graph
+        self.effects = effects
+        self.acquisition = acquisition
+        self.site = site
+        self.lends = lends  # a context manager's yield gives nothing away
+        self.parameters = frozenset(graph.parameters)
+        self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
+        self.endings = Endings()
+
+    def _inside(self, held: Held, operand: Path) -> Path | None:
+        """Where in the operand the lease is, over all its places."""
+        for place in sorted(held.places):
+            rest = below(place, operand)
+            if rest is not None:
+                return rest
+            if part(place, operand, self.acquisition.value) == "same":
+                return ()
+        return None
+
+    def _copied(self, held: Held, target: Path, source: Path) -> tuple[Places, Places]:
+        """Places, and maybe-places, that `target = source` adds."""
+        sure: set[Path] = set()
+        maybe: set[Path] = set()
+        for place in held.places:
+            rest = below(place, source)
+            if rest is not None:
+                sure.add(target + rest)
+                continue
+            piece = part(place, source, self.acquisition.value)
+            if piece is not None:
+                (sure if piece == "same" else maybe).add(target)
+        for place in held.maybe:
+            rest = below(place, source)
+            if rest is not None:
+                maybe.add(target + rest)
+        return frozenset(sure), frozenset(maybe)
+
+    def _rebind(
+        self,
+        node: int,
+        held: Held,
+        target: Path,
+        gained: list[tuple[Places, Places]],
+        loss: Loss = Loss.REBOUND,
+    ) -> Held | None:
+        """`target` now names something else, or what `gained` says."""
+        if self.acquisition.keyed and target == (self._key_root(),):
+            self.endings.unknown.add(node)
+            return None
+        if target in held.noted:
+            held = replace(held, noted=held.noted - {target})
+        kept = frozenset(place for place in held.places if not begins_exactly(target, place))
+        outside = [place for place in sorted(held.places - kept) if self._outlives(place)]
+        if outside and len(target) == 1:
+            self.endings.stored.setdefault(node, outside[0])  # the name moves on, the object keeps it
+            return None
+        maybe = frozenset(place for place in held.maybe if not begins_exactly(target, place))
+        for sure, perhaps in gained:
+            kept |= sure
+            maybe |= perhaps
+        if kept == held.places and maybe == held.maybe:
+            return held
+        return self._keep(node, held, replace(held, places=kept, maybe=maybe - kept), loss)
+
+    def _outlives(self, place: Path) -> bool:
+        return escaped(place, self.parameters, self.own_roots)
+
+    def _key_root(self) -> str:
+        return self.acquisition.places[0][0]
+
+    def _keep(self, node: int, before: Held, after: Held, loss: Loss) -> Held | None:
+        """Unless nothing holds the lease any more."""
+        if after.places:
+            return after if after.kept or not named(after.places) else replace(after, kept=True)
+        if before.lent:
+            self.endings.taken.add(node)
+        elif after.maybe:
+            self.endings.unknown.add(node)
+        else:
+            again = before.stale or self.acquisition.handle is not Handle.RESULT
+            self._lose(Loss.NEXT_TURN if again and loss is Loss.REBOUND else loss, node, before)
+        return None
+
+    def _lose(self, loss: Loss, node: int, held: Held) -> None:
+        entry = (loss, node, held)
+        if entry not in self.endings.lost:
+            self.endings.lost.append(entry)
+
+    def _put(self, node: int, held: Held, target: Path, sure: Places, maybe: Places) -> Held | None:
+        """The lease is (perhaps) stored at `target`."""
+        gone = frozenset(
+            place
+            for place in held.places
+            if len(target) > 1 and "[*]" not in target and begins_with(place, target) and place not in sure
+        )
+        if sure and self.acquisition.keyed:
+            self.endings.unknown.add(node)  # others can reach the object now
+            return None
+        if sure or maybe:
+            if self._outlives(target):
+                return self._escape(node, held, target, sure)
+            after = replace(held, places=held.places | sure, maybe=held.maybe | (maybe - sure))
+            return self._keep(node, held, after, Loss.OVERWRITTEN)
+        if gone:
+            return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
+        return held
+
+    def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
+        if sure and held.counted:
+            return replace(held, counted=False)
+        if not sure:
+            if any(self._outlives(place) for place in held.places):
+                return held  # something that may be the same is kept elsewhere; its owner is known
+            self.endings.unknown.add(node)
+            return None
+        if target[0] in self.parameters or target[0][0] == "@":
+            return replace(
+                held, places=held.places | sure, kept=True
+            )  # the same function may still give it back
+        self.endings.stored.setdefault(node, min(sure))
+        return None
+
+
+def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[str]:
+    """Names of a list or tuple that the acquire returned with the lease in it: nobody else has that list."""
+    if site < 0 or acquisition.handle is not Handle.RESULT:
+        return frozenset()
+    names = {acquisition.places[0][0]}
+    for op in graph.ops:
+        if isinstance(op, Move) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
+            names.add(op.target[0])
+    return frozenset(name for name in names if not name.startswith("@")) - frozenset(graph.parameters)

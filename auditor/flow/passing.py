@@ -1,0 +1,167 @@
+"""What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
+
+from dataclasses import replace
+
+from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment
+from auditor.flow.held import Held
+from auditor.flow.holding import Holding
+from auditor.flow.knowledge import FILLING
+from auditor.flow.lease import Loss
+from auditor.flow.places import below, part
+from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
+
+PROCESS_POSITION = "<process>"
+"""Stands for the operand of calls that end what the whole process holds."""
+
+
+class Passing(Holding):
+    """The lease as an operand of calls."""
+
+    def _call(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
+        if edge in RAISING and self.effects.only_releases(call):
+            self._pass(node, call, held, edge)
+            return ()
+        if node == self.site and not held.stale:
+            held = replace(held, stale=True)
+        if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
+            held = replace(held, noted=held.noted | {call.receiver})
+        elif edge not in RAISING:
+            held = self._counted(call, held)
+        fresh = self._rebind(
+            node, held, call.target, [], Loss.NEXT_TURN
+        )  # left from an earlier turn of a loop
+        return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _counted(self, call: Call, held: Held) -> Held:
+        """A further count on the same object: whoever keeps it then keeps his own, not this one."""
+        if self.acquisition.keyed:
+            return held
+        other = self.effects.acquisition(call)
+        if other is None or not other.counts or held.places.isdisjoint(other.places):
+            return held
+        kept = {
+            place for place in held.places if self._outlives(place) and place not in self.acquisition.places
+        }
+        if kept and kept != held.places:
+            return replace(held, places=held.places - kept)
+        return replace(held, counted=True)
+
+    def _one_of_many(self, held: Held) -> bool:
+        return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
+
+    def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
+        """The call is given the lease, or is not."""
+        after = held
+        split = False
+        for position, operand in self._operands(call):
+            if self._perhaps_ended(call, position, operand, held):
+                self.endings.unknown.add(node)
+                return ()
+            for place in sorted(held.places):
+                treatment = self._treatment(call, position, operand, place)
+                if treatment is None or treatment == BORROWED:
+                    continue
+                split = split or treatment.split
+                passed = self._treated(node, call, after, edge, place, treatment)
+                if passed is None:
+                    return (held,) if treatment.split else ()
+                after = passed
+        if after == held:
+            return (held,)
+        kept = self._keep(node, held, after, Loss.DROPPED)
+        if kept is None:
+            return ()
+        return (kept, held) if split else (kept,)
+
+    def _operands(self, call: Call) -> list[tuple[Position, Path]]:
+        given = operands(call)
+        if self.acquisition.handle is Handle.NONE:
+            given.append((PROCESS_POSITION, self.acquisition.places[0]))
+        return given
+
+    def _treated(
+        self, node: int, call: Call, held: Held, edge: Edge, place: Path, treatment: Treatment
+    ) -> Held | None:
+        if treatment.fate is not Fate.BORROW:
+            return self._ended(node, held, edge, treatment.fate)
+        if edge in RAISING:
+            return held
+        places, maybe = held.places, held.maybe
+        if treatment.result is not None:
+            result = call.target + treatment.result
+            if treatment.maybe and not treatment.split:
+                maybe |= {result}
+            else:
+                places |= {result}
+        if treatment.moved_to is not None and self.acquisition.keyed:
+            self.endings.unknown.add(node)
+            return None
+        if treatment.moved_to is not None:
+            if self._outlives(treatment.moved_to):
+                return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))
+            places |= {treatment.moved_to}
+        if treatment.leaves:
+            places -= {place}
+        return replace(held, places=places, maybe=maybe - places)
+
+    def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
+        acquisition = self.acquisition
+        rest = below(place, operand)
+        if rest is not None:
+            return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
+        piece = part(place, operand, acquisition.value)
+        if piece is None or (piece == "maybe" and acquisition.keyed):
+            return None  # a pin or a lock is not undone through what the object holds
+        treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
+        if piece == "same" or treatment.fate is Fate.RELEASE:
+            return treatment
+        if treatment.fate is Fate.BORROW and treatment.moved_to is None:
+            return Treatment(result=(), maybe=True) if treatment.result is not None else None
+        return Treatment(Fate.UNKNOWN)
+
+    def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
+        """Whether something that may be the lease, and that has no other owner, is released or given away
+        here."""
+        if any(self._outlives(place) for place in held.places):
+            return False
+        for place in held.maybe:
+            rest = below(place, operand)
+            if rest is None:
+                continue
+            value, protocol = self.acquisition.value, self.acquisition.protocol
+            treatment = self.effects.treatment(call, position, rest, value, protocol)
+            if (
+                treatment.fate is not Fate.BORROW
+                or treatment.moved_to is not None
+                or treatment.result is not None
+            ):
+                return True
+        return False
+
+    def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
+        """Released and taken count on the raising edge too: who was given it answers for it."""
+        if held.counted and fate in (Fate.RELEASE, Fate.TAKE):
+            return replace(held, counted=False)
+        if fate is Fate.RELEASE:
+            self.endings.released.setdefault(node, held)
+        elif fate is Fate.TAKE:
+            self.endings.taken.add(node)
+        elif edge in RAISING or any(self._outlives(place) for place in held.places):
+            return held  # whoever was lent it, the object that holds it still answers for it
+        else:
+            self.endings.unknown.add(node)
+        return None
+
+
+def operands(call: Call) -> list[tuple[Position, Path]]:
+    """Everything a call is given, with its position; starred operands stand for their elements."""
+    given: list[tuple[Position, Path]] = []
+    if call.receiver is not None:
+        given.append((-1, call.receiver))
+    elif call.callee is not None:
+        given.append((-1, call.callee))
+    for index, (path, starred) in enumerate(call.args):
+        given.append((index, (*path, "[*]") if starred else path))
+    for name, path in call.kwargs:
+        given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
+    return given
