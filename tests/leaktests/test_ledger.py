@@ -88,7 +88,9 @@ def test_what_the_collector_frees_is_another_verdict():
         record = {"scores": torch.zeros(3)}
         record["self"] = record
 
-    with pytest.raises(CycleGarbage, match="1 storage a step are freed by the cycle collector alone") as caught:
+    with pytest.raises(
+        CycleGarbage, match="1 storage a step are freed by the cycle collector alone"
+    ) as caught:
         assert_no_growth(step)
     assert "test_ledger.py" in caught.value.culprits[0].line
     assert assert_no_growth(step, cycles="allow").windows == 3
@@ -142,7 +144,7 @@ def test_a_buffer_that_is_emptied_now_and_then_is_no_leak():
 
 def test_nothing_stays_names_what_stayed():
     kept = []
-    with pytest.raises(Leak, match="test_ledger.py"), nothing_stays():
+    with pytest.raises(Leak, match=r"test_ledger\.py"), nothing_stays():
         kept.append(torch.zeros(1))
     with nothing_stays():
         torch.zeros(1)

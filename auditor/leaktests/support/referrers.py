@@ -23,7 +23,8 @@ MOST_NODES = 100_000
 
 def holders(storage: torch.UntypedStorage) -> tuple[str, ...]:
     """The shortest chain of holders found from the storage to something that lives by itself."""
-    tensors = [found for found in _living_tensors() if _shares(found, storage)]
+    tensors: list[Any] = [found for found in _living_tensors() if _shares(found, storage)]
+    tensors += [found for found in _bare_storages() if found._cdata == storage._cdata]
     chain: list[object] = _chain(tensors) if tensors else []
     if len(chain) > 1:
         return tuple(_words(chain))
@@ -63,6 +64,10 @@ def cycle_of(storage: torch.UntypedStorage, garbage: list[object]) -> tuple[str,
 
 def _living_tensors() -> Iterator[torch.Tensor]:
     return (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor))
+
+
+def _bare_storages() -> Iterator[Any]:
+    return (found for found in gc.get_objects() if issubclass(type(found), torch.UntypedStorage))
 
 
 def _shares(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
