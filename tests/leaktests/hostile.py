@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
-_MODULE = "import torch\nfrom torch import nn\n\n\nclass {name}(nn.Module):\n    def forward(self, x):\n        {body}\n"
+_HEAD = "import torch\nfrom torch import nn\n\n\n"
+_MODULE = _HEAD + "class {name}(nn.Module):\n    def forward(self, x):\n        {body}\n"
 
 FILES = {
     "honest.py": _MODULE.format(name="Honest", body="return x * 2"),
     "abstract.py": "from torch import nn\n\n\nclass Abstract(nn.Module):\n    pass\n",
-    "imports_what_is_not_there.py": "import no_such_module_anywhere\nfrom torch import nn\n\n\nclass A(nn.Module):\n    pass\n",
-    "exits_when_imported.py": "import sys\nfrom torch import nn\n\n\nclass B(nn.Module):\n    pass\n\n\nsys.exit(3)\n",
+    "imports_what_is_not_there.py": "import no_such_module_anywhere\n"
+    + _HEAD
+    + "class A(nn.Module):\n    pass\n",
+    "exits_when_imported.py": _HEAD + "class B(nn.Module):\n    pass\n\n\n__import__('sys').exit(3)\n",
     "exits_when_run.py": _MODULE.format(name="Exits", body="raise SystemExit(4)"),
     "ends_the_process.py": _MODULE.format(name="Ends", body="__import__('os')._exit(5)"),
     "crashes.py": _MODULE.format(name="Crashes", body="__import__('os').kill(__import__('os').getpid(), 11)"),
