@@ -1,4 +1,5 @@
-"""Every reference module survives a failure at every one of its operations and acquires, forward and backward.
+"""Every reference module survives a failure at every one of its operations and acquires, forward and
+backward.
 
 `pytest -s tests/leaktests/test_reference_faults.py` prints how many faults were injected.
 """
