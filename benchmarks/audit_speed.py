@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.machine import machine_facts
 from benchmarks.peers import peers
+from benchmarks.rule_shares import shares
 from benchmarks.timing import Timing, python_files, run
 
 RESULT = Path(__file__).parent / "results" / "audit-speed.json"
@@ -53,6 +54,7 @@ def main() -> int:
         results |= measure_tree(copy, Path(scratch), options.repeat)
         if options.pool_heavy:
             results |= measure_pool_heavy(options.pool_heavy, options.repeat)
+            results["rule_shares"] = shares(options.pool_heavy)
         if not options.no_scaling:
             results |= measure_scaling(copy, Path(scratch), options.scaling_files)
         if not options.no_peers:

@@ -30,7 +30,7 @@ def add_bias(pool, shape, bias):
 """
 GOOD = """\
 def add_bias(pool, shape, bias):
-    with pool.lease(shape) as buf:
+    with pool.lease(shape, zero=True) as buf:
         return buf + bias
 """
 

@@ -28,7 +28,7 @@ from auditor.rule import Meta
 META = Meta(code="PA105", name="lease-rebound", severity=Severity.ERROR)
 BAD = """\
 def mean(pool, xs):
-    out = pool.allocate(xs[0].shape)
+    out = pool.allocate(xs[0].shape, zero=True)
     for x in xs:
         out.add_(x)
     out = out / len(xs)
@@ -36,7 +36,7 @@ def mean(pool, xs):
 """
 GOOD = """\
 def mean(pool, xs):
-    out = pool.allocate(xs[0].shape)
+    out = pool.allocate(xs[0].shape, zero=True)
     for x in xs:
         out.add_(x)
     out.div_(len(xs))

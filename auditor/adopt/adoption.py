@@ -8,8 +8,9 @@ from enum import StrEnum
 from auditor.adopt import constructor, inheritance
 from auditor.adopt.documentation import documented
 from auditor.adopt.draft import Draft, Refused
+from auditor.adopt.obstacles import refuse_strange
 from auditor.adopt.pooling import pooled
-from auditor.adopt.project import Key, Project, has_mixin, key_of, refuse_strange
+from auditor.adopt.project import Key, Project, has_mixin, key_of
 from auditor.adopt.temporaries import Kept, Temporary, judged
 from auditor.source.entries import ClassIndex
 
@@ -112,7 +113,7 @@ class Adopter:
     def _rewrite(self, entry: ClassIndex, outcome: Outcome) -> None:
         """Every step, each on the draft that the one before left. What is there already is no step."""
         pooled_before = any(map(has_mixin, self.project.lineage(entry)))
-        if not pooled_before and not self._wants(entry):
+        if not (pooled_before or self._inherits(entry) or self._wants(entry)):
             raise Refused("nothing that it makes may be pooled")
         steps = _Steps(self.project, entry, outcome)
         self._lease(steps, entry)

@@ -63,7 +63,6 @@ def _numpy(draft: Draft, first: int, last: int) -> Draft | None:
         if header is None or set(draft.lines[row].strip()) != {"-"}:
             continue
         indent = header[1]
-        step = "    "
         end = row + 1
         for at in range(row + 2, last):
             text = draft.lines[at - 1]
@@ -72,9 +71,11 @@ def _numpy(draft: Draft, first: int, last: int) -> Draft | None:
                 break
             end = at if text.strip() else end
         new = [
-            f"{indent}{SWITCH} : bool", f"{indent}{step}Take large temporaries from a memory pool.",
-            f"{indent}{THRESHOLD} : float, optional", f"{indent}{step}Smaller ones stay plain memory; None leaves that to the pool.",
-        ]  # fmt: skip
+            f"{indent}{SWITCH} : bool",
+            f"{indent}    Take large temporaries from a memory pool.",
+            f"{indent}{THRESHOLD} : float, optional",
+            f"{indent}    Smaller ones stay plain memory; None leaves that to the pool.",
+        ]
         return draft.with_lines(end + 1, new)
     return None
 

@@ -28,7 +28,8 @@ class Listing:
             return self._own_lines(items, has_comma=rest.startswith(","))
         glue = "" if self.opened == self.after else ", "
         line = glue + ", ".join(items)
-        if len(text) + len(line) <= WIDEST:
+        alone = own_line and "," not in text[:column]
+        if len(text) + len(line) <= WIDEST and not alone:
             return draft.replaced((self.after, self.after, line))
         if own_line:
             indent = draft.indent(row)
@@ -59,8 +60,12 @@ class Listing:
             if behind.startswith("*"):
                 rows[-1] = rows[-1].removesuffix(",")
         if not behind.startswith(")"):  # `**kwargs` comes last
-            rows[-1] = f"{rows[-1]}, {behind}"
-            return self.draft.replaced((self.opened, (row, len(text)), "\n" + "\n".join(rows)))
+            last, _, behind = behind.partition(")")
+            if len(rows) == 1 and len(rows[0]) + len(last) + 2 <= WIDEST:
+                rows[-1] = f"{rows[-1]}, {last}"
+            else:
+                rows = [*(f"{each.removesuffix(',')}," for each in rows), f"{inner}{last}"]
+            behind = f"){behind}"
         return self.draft.replaced(
             (self.opened, (row, len(text)), "\n" + "\n".join([*rows, indent + behind]))
         )

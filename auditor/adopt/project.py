@@ -2,9 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from auditor.adopt.draft import Draft, Refused
+from auditor.adopt.draft import Draft
 from auditor.adopt.inheritance import MIXIN
 from auditor.fixes.document import Document
 from auditor.model import Failure
@@ -23,31 +24,10 @@ Key = tuple[str, str]
 class Project:
     """`drafts` holds the files that were rewritten; all others are what `documents` says."""
 
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        self.files = {file.path: file for file in files}
-        self.documents: dict[str, Document] = {}
-        self.failures: list[Failure] = []
+    def __init__(self, table: ClassTable, documents: Mapping[str, Document]) -> None:
+        self.table = table
+        self.documents = documents
         self.drafts: dict[str, Draft] = {}
-        indexes = [index for file in files if (index := self._read(file)) is not None]
-        self.table = ClassTable(indexes)
-
-    def _read(self, file: SourceFile) -> FileIndex | None:
-        try:
-            document = Document(file.path, read(file))
-            text = document.text
-        except Unreadable as error:
-            self.failures.append(Failure(file.path, error.line, str(error)))
-            return None
-        self.documents[file.path] = document
-        if not re.search(r"\bclass\b", text):
-            return None
-        try:
-            return _index(file.path, text)
-        except SyntaxError as error:
-            self.failures.append(Failure(file.path, error.lineno or 0, f"not valid Python: {error.msg}"))
-        except (ValueError, RecursionError, MemoryError) as error:
-            self.failures.append(Failure(file.path, 0, f"cannot be parsed: {error}"))
-        return None
 
     def draft(self, path: str) -> Draft:
         """The file as it is by now."""
@@ -98,6 +78,39 @@ def has_mixin(entry: ClassIndex) -> bool:
     return any(base.rpartition(".")[2] == MIXIN for base in entry.bases)
 
 
+@dataclass(frozen=True)
+class Found:
+    """The project of some files, and those that could not be read or parsed."""
+
+    project: Project
+    files: Mapping[str, SourceFile]
+    failures: tuple[Failure, ...]
+
+
+def read_project(files: Sequence[SourceFile]) -> Found:
+    """Every file read and indexed."""
+    documents: dict[str, Document] = {}
+    indexes: list[FileIndex] = []
+    failures: list[Failure] = []
+    for file in files:
+        try:
+            document = Document(file.path, read(file))
+            if _CLASS.search(document.text):
+                indexes.append(_index(file.path, document.text))
+            documents[file.path] = document
+        except Unreadable as error:
+            failures.append(Failure(file.path, error.line, str(error)))
+        except SyntaxError as error:
+            failures.append(Failure(file.path, error.lineno or 0, f"not valid Python: {error.msg}"))
+        except (ValueError, RecursionError, MemoryError) as error:
+            failures.append(Failure(file.path, 0, f"cannot be parsed: {error}"))
+    project = Project(ClassTable(indexes), documents)
+    return Found(project, {file.path: file for file in files}, tuple(failures))
+
+
+_CLASS = re.compile(r"\bclass\b")
+
+
 def _index(path: str, text: str) -> FileIndex:
     try:
         return index_file(path, text)
@@ -125,38 +138,3 @@ def _constructing(owner: ast.ClassDef) -> list[ast.FunctionDef]:
                 and node.func.value.id == "self"
             ]
     return list(reached.values())
-
-
-def refuse_strange(draft: Draft, entry: ClassIndex, project: "Project") -> None:
-    """Raises Refused for a class that cannot take a mixin, whatever it allocates."""
-    node = draft.class_named(entry.qualname)
-    for decorator in map(_decorator, node.decorator_list):
-        last = decorator.rpartition(".")[2]
-        if last == "dataclass" or decorator in ("attr.s", "attrs.define", "define"):
-            raise Refused("it is a dataclass: its `__init__` is generated from its fields")
-        if ".jit." in f".{decorator}":
-            raise Refused("it is compiled by torch.jit.script, which knows no pool")
-    if any("ScriptModule" in base for base in entry.bases):
-        raise Refused("it is a ScriptModule, and TorchScript knows no pool")
-    methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for method in methods:
-        if any(".jit." in f".{_decorator(each)}" for each in method.decorator_list):
-            raise Refused(f"its `{method.name}` is compiled by torch.jit.script, which knows no pool")
-    if where := project.scripted(entry.name):
-        raise Refused(f"{where} compiles it by torch.jit.script, which knows no pool")
-    if not any(map(has_mixin, project.lineage(entry))):
-        for method in methods:
-            if method.name in _OF_THE_MIXIN:
-                raise Refused(f"it has its own `{method.name}`, which the mixin would take over")
-
-
-_OF_THE_MIXIN = frozenset(
-    (
-        "_init_memory_pool", "_allocate_tensor", "_deallocate_tensor", "_lease_tensor", "cleanup_memory_pool",
-        "memory_pool_scope", "get_memory_info", "_pool_on", "_has_pool_state",
-    )
-)  # fmt: skip
-
-
-def _decorator(node: ast.expr) -> str:
-    return dotted_text(node.func if isinstance(node, ast.Call) else node) or ""

@@ -1,8 +1,7 @@
 """A whole run of `adopt`: classes chosen, rewritten in memory, checked, and written all together or not."""
 
-import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,13 +9,15 @@ from auditor.adopt.adoption import Adopter, Fate, Outcome
 from auditor.adopt.candidates import named, wanting
 from auditor.adopt.draft import Refused
 from auditor.adopt.edits import edits
-from auditor.adopt.project import Project
+from auditor.adopt.project import Found, read_project
 from auditor.adopt.vendor import Vendored, standard
 from auditor.atomic import write_atomically
 from auditor.fixes.apply import parses
-from auditor.fixes.write import Change, write_all
+from auditor.fixes.diff import unified
+from auditor.fixes.document import Document
+from auditor.fixes.write import Change, grouped, write_all
 from auditor.model import Failure
-from auditor.source.discover import discover, shown
+from auditor.source.discover import SourceFile, discover, shown
 
 
 @dataclass(frozen=True)
@@ -50,30 +51,31 @@ class Planned:
 
 def plan(order: Order) -> Planned:
     """Everything but writing. Raises NoSuchPath and UnknownClass."""
-    found = discover(order.paths, root=order.root, exclude=order.exclude)
-    project = Project(found.files)
+    discovered = discover(order.paths, root=order.root, exclude=order.exclude)
+    found = read_project(discovered.files)
+    project = found.project
     chosen = named(project, order.classes) if order.classes else wanting(project)
-    vendored = Vendored(project.files)
+    vendored = Vendored(found.files)
     adopter = Adopter(project, vendored if order.vendor else standard)
     asked = [adopter.adopt(each) for each in chosen]
     brought = [each for each in adopter.outcomes.values() if each.fate is Fate.ADOPTED]
     outcomes = list({id(each): each for each in [*asked, *brought]}.values())
     return Planned(
         outcomes=tuple(sorted(outcomes, key=lambda each: each.entry.span)),
-        changes=tuple(_changes(project)),
+        changes=tuple(_changes(found)),
         copies=vendored.copies if any(each.edits for each in outcomes) else {},
-        failures=(*found.failures, *project.failures),
+        failures=(*discovered.failures, *found.failures),
     )
 
 
-def _changes(project: Project) -> Iterator[Change]:
-    for path, draft in sorted(project.drafts.items()):
-        before = project.documents[path]
+def _changes(found: Found) -> Iterator[Change]:
+    for path, draft in sorted(found.project.drafts.items()):
+        before = found.project.documents[path]
         if changed := edits(before, draft):
             after = before.edited(changed)
             if not parses(after) or after.text.split() != "\n".join(draft.lines).split():
                 raise Refused(f"{path} would not be what was planned")
-            yield Change(project.files[path], before, after)
+            yield Change(found.files[path], before, after)
 
 
 @dataclass(frozen=True)
@@ -111,16 +113,25 @@ def left(planned: Planned, done: Done) -> Planned:
 
 
 def diff(planned: Planned) -> str:
-    """The changes as a unified diff, new files included."""
-    parts: list[str] = []
-    for change in planned.changes:
-        parts += _unified(change.file.path, change.before.text, change.after.text)
+    """The changes as `git apply` takes them, new files included."""
+    return "".join(unified(change.before, change.after) for change in with_copies(planned))
+
+
+def with_copies(planned: Planned) -> list[Change]:
+    """The changes, those that make a new file included: it was empty before."""
+    made = []
     for target, data in sorted(planned.copies.items()):
-        parts += _unified(shown(os.fspath(target)), "", data.decode())
-    return "".join(parts)
+        location = os.fspath(target)
+        path = shown(location)
+        made.append(Change(SourceFile(path, location), Document(path, b""), Document(path, data)))
+    return [*planned.changes, *made]
 
 
-def _unified(path: str, before: str, after: str) -> Sequence[str]:
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    made = difflib.unified_diff(old, new, path if before else "/dev/null", path)
-    return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in made]
+def without(planned: Planned, refused: Mapping[str, str]) -> Planned:
+    """What is left of a plan when some of its files must stay as they are, and all that hang on them."""
+    groups = grouped([change.file.path for change in planned.changes], planned.groups)
+    stay = {path for bad in refused for path in groups.get(bad, {bad})}
+    reasons = {path: refused.get(path, "hangs together with a file that must stay as it is") for path in stay}
+    changes = tuple(change for change in planned.changes if change.file.path not in stay)
+    copies = planned.copies if changes else {}
+    return left(replace(planned, changes=changes, copies=copies), Done((), reasons))

@@ -1,5 +1,6 @@
 """The mixin as a file of the project's own: one a package, imported relatively."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,7 @@ def standard_source() -> bytes:
 class Vendored:
     """Gives each file the module to import from, and remembers which copies must be written."""
 
-    files: dict[str, SourceFile]
+    files: Mapping[str, SourceFile]
     copies: dict[Path, bytes] = field(default_factory=dict)
 
     def __call__(self, path: str) -> str:

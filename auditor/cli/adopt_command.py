@@ -8,16 +8,28 @@ import click
 
 from auditor.adopt.adoption import Fate, Outcome
 from auditor.adopt.candidates import UnknownClass
-from auditor.adopt.run import Order, Planned, diff, left, plan, write
+from auditor.adopt.run import Order, Planned, diff, left, plan, with_copies, without, write
 from auditor.cli.auditing import CLEAN, FAILED, FOUND
+from auditor.cli.manual import SETTINGS, manual
 from auditor.cli.settings_options import settings_options
+from auditor.fixes.verify import Verifier, verifier
+from auditor.git_state import uncommitted
 from auditor.model import Failure
 from auditor.settings_file import SettingsError, effective
 from auditor.source.discover import NoSuchPath
 
+MANUAL = manual(
+    {
+        "poolaudit adopt --diff src": "What would change, as a patch.",
+        "poolaudit adopt --class RingAttention src": "One class, and what it needs.",
+        "poolaudit adopt --mixin vendor src": "Without a dependency on reference_modules.",
+    },
+    SETTINGS,
+)
 
-@click.command("adopt")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH ...")
+
+@click.command("adopt", epilog=MANUAL)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH ...")
 @click.option(
     "--class",
     "classes",
@@ -26,6 +38,7 @@ from auditor.source.discover import NoSuchPath
     help="The class to adopt (repeatable). Without it: every module that makes large temporaries.",
 )
 @click.option("--diff", "only_diff", is_flag=True, help="Print what would change; write nothing.")
+@click.option("--verify", is_flag=True, help="Run the generated leak tests before and after, in copies.")
 @click.option(
     "--mixin",
     type=click.Choice(["import", "vendor"]),
@@ -40,6 +53,7 @@ def command(
     paths: tuple[str, ...],
     classes: tuple[str, ...],
     only_diff: bool,
+    verify: bool,
     mixin: str,
     config: Path | None,
     isolated: bool,
@@ -50,7 +64,8 @@ def command(
 
     A temporary is a tensor that does not leave the module and that autograd does not keep; everything else
     stays as it is. Bases and children that make temporaries are adopted too, and the switch is handed to
-    them. It is off by default, so callers notice nothing. Nothing of the code is imported or run.
+    them. It is off by default, so callers notice nothing. Nothing of the code is imported or run, unless
+    --verify asks for tests; then nothing is written that did not pass them.
 
     \b
     Exit status:
@@ -58,19 +73,37 @@ def command(
       1  a class was refused (with --diff: or would change)
       2  wrong use, or a file that could not be read or parsed
     """
+    tests = _verifier() if verify else None
     try:
         settings = effective(Path(paths[0]), config=config, isolated=isolated)
         order = Order(paths, classes, mixin == "vendor", str(settings.root), settings.settings.exclude)
         planned = plan(order)
     except (SettingsError, NoSuchPath, UnknownClass) as error:
         raise click.UsageError(str(error)) from error
+    if tests is not None and planned.changes:
+        planned = without(planned, tests(with_copies(planned)))
     if only_diff:
         sys.stdout.write(diff(planned))
-    else:
+    elif planned.changes:
+        _warn_of_uncommitted(planned)
         planned = left(planned, write(planned))
     for line in _told(planned, verbose=verbose, quiet=quiet):
         click.echo(line, err=True)
     return _status(planned, pending=only_diff and bool(planned.changes))
+
+
+def _verifier() -> Verifier:
+    found = verifier()
+    if found is None:
+        raise click.UsageError("--verify needs the generator of leak tests, which is not installed")
+    return found
+
+
+def _warn_of_uncommitted(planned: Planned) -> None:
+    unsaved = uncommitted([change.file.location for change in planned.changes])
+    if unsaved:
+        shown = ", ".join(change.file.path for change in planned.changes if change.file.location in unsaved)
+        click.echo(f"poolaudit: warning: changes that git does not have yet are in {shown}", err=True)
 
 
 def _status(planned: Planned, *, pending: bool) -> int:

@@ -17,6 +17,7 @@ from auditor.cli.output import colored, targets, width, write
 from auditor.cli.progress import ProgressBar
 from auditor.cli.settings_options import codes
 from auditor.engine import Audited, Request, audit
+from auditor.leaktests.proofs import FILE as PROOFS
 from auditor.model import Finding, Run, Severity
 from auditor.settings_file import Effective, effective
 from auditor.source.discover import STDIN
@@ -70,7 +71,7 @@ def run_audit(options: AuditOptions) -> int:
 def settings_of(options: AuditOptions) -> Effective:
     """The settings in force: those of the files, and over them those of the command line."""
     return effective(
-        _start(options.paths),
+        start(options.paths),
         config=options.config,
         isolated=options.isolated,
         overrides=_overrides(options),
@@ -95,7 +96,7 @@ def status(run: Run, *, exit_zero: bool) -> int:
     return FOUND if counts and not exit_zero else CLEAN
 
 
-def _start(paths: Sequence[str]) -> Path:
+def start(paths: Sequence[str]) -> Path:
     """Where the search for settings begins: the folder that all paths have in common."""
     named = [os.path.abspath(path) for path in paths if path != STDIN]  # noqa: PTH100 - resolves `..`
     return Path(os.path.commonpath(named)) if named else Path.cwd()
@@ -123,6 +124,7 @@ def request_of(options: AuditOptions, settings: Effective, progress: ProgressBar
         cache_dir=None if options.no_cache else options.cache_dir or settings.root / DIRECTORY,
         progress=progress.advance,
         keep=_Filter.of(options, settings).kept,
+        proofs=None if options.isolated else settings.root / PROOFS,
     )
 
 
@@ -160,8 +162,8 @@ class _Filter:
 
 
 def _folder(paths: Sequence[str]) -> Path:
-    start = _start(paths)
-    return start if start.is_dir() else start.parent
+    folder = start(paths)
+    return folder if folder.is_dir() else folder.parent
 
 
 def _tell(audited: Audited, options: AuditOptions) -> None:

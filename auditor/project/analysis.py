@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
@@ -22,8 +23,9 @@ from auditor.project.fields import Fields
 from auditor.project.giving_back import customary, giving_back
 from auditor.project.leases import Follower, Outcome
 from auditor.project.misused import Misused
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.pool_call import PoolCall
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
@@ -79,6 +81,7 @@ class Analysis:
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[Function, list[Outcome]] = {}  # leases that callers got from each function
         self.unfollowed: list[Failure] = []
+        self._other_names: dict[str, set[str]] = {}
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
 
@@ -97,14 +100,17 @@ class Analysis:
         return pairs
 
     def run(self) -> FlowResult:
-        words = self.recogniser.words
-        words |= other_names(self.project.sources, self.relevant, words)
+        self._other_names = other_names(self.project.sources, self.relevant)
+        words = self._with_aliases(self.recogniser.words)
         paths = sorted(self.called.calling(self.relevant, words))
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
         return self._result()
+
+    def _with_aliases(self, words: set[str]) -> set[str]:
+        return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))
 
     def _wave(self, paths: list[str], words: set[str]) -> None:
         """Follow the acquires among calls of these names; callers of what turns out to return a lease come
@@ -115,7 +121,7 @@ class Analysis:
                 self._follow_in(path, words)
             fresh = set(self.recogniser.wrappers) - found_before
             words = set().union(*(called_as(function, self.project.sources) for function in fresh))
-            words |= other_names(self.project.sources, self.relevant, words)
+            words = self._with_aliases(words)
             paths = sorted(self.called.calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:
@@ -129,11 +135,7 @@ class Analysis:
 
     def _follow(self, function: Function, call: ast.Call, source: Source) -> None:
         try:
-            follower = self._followers.get(function)
-            if follower is None:
-                follower = Follower(function, self.effects(function), self.settings.exceptions)
-                self._followers[function] = follower
-            outcome = follower.outcome(call)
+            outcome = self._follower(function).outcome(call)
         except (TooLarge, TooManyStates, RecursionError) as error:
             why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
             reason = why.get(type(error), "nested too deeply")
@@ -146,6 +148,11 @@ class Analysis:
             self.received.setdefault(target, []).append(outcome)
         if outcome.returned is not None and not function.is_context_manager:
             self._note_wrapper(function, source, outcome)
+
+    def _follower(self, function: Function) -> Follower:
+        if function not in self._followers:
+            self._followers[function] = Follower(function, self.effects(function), self.settings.exceptions)
+        return self._followers[function]
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
         if source.handle is Handle.NONE or (
@@ -212,7 +219,11 @@ class Analysis:
     def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
-        return Misused(self.project, self.recogniser, endings, self.relevant).misuses(outcomes)
+        misused = Misused(self.project, self.recogniser, endings, self.relevant, self._known)
+        return misused.misuses(outcomes)
+
+    def _known(self, function: Function) -> dict[int, Knowledge]:
+        return self._follower(function).known
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""

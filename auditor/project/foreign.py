@@ -1,10 +1,11 @@
 """Tensors that a pool is given though no pool handed them out: made here, or passed by every caller."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from auditor.flow.effects import BORROWED, Value
-from auditor.flow.follow import EDGES, known_at_nodes
+from auditor.flow.follow import EDGES
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
@@ -15,12 +16,13 @@ from auditor.ir.ops import Call, Edge, Fresh, Move, Op
 from auditor.model import Step
 from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser
 from auditor.project.released import released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.uses import Endings
-from auditor.protocols.tensor_accesses import makes_leaf
+from auditor.protocols.tensor_accesses import makes_leaf, module_keeps_input
 from auditor.protocols.tensor_operations import treatment_of
 
 Releasing = Sequence[tuple[Function, list[int]]]
@@ -30,12 +32,18 @@ class Foreign:
     """Follows tensors that are surely no leases to the calls that give them to a pool."""
 
     def __init__(
-        self, project: Project, recogniser: Recogniser, endings: Endings, relevant: Sequence[str]
+        self,
+        project: Project,
+        recogniser: Recogniser,
+        endings: Endings,
+        relevant: Sequence[str],
+        known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
         self.endings = endings
         self.relevant = relevant
+        self.known = known
 
     def misuses(self, releasing: Releasing) -> Iterator[Misuse]:
         of_tensors = [(function, self._of_tensors(function, nodes)) for function, nodes in releasing]
@@ -62,7 +70,7 @@ class Foreign:
         graph, uses = function.graph, self.endings.uses(function)
         roots = _flowing_to(graph.ops, {path[0] for n in nodes for path in _given(graph.ops[n])})
         origins = [n for n, op in enumerate(graph.ops) if self._is_new(function, op, roots)]
-        known = known_at_nodes(graph) if origins else {}
+        known = self.known(function) if origins else {}
         for origin in origins:
             if origin not in known:
                 continue
@@ -82,9 +90,10 @@ class Foreign:
         if not isinstance(op, (Fresh, Call)) or op.target[0] not in roots:
             return False
         if isinstance(op, Fresh):
-            return (
-                isinstance(op.at, ast.BinOp) and isinstance(op.at.op, (ast.Div, ast.MatMult, ast.Pow))
-            ) or (isinstance(op.at, ast.BinOp) and self._is_arithmetic(function, op))
+            return isinstance(op.at, ast.BinOp)
+        module = self.endings.uses(function).module_class(op)
+        if module is not None:
+            return module_keeps_input(module)  # not Identity or Dropout, which may return what they are given
         targets, constructed, dotted = self.recogniser.calls.targets(function, op.at)
         if targets or constructed is not None or self.endings.uses(function).acquisition(op) is not None:
             return False
@@ -92,19 +101,7 @@ class Foreign:
             return dotted.startswith("torch.") and (
                 makes_leaf(op.method) or treatment_of(op.method) == BORROWED
             )
-        return op.receiver is not None and op.method in ("clone", "contiguous") and op.method == "clone"
-
-    def _is_arithmetic(self, function: Function, op: Fresh) -> bool:
-        """Addition and multiplication are also those of lists and numbers: one side is a tensor of a pool."""
-        leases = {
-            each.target[0]
-            for each in function.graph.ops
-            if isinstance(each, Call)
-            and (taken := self.endings.uses(function).acquisition(each)) is not None
-            and taken.value is Value.TENSOR
-        }
-        held = _flowing_from(function.graph.ops, leases)
-        return any(len(use) == 1 and use[0] in held for use in op.uses)
+        return op.receiver is not None and op.method == "clone"
 
     # Through functions that give back what they are given ---------------------------------------------------
 
@@ -179,11 +176,6 @@ def _flowing_to(ops: Sequence[Op], names: set[str]) -> set[str]:
     """Roots whose values may be moved into `names`."""
     moves = [(op.target[0], op.source[0]) for op in ops if isinstance(op, Move)]
     return _closed(names, [(target, source) for target, source in moves])
-
-
-def _flowing_from(ops: Sequence[Op], names: set[str]) -> set[str]:
-    moves = [(op.source[0], op.target[0]) for op in ops if isinstance(op, Move) and len(op.source) == 1]
-    return _closed(names, moves)
 
 
 def _closed(names: set[str], steps: list[tuple[str, str]]) -> set[str]:

@@ -2,11 +2,11 @@
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from auditor.ir.ops import Path
 from auditor.project.class_model import ClassModel
-from auditor.project.modules import Function
+from auditor.project.modules import Class, Function
 
 SWITCHED_OFF = frozenset(
     {"no_grad", "inference_mode", "custom_op", "impl", "register_fake", "triton_op", "setup_context"}
@@ -41,15 +41,36 @@ def _is_autograd_function(model: ClassModel, function: Function) -> bool:
     return any(base.rpartition(".")[2] == "Function" for base in bases)
 
 
-def wanted(model: ClassModel, function: Function) -> Callable[[Path], bool]:
-    """Whether a gradient may be wanted for a parameter of the function, or for an attribute of its object."""
+class Wanted:
+    """For which parameters and attributes a gradient may be wanted; each class is read once."""
+
+    def __init__(self, model: ClassModel) -> None:
+        self.model = model
+        self._trained: dict[Class, frozenset[str]] = {}
+
+    def trained(self, function: Function) -> frozenset[str]:
+        """Attributes of the function's object that are parameters of the module."""
+        scope = function
+        while scope.cls is None and scope.parent is not None:
+            scope = scope.parent
+        if scope.cls is None:
+            return frozenset()
+        if scope.cls not in self._trained:
+            self._trained[scope.cls] = frozenset(_trained(self.model, scope.cls))
+        return self._trained[scope.cls]
+
+    def of(self, function: Function) -> Callable[[Path], bool]:
+        """Whether a gradient may be wanted for a parameter of the function or an attribute of its object."""
+        return _wanted(function, self.trained(function))
+
+
+def _wanted(function: Function, trained: frozenset[str]) -> Callable[[Path], bool]:
     numbers = _plain_parameters(function)
     own = (
         function.parameters[0]
         if function.is_method and not function.is_static and function.parameters
         else None
     )
-    trained = _trained(model, function) if own is not None else frozenset()
     parameters = frozenset(function.graph.parameters)
 
     def needs(path: Path) -> bool:
@@ -82,24 +103,17 @@ def _plain_parameters(function: Function) -> frozenset[str]:
     return frozenset(found)
 
 
-def _trained(model: ClassModel, function: Function) -> frozenset[str]:
-    """Attributes that are parameters of the module."""
-    scope = function
-    while scope.cls is None and scope.parent is not None:
-        scope = scope.parent
-    if scope.cls is None:
-        return frozenset()
-    found = set()
-    for cls in model.lineage(scope.cls):
+def _trained(model: ClassModel, owner: Class) -> Iterator[str]:
+    for cls in model.lineage(owner):
         for node in ast.walk(cls.node):
             match node:
-                case (
-                    ast.Assign(targets=[ast.Attribute(attr=attr)], value=ast.Call() as call)
-                    | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.Call() as call)
-                ) if ast.unparse(call.func).endswith("Parameter"):
-                    found.add(attr)
+                case ast.Assign(targets=[ast.Attribute(attr=attr)], value=ast.Call() as call):
+                    if ast.unparse(call.func).endswith("Parameter"):
+                        yield attr
+                case ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.Call() as call):
+                    if ast.unparse(call.func).endswith("Parameter"):
+                        yield attr
                 case ast.Call(
                     func=ast.Attribute(attr="register_parameter"), args=[ast.Constant(value=str(name)), *_]
                 ):
-                    found.add(name)
-    return frozenset(found)
+                    yield name

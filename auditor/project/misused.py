@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
-from auditor.flow.follow import EDGES, known_at_nodes
+from auditor.flow.follow import EDGES
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
@@ -17,10 +17,11 @@ from auditor.model import Span, Step
 from auditor.project.foreign import Foreign
 from auditor.project.leases import TEST_FILE, Outcome
 from auditor.project.misuse_story import name_of, place_of, story
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.other_pool import differ
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser
-from auditor.project.released import numbered, release_words, released_value
+from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors
 from auditor.project.twice_by_methods import TwiceByMethods
@@ -40,7 +41,12 @@ class Misused:
     """Follows every lease of the project beyond its release."""
 
     def __init__(
-        self, project: Project, recogniser: Recogniser, endings: Endings, relevant: Sequence[str]
+        self,
+        project: Project,
+        recogniser: Recogniser,
+        endings: Endings,
+        relevant: Sequence[str],
+        known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
@@ -48,7 +54,7 @@ class Misused:
         self.relevant = relevant
         self.found: dict[tuple[Fault, Span], Misuse] = {}
         self.tensors = Tensors(endings)
-        self._known: dict[Function, dict[int, Knowledge]] = {}
+        self.known = known
 
     def misuses(self, outcomes: Iterable[Outcome]) -> tuple[Misuse, ...]:
         for outcome in outcomes:
@@ -57,16 +63,11 @@ class Misused:
         releasing = list(self._releasing())
         for function, calls in releasing:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
-        foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant)
+        foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
         for misuse in (*foreign.misuses(releasing), *by_methods.misuses(releasing)):
             self.found.setdefault((misuse.fault, misuse.span), misuse)
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
-
-    def known(self, function: Function) -> dict[int, Knowledge]:
-        if function not in self._known:
-            self._known[function] = known_at_nodes(function.graph)
-        return self._known[function]
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""
@@ -95,7 +96,7 @@ class Misused:
             acquisition = self.endings.uses(function).acquisition(op)
             if node not in known or acquisition is None:
                 continue
-            if acquisition.value is Value.TENSOR and numbered(outcome.lease.holder):
+            if acquisition.value is Value.TENSOR and self._numbers(outcome):
                 acquisition = replace(acquisition, value=Value.INDEX)
             began = _beginning(graph, node, op, acquisition)
             if began is None:
@@ -108,6 +109,15 @@ class Misused:
             if acquisition.value is Value.TENSOR:
                 for misuse in self.tensors.misuses(begin):
                     self.found.setdefault((misuse.fault, misuse.span), misuse)
+
+    def _numbers(self, outcome: Outcome) -> bool:
+        """Whether what looks like a tensor are numbers of blocks."""
+        made_by = (
+            function
+            for function, (pair, _) in self.recogniser.acquiring.items()
+            if pair.name == outcome.acquisition.protocol
+        )
+        return numbered(outcome.lease.holder) or any(of_numpy(function) for function in made_by)
 
     def _life(self, begin: Begin) -> None:
         function, acquisition = begin.function, begin.acquisition

@@ -18,7 +18,7 @@ from auditor.flow.unwritten import Unwritten, Waiting
 from auditor.ir.ops import Call, Edge, Enter, Path
 from auditor.model import Step
 from auditor.project.clearing import uncleared
-from auditor.project.gradients import records, wanted
+from auditor.project.gradients import Wanted, records
 from auditor.project.misuse_story import name_of, story
 from auditor.project.modules import Function
 from auditor.project.sites import last_name
@@ -68,6 +68,7 @@ class Tensors:
     def __init__(self, endings: Endings) -> None:
         self.endings = endings
         self.model = endings.recogniser.calls.model
+        self.wanted = Wanted(self.model)
         self._leaves: dict[Function, Leaves] = {}
 
     def misuses(self, begin: Begin) -> Iterator[Misuse]:
@@ -91,7 +92,7 @@ class Tensors:
         function = begin.function
         uses = self.endings.uses(function)
         if function not in self._leaves:
-            self._leaves[function] = Leaves(function.graph, uses, wanted(self.model, function))
+            self._leaves[function] = Leaves(function.graph, uses, self.wanted.of(function))
         domain = Recording(
             function.graph, uses, self._leaves[function], begin.acquisition.protocol, begin.began.exits
         )

@@ -1,4 +1,4 @@
-"""Adopted code computes what the code before computed: every bit of outputs and gradients, pool off and on."""
+"""Adopted code computes what the code before did: each bit of outputs and gradients, pool off and on."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -56,7 +56,9 @@ POOLED = {
     "new_zeros": "t = x.new_zeros(b, n, n)\nreturn t.sum()",
     "gathered": "t = torch.empty(b, n, n)\ndist.all_gather_into_tensor(t, x)\nreturn t.sum(0)",
     "copied elsewhere": "t = torch.zeros(b, n, n)\ncache[:, 0] = t[0]\nreturn x",
-    "asked": "t = torch.zeros(b, n, n)\nt += x\nif t.isnan().any():\n    raise ValueError(t.shape)\nreturn t.sum()",
+    "asked": (
+        "t = torch.zeros(b, n, n)\nt += x\nif t.isnan().any():\n    raise ValueError(t.shape)\nreturn t.sum()"
+    ),
     "constants enough": "t = torch.zeros(4096, 4096)\nreturn t.sum()",
     "a list of sizes": "s = [b, n, n]\nt = torch.zeros(s)\nreturn t.sum()",
     "a shape": "s = x.shape\nt = torch.zeros(s)\nreturn t.sum()",
@@ -111,7 +113,8 @@ KEPT = {
         "`t` is used outside of the block that makes it",
     ),
     "next turn": (
-        "y = 0\nfor i in range(n):\n    if i:\n        y = y + t.sum()\n    t = torch.zeros(b, n, n)\n    t += 1\nreturn y",
+        "y = 0\nfor i in range(n):\n    if i:\n        y = y + t.sum()\n"
+        "    t = torch.zeros(b, n, n)\n    t += 1\nreturn y",
         "`t` is read again in the next turn of a loop",
     ),
     "captured": (
@@ -138,7 +141,8 @@ KEPT = {
     ),
     "a generator": ("t = torch.zeros(b, n, n)\nyield t.sum()", "generator"),
     "grad again": (
-        "with torch.no_grad():\n    t = torch.ones(b, n, n)\n    with torch.enable_grad():\n        y = x * t\n    z = y\nreturn z",
+        "with torch.no_grad():\n    t = torch.ones(b, n, n)\n"
+        "    with torch.enable_grad():\n        y = x * t\n    z = y\nreturn z",
         "autograd may keep it",
     ),
     "computed sizes": ("t = torch.zeros(b, self.width(), n)\nreturn t.sum()", "its arguments are calls"),

@@ -44,7 +44,9 @@ def main() -> None:
             if done.returncode:
                 broken += 1
                 print(f"BROKEN {name}: {done.stderr[-800:]}", flush=True)
-            print(f"{runs:5} runs, {alarms} false alarms, {broken} broken, {seconds:.0f} s: {name}", flush=True)
+            print(
+                f"{runs:5} runs, {alarms} false alarms, {broken} broken, {seconds:.0f} s: {name}", flush=True
+            )
             if runs >= wanted:
                 break
     print(f"{runs} module-runs in {rounds} rounds, {alarms} false alarms, {seconds / runs:.2f} s a run")

@@ -41,7 +41,10 @@ MODULES = {
     "Conv2d": (lambda: nn.Conv2d(3, 4, 3), _floats(2, 3, 9, 9)),
     "ConvTranspose2d": (lambda: nn.ConvTranspose2d(3, 4, 3), _floats(2, 3, 5, 5)),
     "BatchNorm1d": (lambda: nn.BatchNorm1d(8), _floats(4, 8)),
-    "SyncBatchNorm_free": (lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True), _floats(2, 3, 5, 5)),
+    "SyncBatchNorm_free": (
+        lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        _floats(2, 3, 5, 5),
+    ),
     "LayerNorm": (lambda: nn.LayerNorm(8), _floats(4, 8)),
     "RMSNorm": (lambda: nn.RMSNorm(8), _floats(4, 8)),
     "GroupNorm": (lambda: nn.GroupNorm(2, 8), _floats(4, 8, 3)),
@@ -59,8 +62,14 @@ MODULES = {
     "GRU": (lambda: nn.GRU(8, 8, bidirectional=True), _floats(4, 2, 8)),
     "LSTMCell": (lambda: nn.LSTMCell(8, 8), _floats(4, 8)),
     "MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), _thrice(2, 5, 8)),
-    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), _floats(2, 5, 8)),
-    "TransformerDecoderLayer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), _twice(2, 5, 8)),
+    "TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        _floats(2, 5, 8),
+    ),
+    "TransformerDecoderLayer": (
+        lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True),
+        _twice(2, 5, 8),
+    ),
     "CosineSimilarity": (lambda: nn.CosineSimilarity(), _twice(4, 8)),
     "MSELoss": (lambda: nn.MSELoss(), _twice(4, 8)),
     "HuberLoss": (lambda: nn.HuberLoss(), _twice(4, 8)),
@@ -68,7 +77,10 @@ MODULES = {
     "weight_norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), _floats(4, 8)),
     "spectral_norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), _floats(4, 8)),
     "orthogonal": (lambda: nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)), _floats(4, 8)),
-    "complex": (lambda: nn.Linear(8, 8, dtype=torch.float64), lambda turn: ((torch.randn(4, 8).double(),), {})),
+    "complex": (
+        lambda: nn.Linear(8, 8, dtype=torch.float64),
+        lambda turn: ((torch.randn(4, 8).double(),), {}),
+    ),
 }
 NOT = {
     "LazyLinear": {"deepcopied", "pickled", "checkpointed"},  # must run once before it can be copied
@@ -87,5 +99,7 @@ def makers():
 def _steps(name):
     build, feed = MODULES[name]
     return {
-        scenario: make_step(build, feed, scenario) for scenario in SCENARIOS if scenario not in NOT.get(name, ())
+        scenario: make_step(build, feed, scenario)
+        for scenario in SCENARIOS
+        if scenario not in NOT.get(name, ())
     }
