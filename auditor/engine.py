@@ -30,6 +30,7 @@ class Request:
     cache_dir: Path | None = None
     progress: Progress = no_progress
     keep: Callable[[Sequence[Finding]], Sequence[Finding]] = list  # what a baseline or --diff-base lets pass
+    proofs: Path | None = None  # what leak tests said of earlier findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ def audit(request: Request) -> Audited:
     run, _ = remembered_or_new(request, found, Texts(found.files), cache)
     selected = tuple(finding for finding in run.findings if selection.keeps(finding))
     kept = tuple(request.keep(selected))
+    if request.proofs is not None and request.proofs.exists():
+        from auditor.leaktests.proofs import with_proofs  # most trees have none
+
+        kept = tuple(with_proofs(kept, request.proofs))
     counts = dict(sorted(Counter(finding.code for finding in kept).items()))
     summary = replace(run.summary, findings=counts, seconds=round(time.perf_counter() - started, 3))
     rules = tuple(_info(rule) for rule in all_rules())

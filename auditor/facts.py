@@ -61,7 +61,18 @@ class Facts:
 
     def sightings(self, kind: Kind) -> Iterator[Sighting]:
         """What may outlive its use in this way, in every file but tests."""
-        return (each for file in self.files for each in file.sightings if each.kind is kind)
+        wrappers = [
+            each.what for file in self.files for each in file.sightings if each.kind is Kind.CACHE_WRAPPED
+        ]
+        for file in self.files:
+            for each in file.sightings:
+                if each.kind is kind and (not each.needs or _is_any_of(each.needs, wrappers)):
+                    yield each
+
+
+def _is_any_of(name: str, known: list[str]) -> bool:
+    """Whether a dotted name is one of `known`, which may start further up: at the audited folder."""
+    return any(each == name or each.endswith(f".{name}") for each in known)
 
 
 LEAVING = frozenset({Loss.RETURN, Loss.FALL_THROUGH, Loss.NEXT_TURN})

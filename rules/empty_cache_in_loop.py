@@ -3,15 +3,15 @@
 What: `torch.cuda.empty_cache()` (or another device's) runs unconditionally on each turn of a training or
 prediction loop, or in a method that is one training step.
 
-Why: it frees nothing that the program uses. It gives the blocks that the next step is about to ask for back to the
-driver, waits for the device, and has them allocated again: `cudaMalloc` for each size, every step. Where memory
-seems to need it, something else is held too long; that is what to look for.
+Why: it frees nothing that the program uses. It gives the blocks that the next step is about to ask for
+back to the driver, waits for the device, and has them allocated again: `cudaMalloc` for each size, every
+step. Where memory seems to need it, something else is held too long; that is what to look for.
 
-In production: the GPU idles between steps; steps take up to several times as long; reserved memory zigzags
-while allocated memory is as before.
+In production: the GPU idles between steps; steps take up to several times as long; reserved memory
+zigzags while allocated memory is as before.
 
-Not reported: once an epoch, every so many steps or under another condition, in a handler of out of memory or a
-finally, between models or layers that come and go.
+Not reported: once an epoch, every so many steps or under another condition, in a handler of out of memory
+or a finally, between models or layers that come and go.
 
 Example:
     for batch in loader:

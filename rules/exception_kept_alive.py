@@ -1,18 +1,18 @@
 """PA505 exception-kept-alive: a caught exception holds the tensors of the step that failed.
 
 What: out of memory is caught and the same call is tried again inside the handler (or the function calls
-itself there); or the exception itself, not its text, is stored on self or in a container after a step that
-ran a network.
+itself there); or the exception itself, not its text, is stored on self or in a container after a step
+that ran a network.
 
-Why: an exception has a traceback, the traceback has the frames, and the frames have every local of the failed
-call: activations, inputs, half a graph. While a handler runs its exception lives, so the retry has to fit
-beside what just did not fit. `empty_cache()` does not help: none of it is free.
+Why: an exception has a traceback, the traceback has the frames, and the frames have every local of the
+failed call: activations, inputs, half a graph. While a handler runs its exception lives, so the retry has
+to fit beside what just did not fit. `empty_cache()` does not help: none of it is free.
 
-In production: halving the batch on out of memory fails again and again down to a batch of one, though a fresh
-process runs that batch; or memory is lost with each failed trial of a sweep.
+In production: halving the batch on out of memory fails again and again down to a batch of one, though a
+fresh process runs that batch; or memory is lost with each failed trial of a sweep.
 
-Not reported: retries after the handler (a flag, a loop), handlers that clear the traceback or go to the CPU,
-calls into torch itself (they have no frames), exceptions stored as text.
+Not reported: retries after the handler (a flag, a loop), handlers that clear the traceback or go to the
+CPU, calls into torch itself (they have no frames), exceptions stored as text.
 
 Example:
     try:
@@ -70,4 +70,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _message(each: Sighting) -> str:
     if each.how == "kept":
         return f"`{each.where}` keeps `{each.what}`, whose traceback holds the tensors of the failed step"
-    return f"`{each.what}` is tried again inside the handler, while the exception still holds the tensors of the failed call"
+    return (
+        f"`{each.what}` is tried again inside the handler, "
+        "while the exception still holds the tensors of the failed call"
+    )

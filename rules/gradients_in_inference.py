@@ -1,18 +1,19 @@
 """PA512 gradients-in-inference: a loop only reads what the network says, and gradients are on.
 
-What: a model is put into evaluation (`model.eval()`) and run in a loop whose code calls no backward, takes no
-optimizer step and asks nothing for its gradient, without `no_grad` or `inference_mode` around it, on the
-function, or around every call of the function in the file.
+What: a model is put into evaluation (`model.eval()`) and run in a loop whose code calls no backward,
+takes no optimizer step and asks nothing for its gradient, without `no_grad` or `inference_mode` around
+it, on the function, or around every call of the function in the file.
 
-Why: `eval()` changes dropout and normalisation, not autograd. Every forward pass saves its activations for a
-backward pass that never comes: a step needs two to four times the memory, and whatever is kept of its output
-keeps all of that too.
+Why: `eval()` changes dropout and normalisation, not autograd. Every forward pass saves its activations
+for a backward pass that never comes: a step needs two to four times the memory, and whatever is kept of
+its output keeps all of that too.
 
-In production: validation runs out of memory with a batch size that trains; outputs collected in a list fill
-the GPU after some hundred batches.
+In production: validation runs out of memory with a batch size that trains; outputs collected in a list
+fill the GPU after some hundred batches.
 
-Not reported: loops that go back or differentiate (saliency, adversarial examples), models whose parameters were told
-`requires_grad_(False)`, results that nobody reads (`_ = model(x)`), callers that switch gradients off, tests.
+Not reported: loops that go back or differentiate (saliency, adversarial examples), models whose
+parameters were told `requires_grad_(False)`, results that nobody reads (`_ = model(x)`), callers that
+switch gradients off, tests.
 
 Example:
     model.eval()
@@ -61,5 +62,8 @@ def accuracy(model, loader):
 
 def check(facts: Facts) -> Iterator[Finding]:
     for each in facts.sightings(Kind.GRADIENTS_ON):
-        message = f"`{each.what}` is in evaluation and run with gradients on: every pass saves activations that nobody goes back through"
+        message = (
+            f"`{each.what}` is in evaluation and run with gradients on: "
+            "every pass saves activations that nobody goes back through"
+        )
         yield META.finding(each.span, each.symbol, message)

@@ -2,8 +2,8 @@
 
 What: in a loop that calls `backward()`, the loss (or a part of it, or the network's output) is added to a
 sum or appended to a container that outlives the turn, without `.item()`, `float(...)` or `.detach()`. The
-same in a loop that evaluates (`model.eval()` or a function called evaluate, validate, test) with gradients
-on.
+same in a loop that evaluates (`model.eval()` or a function called evaluate, validate, test) with
+gradients on.
 
 Why: the sum is a tensor whose graph leads to every earlier loss. After `backward()` only the nodes of the
 graphs stay, some kilobytes a step and no activations: what is kept is small and grows until the epoch

@@ -1,19 +1,19 @@
 """PA503 hook-handle-dropped: a hook is registered again and again, and nobody can remove it.
 
 What: `register_forward_hook` and its siblings return a handle; without it the hook stays as long as the
-module. Reported where the handle is dropped and the registration is repeated: in `forward` or a step method
-on a field of self; in a function that hooks a module which it was given (or keeps on self) and then runs
-it; in a loop that hooks the same module every turn.
+module. Reported where the handle is dropped and the registration is repeated: in `forward` or a step
+method on a field of self; in a function that hooks a module which it was given (or keeps on self) and
+then runs it; in a loop that hooks the same module every turn.
 
-Why: each call adds one more hook. All of them run on every forward pass, and whatever they close over (lists
-of activations, a trainer) stays alive with the module.
+Why: each call adds one more hook. All of them run on every forward pass, and whatever they close over
+(lists of activations, a trainer) stays alive with the module.
 
 In production: calls become slower one by one, features arrive twice, three times, memory of captured
 activations never comes back, although each call looks complete.
 
-Not reported: constructors and functions that set a module up once, modules made in the same function, hooks on
-this step's tensors (they die with the graph), handles that are stored or returned, files that empty
-`_forward_hooks` themselves, tests.
+Not reported: constructors and functions that set a module up once, modules made in the same function,
+hooks on this step's tensors (they die with the graph), handles that are stored or returned, files that
+empty `_forward_hooks` themselves, tests.
 
 Example:
     def features(encoder, image):
@@ -24,8 +24,9 @@ Example:
 
 Fix: `handle = ...`, and `handle.remove()` in a finally; or `with module.register_forward_hook(...):`.
 
-Evidence: https://github.com/KamitaniLab/bdpy/pull/91, https://github.com/NeuroBench/neurobench/issues/184,
-https://github.com/fffasttime/MRFI/pull/5, https://github.com/pytorch/pytorch/issues/191191
+Evidence: https://github.com/KamitaniLab/bdpy/pull/91,
+https://github.com/NeuroBench/neurobench/issues/184, https://github.com/fffasttime/MRFI/pull/5,
+https://github.com/pytorch/pytorch/issues/191191
 """
 
 from collections.abc import Iterator
@@ -71,4 +72,5 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _message(each: Sighting) -> str:
-    return f"nobody can remove the hook on `{each.what}` (the handle of `{each.where}` is dropped): {_WHEN[each.how]}"
+    dropped = f"nobody can remove the hook on `{each.what}` (the handle of `{each.where}` is dropped)"
+    return f"{dropped}: {_WHEN[each.how]}"

@@ -1,17 +1,20 @@
 """PA504 module-kept-by-cache: `functools.cache` or `lru_cache` keeps a module or a tensor alive.
 
-What: the decorator is on a method of an `nn.Module`, so that self is part of every key; or on a function with
-a parameter that is annotated as a module or a tensor.
+What: the decorator is on a method of an `nn.Module`, so that self is part of every key; or on a function
+with a parameter that is annotated as a module or a tensor.
 
 Why: the cache belongs to the class or the file and lives as long as the process. It holds every module it
-was asked about (`maxsize` of them), with all parameters, and the tensors it answered with. A tensor as key is
-compared by identity: it is kept, and hit only by the very same object.
+was asked about (`maxsize` of them), with all parameters, and the tensors it answered with. A tensor as
+key is compared by identity: it is kept, and hit only by the very same object.
 
-In production: `del model`, garbage collection and `empty_cache()` do not give the memory back; a second model
-does not fit where it did in a fresh process; in tests the GPU fills up file by file.
+In production: `del model`, garbage collection and `empty_cache()` do not give the memory back; a second
+model does not fit where it did in a fresh process; in tests the GPU fills up file by file.
 
-Not reported: `cached_property` and caches on the instance, static methods, functions of plain values, classes
-that are no modules (a linter's rule for those is B019), `pydantic` models.
+Decorators of the project that hand the function on to `lru_cache` are known as what they are.
+
+Not reported: tensors that may be None, `cached_property` and caches on the instance, static methods,
+functions of plain values, classes that are no modules (a linter's rule for those is B019), `pydantic`
+models.
 
 Example:
     class Decoder(nn.Module):
@@ -74,5 +77,5 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _message(each: Sighting) -> str:
     if each.how == "on a method":
-        return f"the cache of `{each.where}` keeps every `{each.what}` that was asked, with its parameters, for as long as the process runs"
-    return f"the cache of `{each.where}` keeps every `{each.what}` that it was given for as long as the process runs"
+        return f"the cache of `{each.where}` keeps every `{each.what}` that was asked, parameters included"
+    return f"the cache of `{each.where}` keeps every `{each.what}` that it was given"

@@ -21,8 +21,9 @@ Example:
 
 Fix: `hidden = hidden.detach()` (each part of a tuple) before it is used again: truncated backpropagation.
 
-Evidence: https://github.com/pytorch/pytorch/issues/2198, https://github.com/mravanelli/pytorch-kaldi/pull/41,
-https://github.com/sgadgil6/cnslab_fmri/issues/4, https://github.com/MorvanZhou/PyTorch-Tutorial/issues/57
+Evidence: https://github.com/pytorch/pytorch/issues/2198,
+https://github.com/mravanelli/pytorch-kaldi/pull/41, https://github.com/sgadgil6/cnslab_fmri/issues/4,
+https://github.com/MorvanZhou/PyTorch-Tutorial/issues/57
 """
 
 from collections.abc import Iterator
@@ -65,5 +66,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _message(each: Sighting) -> str:
     if each.how == "on self":
-        return f"`{each.where}` keeps the state of `{each.what}` for the next call, graph included; nothing detaches or resets it"
+        kept = f"`{each.where}` keeps the state of `{each.what}` for the next call, graph included"
+        return f"{kept}; nothing detaches or resets it"
     return f"`{each.where}` goes into the next turn with the graph of all turns before"

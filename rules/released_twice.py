@@ -26,13 +26,16 @@ def scores(pool, q, k):
         pool.deallocate(work)   # after the handler the second time
 ```
 
-**Fix.** None yet. Leave one of the two, or set the name to None after the first and test it before the
-second."""
+**Fix.** Unsafe: one of two releases in the same words and function is deleted, the later one where it always
+comes after the earlier, else the earlier one where the later always follows. In other cases leave one of the
+two by hand, or set the name to None after the first and test it before the second."""
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Fault
-from auditor.model import Finding, Severity
+from auditor.fixes.second_release import without_second_release
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA201", name="released-twice", severity=Severity.ERROR)
@@ -57,3 +60,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if misuse.fault is Fault.TWICE:
             message = f"{misuse.lease} is released a second time"
             yield META.finding(misuse.span, misuse.symbol, message, misuse.trace)
+
+
+def fix(case: Case) -> FixOffer | None:
+    return without_second_release(case)

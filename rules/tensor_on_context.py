@@ -1,15 +1,15 @@
 """PA506 tensor-on-context: an autograd function sets a tensor on ctx instead of saving it.
 
-What: in `forward` of a `torch.autograd.Function`, an output, an intermediate result or an input that has a
-gradient is assigned to an attribute of ctx, and backward does not delete it.
+What: in `forward` of a `torch.autograd.Function`, an output, an intermediate result or an input that has
+a gradient is assigned to an attribute of ctx, and backward does not delete it.
 
 Why: `save_for_backward` is emptied when backward has run, knows outputs without holding them in a circle,
-notices in-place changes, and goes through saved-tensor hooks (offloading, checkpointing). An attribute does none
-of it: an output set on ctx is a reference cycle (output, its node, ctx, output) that waits for the garbage
-collector; anything else stays until the whole graph dies.
+notices in-place changes, and goes through saved-tensor hooks (offloading, checkpointing). An attribute
+does none of it: an output set on ctx is a reference cycle (output, its node, ctx, output) that waits for
+the garbage collector; anything else stays until the whole graph dies.
 
-In production: memory rises in steps and falls when the collector happens to run; with outputs that no loss
-uses it only rises. Offloading of activations saves less than it should.
+In production: memory rises in steps and falls when the collector happens to run; with outputs that no
+loss uses it only rises. Offloading of activations saves less than it should.
 
 Not reported: numbers, shapes, groups, callables; weights and biases, which live with their module anyway;
 attributes that backward deletes or sets to None; functions without a backward of their own.
@@ -19,7 +19,8 @@ Example:
         y = x.exp()
         ctx.y = y
 
-Fix: `ctx.save_for_backward(y)`, and `(y,) = ctx.saved_tensors` in backward. Intermediates may be saved too.
+Fix: `ctx.save_for_backward(y)`, and `(y,) = ctx.saved_tensors` in backward. Intermediates may be saved
+too.
 
 Evidence: https://github.com/pytorch/pytorch/issues/25340, https://github.com/pytorch/pytorch/issues/5569,
 https://github.com/asappresearch/sru/pull/171, https://github.com/pytorch/pytorch/pull/153005

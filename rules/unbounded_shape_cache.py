@@ -1,17 +1,18 @@
 """PA508 unbounded-shape-cache: tensors are cached for every shape that ever comes by.
 
-What: a dict on self or in the module, called a cache, gets a tensor under a key that is made of sizes of the
-data (`x.shape[1]`, `seq_len`, `(h, w)`), and nothing ever takes an entry out; or `@cache` or
+What: a dict on self or in the module, called a cache, gets a tensor under a key that is made of sizes of
+the data (`x.shape[1]`, `seq_len`, `(h, w)`), and nothing ever takes an entry out; or `@cache` or
 `@lru_cache(maxsize=None)` is on a function from such sizes to a tensor.
 
-Why: variable-length data has as many shapes as lengths. Masks and position tables are quadratic or wide, so the
-cache ends up larger than the model, and it is never garbage: all of it is reachable.
+Why: variable-length data has as many shapes as lengths. Masks and position tables are quadratic or wide,
+so the cache ends up larger than the model, and it is never garbage: all of it is reachable.
 
-In production: memory rises quickly at first, then ever more slowly as new lengths get rare; a long prompt or
-an odd image size costs memory for good.
+In production: memory rises quickly at first, then ever more slowly as new lengths get rare; a long prompt
+or an odd image size costs memory for good.
 
-Not reported: caches with a limit (`len(cache)`, `popitem`, a test against a bound before the store), keys of
-devices, dtypes, or the model's own widths, values of one row (`torch.arange(n)`), a cache of the longest only.
+Not reported: caches with a limit (`len(cache)`, `popitem`, a test against a bound before the store), keys
+of devices, dtypes, or the model's own widths, values of one row (`torch.arange(n)`), a cache of the
+longest only.
 
 Example:
     if n not in self.cache:
@@ -73,5 +74,5 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 def _message(each: Sighting) -> str:
     if each.how == "by decorator":
-        return f"the cache of `{each.where}` keeps a tensor for every `{each.what}` that ever comes by, without a limit"
+        return f"the cache of `{each.where}` has no limit: it keeps a tensor for every `{each.what}` it meets"
     return f"`{each.where}` keeps a tensor for every `{each.what}` that ever comes by; nothing takes one out"

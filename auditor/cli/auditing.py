@@ -17,6 +17,7 @@ from auditor.cli.output import colored, targets, width, write
 from auditor.cli.progress import ProgressBar
 from auditor.cli.settings_options import codes
 from auditor.engine import Audited, Request, audit
+from auditor.leaktests.proofs import FILE as PROOFS
 from auditor.model import Finding, Run, Severity
 from auditor.settings_file import Effective, effective
 from auditor.source.discover import STDIN
@@ -123,6 +124,7 @@ def request_of(options: AuditOptions, settings: Effective, progress: ProgressBar
         cache_dir=None if options.no_cache else options.cache_dir or settings.root / DIRECTORY,
         progress=progress.advance,
         keep=_Filter.of(options, settings).kept,
+        proofs=None if options.isolated else settings.root / PROOFS,
     )
 
 

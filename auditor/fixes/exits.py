@@ -99,7 +99,7 @@ def _always_holds(life: Life, statement: ast.stmt) -> bool:
     while node is not life.function:
         parent = life.file.parents[node]
         block = block_of(life.file, node) if isinstance(node, ast.stmt) else ()
-        for before in block[: list(block).index(node)] if isinstance(node, ast.stmt) and block else ():
+        for before in _before(node, block):
             if _may_end(life, before):
                 return False
             if before is life.statement:
@@ -110,6 +110,12 @@ def _always_holds(life: Life, statement: ast.stmt) -> bool:
                 return False
         node = parent
     return False
+
+
+def _before(node: ast.AST, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """What stands before `node` in its block, the nearest first."""
+    if isinstance(node, ast.stmt) and block:
+        yield from reversed(block[: list(block).index(node)])
 
 
 def _may_end(life: Life, statement: ast.stmt) -> bool:

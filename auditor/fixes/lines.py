@@ -4,8 +4,6 @@ import ast
 import re
 from collections.abc import Sequence
 
-import libcst
-
 from auditor.case import Parsed
 from auditor.model import Edit, Span
 from auditor.source.newer_syntax import DEEPEST, bracket_depth
@@ -47,6 +45,8 @@ def whole(file: Parsed, statement: ast.stmt, *, with_blank_lines: bool = False) 
     ends_gap = last >= len(file.lines) or not file.lines[last].strip()
     while with_blank_lines and ends_gap and first > 1 and not file.lines[first - 2].strip():
         first -= 1
+    while with_blank_lines and first == 1 and last < len(file.lines) and not file.lines[last].strip():
+        last += 1
     if last < len(file.lines):
         return Edit(Span(file.path, first, 1, last + 1, 1), "")
     return Edit(Span(file.path, first, 1, last, len(file.lines[last - 1]) + 1), "")
@@ -71,11 +71,14 @@ def indented(lines: Sequence[str], unit: str) -> list[str] | None:
     What stands within strings stays where it is: libcst knows which lines those are. Where libcst would
     change anything but white space at the beginning of lines, nothing is done.
     """
-    base = indentation(next((line for line in lines if _is_code(line)), ""))
+    bare = [line.rstrip("\r\n") for line in lines]  # each keeps its own end, whatever that is
+    base = indentation(next((line for line in bare if _is_code(line)), ""))
     if not base or bracket_depth("".join(lines)) > DEEPEST:
         return None
+    import libcst  # a warm audit does without it
+
     try:
-        parsed = libcst.parse_module("if 1:\n" + "".join(lines))
+        parsed = libcst.parse_module("if 1:\n" + "\n".join(bare) + "\n")
     except libcst.ParserSyntaxError:
         return None
     outer = parsed.body[0]
@@ -83,8 +86,11 @@ def indented(lines: Sequence[str], unit: str) -> list[str] | None:
         return None
     inner = outer.with_changes(body=outer.body.with_changes(indent=unit))
     block = libcst.IndentedBlock([inner], indent=base)
-    deeper = split(parsed.with_changes(body=[outer.with_changes(body=block)]).code)[2:]
-    return deeper if _are_only_indented(lines, deeper, base, unit) else None
+    code = parsed.with_changes(body=[outer.with_changes(body=block)]).code
+    deeper = [line.removesuffix("\n") for line in split(code)[2:]]
+    if not _are_only_indented(bare, deeper, base, unit):
+        return None
+    return [new + old[len(old.rstrip("\r\n")) :] for old, new in zip(lines, deeper, strict=True)]
 
 
 def _is_code(line: str) -> bool:

@@ -8,10 +8,10 @@ from auditor.case import Case
 from auditor.facts import Leak, Loss
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import LOOPS, Life, called_by, life_of, mentions, names_in, statements_in
-from auditor.fixes.lines import indentation, newline_of, whole
+from auditor.fixes.lines import above, below, indentation, whole
 from auditor.fixes.region import Region
-from auditor.fixes.try_finally import lent, stands_alone
-from auditor.model import Edit, FixOffer, Safety, Span
+from auditor.fixes.try_finally import guarded, lent, stands_alone
+from auditor.model import FixOffer, Safety
 
 
 def kept_by_name(case: Case) -> FixOffer | None:
@@ -25,7 +25,7 @@ def kept_by_name(case: Case) -> FixOffer | None:
         return None
     if isinstance(statement, ast.Delete):
         return _before(life, statement)
-    return _lent(life, statement) or _renamed(life, statement)
+    return _bounded(life, statement) or _renamed(life, statement)
 
 
 def _statement(life: Life, leak: Leak) -> ast.stmt | None:
@@ -42,21 +42,22 @@ def _before(life: Life, statement: ast.stmt) -> FixOffer:
     """The release in front of the `del`."""
     assert life.lease.giving_back is not None
     margin = indentation(life.file.lines[statement.lineno - 1])
-    text = margin + life.lease.giving_back.call.format(life.holder) + newline_of(life.file)
-    edit = Edit(Span(life.file.path, statement.lineno, 1, statement.lineno, 1), text)
+    edit = above(life.file, statement, [margin + life.lease.giving_back.call.format(life.holder)])
     description = f"release of `{life.holder}` before its name is deleted"
     return FixOffer(_safety(life, statement), description, (edit,))
 
 
-def _lent(life: Life, statement: ast.stmt) -> FixOffer | None:
-    """`with pool.lease(...) as out:` around everything up to the new meaning; it remembers the lease."""
+def _bounded(life: Life, statement: ast.stmt) -> FixOffer | None:
+    """The pool's `with`, which remembers the lease, or try/finally with a second name for it."""
     if statement not in life.block:
         return None
     end = list(life.block).index(statement) + 1
-    region = Region(life, life.block, life.block[life.index + 1 : end], None)
-    found = lent(region)
+    second = new_name(f"{life.holder}_lease", life.function)
+    region = Region(life, life.block, life.block[life.index + 1 : end], None, alias=second)
+    found = lent(region) or guarded(region)
     wrong = _wrong_releases(life, life.block[end:])
-    if found is None or any(not stands_alone(life, each) for each in wrong):
+    moved = (*wrong, life.statement, *region.body)
+    if found is None or any(not stands_alone(life, each) for each in moved):
         return None
     edit, how = found
     edits = (edit, *(whole(life.file, each) for each in wrong))
@@ -70,19 +71,14 @@ def _renamed(life: Life, statement: ast.stmt) -> FixOffer | None:
     if way is None or any(not stands_alone(life, each) for each in wrong):
         return None
     second = new_name(f"{life.holder}_lease", life.function)
-    file, newline = life.file, newline_of(life.file)
-    margin = indentation(file.lines[statement.lineno - 1])
-    last = statement.end_lineno or statement.lineno
-    above = Edit(
-        Span(file.path, statement.lineno, 1, statement.lineno, 1),
-        f"{margin}{second} = {life.holder}{newline}",
+    margin = indentation(life.file.lines[statement.lineno - 1])
+    edits = (
+        above(life.file, statement, [f"{margin}{second} = {life.holder}"]),
+        below(life.file, statement, [margin + way.call.format(second)]),
+        *(whole(life.file, each) for each in wrong),
     )
-    end = len(file.lines[last - 1]) + 1
-    below = Edit(Span(file.path, last, end, last, end), f"{newline}{margin}{way.call.format(second)}")
-    edits = (above, below, *(whole(file, each) for each in wrong))
-    return FixOffer(
-        _safety(life, statement), f"a second name for the lease in `{life.holder}`, and its release", edits
-    )
+    description = f"a second name for the lease in `{life.holder}`, and its release"
+    return FixOffer(_safety(life, statement), description, edits)
 
 
 def _wrong_releases(life: Life, later: Sequence[ast.stmt]) -> list[ast.stmt]:

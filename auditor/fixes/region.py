@@ -37,6 +37,7 @@ class Region:
     dropped: tuple[ast.stmt, ...] = ()
     after: tuple[ast.stmt, ...] = ()
     around: bool = False
+    alias: str = ""  # a second name for the lease, where the body gives the first another meaning
 
     @property
     def is_sure(self) -> bool:
@@ -59,12 +60,12 @@ class Region:
 
 def region_of(life: Life) -> Region | None:
     """None where the life does not keep to one block, or ends in a way that is not told by blocks."""
-    if life.releases is None or not all(_is_pure(each, life.holder) for each in life.releases):
+    if life.releases is None or not all(is_pure(each, life.holder) for each in life.releases):
         return None
     return _from_acquire(life, life.releases) or _around_acquire(life, life.releases)
 
 
-def _is_pure(release: ast.stmt, holder: str) -> bool:
+def is_pure(release: ast.stmt, holder: str) -> bool:
     """Whether the statement does nothing but give the lease back: it is named so, and given nothing else."""
     call = called_by(release)
     if call is None:

@@ -70,6 +70,11 @@ class Identity:
     text: str
 
     @property
+    def kind(self) -> tuple[str, str, str]:
+        """What is counted before and after: a fix may reword the code that a finding is about."""
+        return self.path, self.symbol, self.code
+
+    @property
     def acquire(self) -> tuple[str, str, str]:
         return self.path, self.symbol, self.text
 
@@ -89,6 +94,7 @@ class _Work:
         """Apply what can go in together and is good; False if there was nothing to do."""
         here = self._current()
         wanted = [finding for finding in self.verdict.findings if self._is_wanted(finding, here)]
+        wanted.sort(key=_innermost_first)
         if self.one_by_one:
             wanted = wanted[:1]
         if not wanted:
@@ -132,21 +138,20 @@ class _Work:
     ) -> dict[Finding, str]:
         """The accepted fixes that did not help or did harm, and what is wrong with each."""
         here, there = self._current(), _over(self.files, self.changed | documents)
-        before = Counter(self._identity(finding, here) for finding in self.verdict.findings)
         mine = {finding: self._identity(finding, here) for finding in accepted}
-        expected = before - Counter(mine.values())
-        now = Counter(self._identity(finding, there) for finding in after.findings)
+        before = Counter(self._identity(finding, here).kind for finding in self.verdict.findings)
+        expected = before - Counter(identity.kind for identity in mine.values())
+        now = [self._identity(finding, there) for finding in after.findings]
         suspects: dict[Finding, str] = {}
-        for extra in now - expected:
-            for finding, identity in mine.items():
-                if identity == extra:
-                    suspects[finding] = "the finding would still be there"
-            if any(identity == extra for identity in mine.values()):
-                continue
-            if any(_was_beneath(extra, identity) for identity in mine.values()):
-                continue
-            why = f"it would bring {extra.code} in {extra.symbol or extra.path}"
-            suspects |= dict.fromkeys(_closest(extra, mine), why)
+        for kind in Counter(identity.kind for identity in now) - expected:
+            still = [identity for identity in now if identity.kind == kind]
+            alike = [finding for finding, identity in mine.items() if identity.kind == kind]
+            if alike:
+                same = [finding for finding in alike if mine[finding] in still]
+                suspects |= dict.fromkeys(same or alike, "the finding would still be there")
+            elif not all(any(_was_beneath(each, identity) for identity in mine.values()) for each in still):
+                why = f"it would bring {still[0].code} in {still[0].symbol or still[0].path}"
+                suspects |= dict.fromkeys(_closest(still[0], mine), why)
         for path, count in after.given_up.items():
             if count > self.verdict.given_up.get(path, 0):
                 close = [finding for finding in accepted if path in _paths(finding)]
@@ -204,6 +209,11 @@ def _closest(extra: Identity, accepted: Mapping[Finding, Identity]) -> list[Find
     same_file = [finding for finding in accepted if extra.path in _paths(finding)]
     same_symbol = [finding for finding in same_file if accepted[finding].symbol == extra.symbol]
     return same_symbol or same_file or list(accepted)
+
+
+def _innermost_first(finding: Finding) -> tuple[str, str, int]:
+    """Within a function the later acquire first: its life lies within that of the earlier."""
+    return finding.span.path, finding.symbol, -finding.span.line
 
 
 def _paths(finding: Finding) -> tuple[str, ...]:

@@ -53,4 +53,5 @@ def _around(life: Life, body: list[ast.stmt]) -> FixOffer | None:
     )
     assert life.lease.giving_back is not None
     safety = Safety.SAFE if life.lease.giving_back.certain else Safety.UNSAFE
-    return FixOffer(safety, f"release of `{life.holder}` if lines {first} to {last} raise", (edit,))
+    where = f"line {first} raises" if first == last else f"lines {first} to {last} raise"
+    return FixOffer(safety, f"release of `{life.holder}` if {where}", (edit,))

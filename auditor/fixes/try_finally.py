@@ -7,7 +7,7 @@ from auditor.case import Case, Parsed
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import Life, life_of
 from auditor.fixes.lines import indentation, indented, newline_of, taken, unit_around
-from auditor.fixes.region import Region, conditions_hold, region_of
+from auditor.fixes.region import Region, conditions_hold, is_pure, region_of
 from auditor.flow.effects import Value
 from auditor.model import Edit, FixOffer, Safety, Span
 
@@ -19,7 +19,7 @@ def bounded(case: Case) -> FixOffer | None:
     if region is None or not conditions_hold(region) or not _is_on_own_lines(region):
         return None
     safety = _safety(region)
-    edit = (lent(region) or _guarded(region)) if safety is not None else None
+    edit = (lent(region) or guarded(region)) if safety is not None else None
     if safety is None or edit is None:
         return None
     replacement, how = edit
@@ -69,7 +69,8 @@ def lent(region: Region) -> tuple[Edit, str] | None:
     return _edit(region, life.statement.lineno, text), f"`with {way.lending}(...)`"
 
 
-def _guarded(region: Region) -> tuple[Edit, str] | None:
+def guarded(region: Region) -> tuple[Edit, str] | None:
+    """try/finally around the region, and the release in the finally."""
     body = _body(region)
     if body is None:
         return None
@@ -94,6 +95,8 @@ def _guarded(region: Region) -> tuple[Edit, str] | None:
 def _release(region: Region, margin: str, newline: str) -> list[str] | None:
     """What gives the lease back, as it is written there, or in the words of the pool."""
     life = region.life
+    if region.alias and life.lease.giving_back is not None:
+        return [margin + life.lease.giving_back.call.format(region.alias) + newline]
     if region.release is None or region.around:
         lines = giving_back(life, margin, unit_of(life), asked=region.is_sure, may_lack=region.around)
         return [*_comments(region), *(line + newline for line in lines)]
@@ -112,10 +115,12 @@ def _comments(region: Region) -> list[str]:
 
 
 def _initialised(region: Region, margin: str, newline: str) -> list[str]:
-    """`x = None` where the acquire is conditional and no such statement is there yet."""
+    """`x = None` where the acquire is conditional and no such statement is there yet; or a second name."""
+    life = region.life
+    if region.alias:
+        return [f"{margin}{region.alias} = {life.holder}{newline}"]
     if not region.around:
         return []
-    life = region.life
     before = region.block[: list(region.block).index(region.body[0])]
     known = any(life.binds(each) and isinstance(each, (ast.Assign, ast.AnnAssign)) for each in before)
     return [] if known else [f"{margin}{life.holder} = None{newline}"]
@@ -134,6 +139,8 @@ def giving_back(
 def written_release(life: Life) -> str:
     """As the function itself writes it elsewhere, else as the project says."""
     for release in life.releases or ():
+        if not is_pure(release, life.holder):
+            continue
         text = life.file.source(release)
         if "\n" not in text:
             return text

@@ -7,7 +7,7 @@ from auditor.flow.held import Endings, Held, Places
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Path
+from auditor.ir.ops import Move, Path
 
 
 class Holding:
@@ -22,6 +22,7 @@ class Holding:
         self.site = site
         self.lends = lends  # a context manager's yield gives nothing away
         self.parameters = frozenset(graph.parameters)
+        self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
         self.endings = Endings()
 
     def _inside(self, held: Held, operand: Path) -> Path | None:
@@ -80,7 +81,7 @@ class Holding:
         return self._keep(node, held, replace(held, places=kept, maybe=maybe - kept), loss)
 
     def _outlives(self, place: Path) -> bool:
-        return escaped(place, self.parameters, self.graph.fresh_roots)
+        return escaped(place, self.parameters, self.own_roots)
 
     def _key_root(self) -> str:
         return self.acquisition.places[0][0]
@@ -136,3 +137,14 @@ class Holding:
             )  # the same function may still give it back
         self.endings.stored.setdefault(node, min(sure))
         return None
+
+
+def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[str]:
+    """Names of a list or tuple that the acquire returned with the lease in it: nobody else has that list."""
+    if site < 0 or acquisition.handle is not Handle.RESULT:
+        return frozenset()
+    names = {acquisition.places[0][0]}
+    for op in graph.ops:
+        if isinstance(op, Move) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
+            names.add(op.target[0])
+    return frozenset(name for name in names if not name.startswith("@")) - frozenset(graph.parameters)

@@ -94,7 +94,9 @@ def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:
         written = target[-1]
     else:
         return known
-    return frozenset(fact for fact in known if written not in _reads(graph, fact[0]))
+    return frozenset(
+        fact for fact in known if written not in fact[0] or written not in _reads(graph, fact[0])
+    )
 
 
 def _reads(graph: Graph, key: str) -> frozenset[str]:

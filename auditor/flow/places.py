@@ -47,7 +47,7 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
     if len(operand) <= len(place) or not begins_with(operand, place):
         return None
     rest = operand[len(place) :]
-    if rest[0] in METADATA:
+    if not METADATA.isdisjoint(rest):
         return None
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None

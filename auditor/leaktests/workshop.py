@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from auditor.leaktests.jobs import Job
+
 TORCH_MISSING = "torch is not installed: pip install 'poolaudit[torch]' (or torch for your CUDA version)"
 
 
@@ -22,8 +24,8 @@ class Workshop:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
-    def run(self, job: object) -> int:
-        """Run one job (`probe.jobs.Job`) to its end: its exit status, negative where a signal ended it."""
+    def run(self, job: Job) -> int:
+        """Run one job to its end: its exit status, negative where a signal ended it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(msgspec.json.encode(job) + b"\n")
@@ -34,6 +36,15 @@ class Workshop:
         if not line:
             raise WorkshopError(f"the process that runs targets ended with status {self._process.wait()}")
         return int(line)
+
+    def device(self, wanted: str) -> str:
+        """`auto` is cuda where there is one. Raises WorkshopError for a cuda that is not there."""
+        if wanted == "cpu":
+            return wanted
+        there = self.run(Job(os.devnull, 120.0, asks_for_cuda=True)) == 0
+        if wanted == "cuda" and not there:
+            raise WorkshopError("--device cuda: torch sees no CUDA device here; use --device cpu or auto")
+        return "cuda" if there else "cpu"
 
 
 @contextmanager

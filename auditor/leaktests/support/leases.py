@@ -9,10 +9,11 @@ from typing import Any
 from .births import Frames, readable, stack_here
 from .culprits import source_of
 from .errors import Culprit, Leak
-from .pools import counter_watched
+from .pools import PAIRS, counter_watched
 
 Step = Callable[[], object]
 MOST_NAMED = 5
+WAYS_TO_LEND = (*(lend for lend, _ in PAIRS), "lease")
 
 
 @dataclass
@@ -77,9 +78,17 @@ def lease_report(counter: Counter, leases: int, steps: int, why: str = "") -> Le
 
 
 def _culprit(frames: Frames, a_step: float) -> Culprit:
-    stack = readable(frames)
+    stack = readable(_beyond_wrappers(frames))
     line = stack[0] if stack else "an unknown line"
     return Culprit("a pool's lease", a_step, 0.0, line, tuple(stack), ())
+
+
+def _beyond_wrappers(frames: Frames) -> Frames:
+    """The stack from the first function on that is not itself a way to lend: that one owes the release."""
+    for number, (code, _) in enumerate(frames):
+        if not code.co_name.strip("_").startswith(WAYS_TO_LEND):
+            return frames[number:]
+    return frames
 
 
 def _counted(pools: tuple[Any, ...]) -> list[int]:

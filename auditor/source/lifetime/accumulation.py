@@ -86,7 +86,7 @@ def _after_backward(
 
 
 def _turn(code: Code, function: Function, site: _Site, call: ast.Call) -> Loop | Function | None:
-    """The innermost loop that both happen in; a method that adds to a field is a turn of its caller's loop."""
+    """The innermost loop around both; a method that adds to a field is a turn of its caller's loop."""
     around = code.loops_around(call)
     for loop in code.loops_around(site.node):
         if loop in around:
@@ -166,13 +166,11 @@ def _reset_elsewhere(code: Code, function: Function, text: str) -> bool:
             continue
         same = code.class_of(other) is owner
         for node in within(other):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr == field
-                and (same or text_of(node.value) != "self")
-            ):
-                if isinstance(node.ctx, ast.Store | ast.Del) or _is_drain(code, node):
-                    return True
+            if not isinstance(node, ast.Attribute) or node.attr != field:
+                continue
+            is_emptied = isinstance(node.ctx, ast.Store | ast.Del) or _is_drain(code, node)
+            if is_emptied and (same or text_of(node.value) != "self"):
+                return True
     return False
 
 
@@ -187,7 +185,7 @@ def _is_drain(code: Code, node: ast.Attribute) -> bool:
 
 
 def _parts(turn: Loop | Function, call: ast.Call) -> set[str]:
-    """What a backward call goes back from, and the losses and outputs that were computed into it in the turn."""
+    """What a backward call goes back from, and what was computed into it in the turn."""
     loss = loss_of(call)
     known = {text_of(each) for each in carriers(loss)} if loss is not None else set()
     bindings = [node for node in within(*turn.body) if isinstance(node, ast.Assign)]

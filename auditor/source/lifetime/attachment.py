@@ -9,8 +9,9 @@ from auditor.source.lifetime.models import is_loss
 # Methods whose result is attached if their receiver is; any other ends what is known.
 _GO_ON = frozenset(
     (
-        "sum", "mean", "clone", "cpu", "cuda", "to", "float", "double", "half", "squeeze", "unsqueeze", "view",
-        "reshape", "abs", "sqrt", "pow", "exp", "log", "neg", "mul", "add", "div", "contiguous", "flatten",
+        "sum", "mean", "clone", "cpu", "cuda", "to", "float", "double", "half", "squeeze", "unsqueeze",
+        "view", "reshape", "abs", "sqrt", "pow", "exp", "log", "neg", "mul", "add", "div", "contiguous",
+        "flatten",
     )
 )  # fmt: skip
 _JOINS = frozenset(("stack", "cat", "concat", "sum", "mean"))

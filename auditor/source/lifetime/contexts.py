@@ -17,9 +17,10 @@ from auditor.source.lifetime.sighting import Kind, Sighting
 
 _MAKES = frozenset(
     (
-        "clone", "exp", "log", "sigmoid", "tanh", "relu", "softmax", "matmul", "mm", "bmm", "add", "mul", "sum", "mean", "cat", "stack",
-        "zeros_like", "ones_like", "empty_like", "full_like", "zeros", "ones", "empty", "full", "einsum", "where", "sqrt", "rsqrt", "pow",
-        "cumsum", "norm", "linear", "contiguous", "new_empty", "new_zeros", "sort", "argsort", "topk", "gather", "index_select",
+        "clone", "exp", "log", "sigmoid", "tanh", "relu", "softmax", "matmul", "mm", "bmm", "add", "mul",
+        "sum", "mean", "cat", "stack", "zeros_like", "ones_like", "empty_like", "full_like", "zeros",
+        "ones", "empty", "full", "einsum", "where", "sqrt", "rsqrt", "pow", "cumsum", "norm", "linear",
+        "contiguous", "new_empty", "new_zeros", "sort", "argsort", "topk", "gather", "index_select",
     )
 )  # fmt: skip
 _PARAMETER = re.compile(r"weight|bias", re.I)  # lives as long as its module, wherever it is saved
@@ -32,10 +33,10 @@ def tensors_on_context(code: Code) -> Iterator[Sighting]:
             continue
         methods = {node.name: node for node in owner.body if isinstance(node, Function)}
         forward = methods.get("forward")
-        if forward is None or len(forward.args.args) < 2 or _transforms_only(owner):
+        if forward is None or len(forward.args.args) < 2 or "backward" not in methods:
             continue
-        freed = _freed_by_hand(methods.get("backward"))
-        yield from _in_forward(code, forward, methods.get("backward"), freed)
+        freed = _freed_by_hand(methods["backward"])
+        yield from _in_forward(code, forward, methods["backward"], freed)
 
 
 def _is_function(code: Code, base: ast.expr) -> bool:
@@ -50,15 +51,8 @@ def _is_function(code: Code, base: ast.expr) -> bool:
     )
 
 
-def _transforms_only(owner: ast.ClassDef) -> bool:
-    """`once_differentiable` and friends change nothing; a class without backward frees nothing by itself."""
-    return not any(isinstance(node, Function) and node.name == "backward" for node in owner.body)
-
-
-def _freed_by_hand(backward: Function | None) -> set[str]:
+def _freed_by_hand(backward: Function) -> set[str]:
     """The attributes that backward deletes or sets to None."""
-    if backward is None:
-        return set()
     context = backward.args.args[0].arg if backward.args.args else "ctx"
     return {
         node.attr
@@ -69,9 +63,7 @@ def _freed_by_hand(backward: Function | None) -> set[str]:
     }
 
 
-def _in_forward(
-    code: Code, forward: Function, backward: Function | None, freed: set[str]
-) -> Iterator[Sighting]:
+def _in_forward(code: Code, forward: Function, backward: Function, freed: set[str]) -> Iterator[Sighting]:
     context = forward.args.args[0].arg
     inputs = {each.arg for each in forward.args.args[1:]}
     outputs = {
@@ -114,13 +106,12 @@ def _pairs(node: ast.Assign) -> list[tuple[ast.expr, ast.expr]]:
 
 
 def _is_tensor(
-    forward: Function, backward: Function | None, context: str, attribute: str, value: ast.Name, how: str
+    forward: Function, backward: Function, context: str, attribute: str, value: ast.Name, how: str
 ) -> bool:
-    """Evidence that the name is a tensor: made by torch, annotated, or calculated with on the way back."""
+    """Evidence that the name is a tensor: made by torch, annotated, or given a gradient on the way back."""
     annotation = next((a.annotation for a in forward.args.args if a.arg == value.id and a.annotation), None)
-    if annotation is not None:
-        if not _is_tensor_type(ast.unparse(annotation)):
-            return False
+    if annotation is not None and not _is_tensor_type(ast.unparse(annotation)):
+        return False
     before = [
         n for n in assigned([forward], value.id) if isinstance(n, ast.Assign) and place(n) < place(value)
     ]
@@ -149,14 +140,12 @@ def _makes_tensor(value: ast.expr) -> bool:
     return name in _MAKES and (isinstance(value.func, ast.Attribute))
 
 
-def _has_gradient(backward: Function | None, position: int, count: int) -> bool:
+def _has_gradient(backward: Function, position: int, count: int) -> bool:
     """Whether backward returns something for the input at this position: only tensors have gradients."""
-    if backward is None:
-        return False
     for node in within(backward):
         if isinstance(node, ast.Return) and node.value is not None:
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-            if len(parts) == count and not any(isinstance(each, ast.Starred) for each in parts):
-                if isinstance(parts[position], ast.Name | ast.BinOp | ast.Call):
-                    return True
+            each_has_one = len(parts) == count and not any(isinstance(each, ast.Starred) for each in parts)
+            if each_has_one and isinstance(parts[position], ast.Name | ast.BinOp | ast.Call):
+                return True
     return False

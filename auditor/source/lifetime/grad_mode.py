@@ -1,4 +1,4 @@
-"""Whether autograd is switched off where a node stands: by a block, a decorator, or by everybody who calls."""
+"""Whether autograd is off where a node stands: by a block, a decorator, or by everybody who calls."""
 
 import ast
 

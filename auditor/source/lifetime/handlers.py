@@ -3,6 +3,7 @@ again (PA505).
 """
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 
@@ -12,19 +13,18 @@ from auditor.source.lifetime.sighting import Kind, Sighting
 
 _OOM = re.compile(r"OutOfMemoryError|\bOOM")
 _SAYS_OOM = re.compile(
-    r"out of memory|CUBLAS_STATUS_ALLOC|is_(?:cuda_|torch_)?(?:oom|out_of_memory)\w*|should_reduce_batch_size",
+    r"out of memory|CUBLAS_STATUS_ALLOC|is_(?:\w+_)?(?:oom|out_of_memory)\w*|should_reduce_batch_size",
     re.I,
 )
 _RELEASED = re.compile(r"clear_frames|__traceback__|with_traceback\(None\)|['\"]cpu['\"]|\.cpu\(")
 # Calls into C have no Python frame of their own: what failed in them holds nothing.
-_NO_FRAME = re.compile(
-    r"^(?:torch|np|numpy|math|os|time|gc|logging|logger|log|warnings|sys|dist|psutil)\.|^(?:print|len|str|int|float|max|min|range|isinstance"
-    r"|getattr|setattr|list|tuple|dict|set|sum|any|all|zip|enumerate|repr|type|super|bool|format|sorted|next|iter|open|round|abs)$"
-)
+_NO_FRAME = re.compile(r"^(?:torch|np|numpy|math|os|time|gc|logging|logger|log|warnings|sys|dist|psutil)\.")
+_BUILT_IN = frozenset(dir(builtins))
 _METHODS_OF_TENSORS = frozenset(
     (
-        "to", "cuda", "cpu", "size", "append", "extend", "item", "format", "join", "empty_cache", "zero_grad", "view", "get", "info", "warning",
-        "chunk", "split", "pop", "items", "keys", "values", "update", "error", "debug", "startswith", "lower", "strip", "add", "write", "clear", "detach",
+        "to", "cuda", "cpu", "size", "append", "extend", "item", "format", "join", "empty_cache",
+        "zero_grad", "view", "get", "info", "warning", "chunk", "split", "pop", "items", "keys", "values",
+        "update", "error", "debug", "startswith", "lower", "strip", "add", "write", "clear", "detach",
         "contiguous", "numel", "copy_", "backward", "eval", "train", "synchronize", "step", "reshape",
     )
 )  # fmt: skip
@@ -66,7 +66,9 @@ def _retried(code: Code, function: Function, node: ast.Try, handler: ast.ExceptH
 
 def _has_frame(call: ast.Call) -> bool:
     text = text_of(call.func)
-    return not _NO_FRAME.search(text) and last_name(call.func) not in _METHODS_OF_TENSORS and "(" not in text
+    if text in _BUILT_IN or _NO_FRAME.search(text) or "(" in text:
+        return False
+    return last_name(call.func) not in _METHODS_OF_TENSORS
 
 
 def _kept(code: Code, function: Function, node: ast.Try, handler: ast.ExceptHandler) -> Iterator[Sighting]:

@@ -117,7 +117,7 @@ def _root(code: Code, function: Function, receiver: ast.expr, call: ast.Call) ->
 
 
 def _origin(node: ast.AST) -> str | None:
-    """Where the modules of `for m in model.modules()`, `layer = dict(model.named_modules())[name]` come from."""
+    """Where `for m in model.modules()` and `layer = dict(model.named_modules())[name]` take it from."""
     value = node.iter if isinstance(node, ast.For) else getattr(node, "value", None)
     return _base(value) if isinstance(value, ast.expr) else None
 

@@ -1,4 +1,4 @@
-"""Which calls run a network, take a gradient or make a step: by what else the code does with the same name."""
+"""Which calls run a network, go back or make a step: by what else the code does with the same name."""
 
 import ast
 import re

@@ -5,20 +5,22 @@ from collections.abc import Callable, Iterator
 
 from auditor.source.entries import Source
 from auditor.source.lifetime.accumulation import graphs_kept
-from auditor.source.lifetime.caches import objects_cached, shapes_cached
 from auditor.source.lifetime.code import Code
 from auditor.source.lifetime.contexts import tensors_on_context
 from auditor.source.lifetime.handlers import exceptions_held
 from auditor.source.lifetime.hooks import hooks_closed, hooks_dropped
+from auditor.source.lifetime.module_caches import objects_cached
 from auditor.source.lifetime.recording import recordings
 from auditor.source.lifetime.recurrence import states_carried
 from auditor.source.lifetime.retained import graphs_retained
+from auditor.source.lifetime.shape_caches import shapes_cached
 from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.lifetime.steps import caches_emptied, gradients_on
 
 Reader = Callable[[Code], Iterator[Sighting]]
 
-_CACHED = re.compile(rb"@(?:functools\.)?(?:lru_)?cache\b")
+_CACHED = re.compile(rb"@[\w.]*cache\b")
+_WRAPPED = re.compile(rb"lru_cache\([^\n]*\)\(")
 _TABLES = tuple(
     re.compile(word + rb"\w*\[[^\n:]*\] = ") for word in (rb"ache", rb"CACHE")
 )  # literals first: fast
@@ -29,7 +31,7 @@ _READERS: tuple[tuple[Callable[[bytes], object], Reader], ...] = (
     (lambda data: b".backward(" in data or _evaluates(data), graphs_kept),
     (lambda data: b".backward(" in data or any(cell in data for cell in _CELLS), states_carried),
     (lambda data: b"_hook(" in data, hooks_dropped),
-    (lambda data: _CACHED.search(data), objects_cached),
+    (lambda data: _CACHED.search(data) or _WRAPPED.search(data), objects_cached),
     (lambda data: b"except" in data and (b".backward(" in data or _runs_out(data)), exceptions_held),
     (lambda data: b"def backward(" in data and b"Function" in data, tensors_on_context),
     (lambda data: b"_graph=True" in data, graphs_retained),

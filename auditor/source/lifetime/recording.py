@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from auditor.source.lifetime.code import LOOPS, Code, calls_in, last_name, short, text_of, within
+from auditor.source.lifetime.code import Code, calls_in, last_name, short, text_of, within
 from auditor.source.lifetime.models import backward_calls, steps_in
 from auditor.source.lifetime.sighting import Kind, Sighting
 
@@ -77,25 +77,19 @@ def _whole_loops(code: Code) -> Iterator[Sighting]:
 
 def _is_long(node: ast.AST) -> bool:
     """A loop that trains and whose end is neither near nor reached by a break."""
-    if not isinstance(node, LOOPS) or not (
-        any(True for _ in backward_calls(*node.body)) or steps_in(*node.body)
-    ):
+    if not isinstance(node, ast.For | ast.AsyncFor | ast.While):
+        return False
+    if not any(True for _ in backward_calls(*node.body)) and not steps_in(*node.body):
         return False
     if any(isinstance(each, ast.Break) for each in within(*node.body)):
         return False
-    if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
-        name = last_name(node.iter.func)
-        numbers = [each.value for each in node.iter.args if isinstance(each, ast.Constant)]
-        if name == "islice" or (name == "range" and any(isinstance(n, int) and n <= _FEW for n in numbers)):
-            return False
-    return not any(last_name(call.func) == "range" and _is_short(call) for call in calls_in(_header(node)))
+    header = node.test if isinstance(node, ast.While) else node.iter
+    return not any(_ends_soon(call) for call in calls_in(header))
 
 
-def _header(loop: ast.AST) -> ast.expr:
-    return loop.test if isinstance(loop, ast.While) else loop.iter  # type: ignore[attr-defined,no-any-return]
-
-
-def _is_short(call: ast.Call) -> bool:
-    return bool(call.args) and all(
-        isinstance(each, ast.Constant) and int(each.value) <= _FEW for each in call.args
-    )
+def _ends_soon(call: ast.Call) -> bool:
+    """`range(10)`, `islice(loader, steps)`"""
+    if last_name(call.func) == "islice":
+        return True
+    numbers = [each.value for each in call.args if isinstance(each, ast.Constant)]
+    return last_name(call.func) == "range" and any(isinstance(n, int) and n <= _FEW for n in numbers)

@@ -124,17 +124,14 @@ def _through_loop(code: Code, function: Function, backward: ast.Call) -> Iterato
         return
     loop = loops[0]
     for node in within(*loop.body):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            for name in _carried(node, node.value):
-                if _only_carried(loop, name, node) and _made_before(function, loop, name):
-                    if not grad_mode.off(code, node):
-                        note = (
-                            backward,
-                            "goes back through every earlier turn" if _retains(backward) else "goes back",
-                        )
-                        yield code.sighting(
-                            Kind.STATE_CARRIED, node, short(node.value.func), name, IN_LOOP, [note]
-                        )
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        for name in sorted(_carried(node, node.value)):
+            lives_on = _only_carried(loop, name, node) and _made_before(function, loop, name)
+            if lives_on and not grad_mode.off(code, node):
+                note = "keeps the graph" if _retains(backward) else "goes back through this turn only"
+                callee = short(node.value.func)
+                yield code.sighting(Kind.STATE_CARRIED, node, callee, name, IN_LOOP, [(backward, note)])
 
 
 def _carried(node: ast.Assign, call: ast.Call) -> set[str]:

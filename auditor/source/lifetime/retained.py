@@ -13,13 +13,13 @@ from auditor.source.lifetime.code import (
     names_in,
     place,
     short,
-    targets_of,
     text_of,
     within,
 )
 from auditor.source.lifetime.models import backward_calls, loss_of
 from auditor.source.lifetime.sighting import Kind, Sighting
 
+_UNATTACHED = frozenset(("len", "int", "float", "to", "detach", "init_hidden", "iter", "next", "tqdm"))
 SECOND_ORDER, FOR_NOBODY = "second order", "for nobody"
 
 
@@ -32,7 +32,7 @@ def graphs_retained(code: Code) -> Iterator[Sighting]:
         if _is_true(call, "create_graph"):
             if not _gradients_dropped(loops):
                 yield code.sighting(Kind.GRAPH_RETAINED, call, _loss(call), "", SECOND_ORDER)
-        elif _is_true(call, "retain_graph") and _nobody_uses_it(code, function, loops[0], call):
+        elif _is_true(call, "retain_graph") and _nobody_uses_it(function, loops[0], call):
             yield code.sighting(Kind.GRAPH_RETAINED, call, _loss(call), "", FOR_NOBODY)
 
 
@@ -50,14 +50,8 @@ def _is_true(call: ast.Call, option: str) -> bool:
 def _gradients_dropped(loops: list[Loop]) -> bool:
     """Whether a turn takes the gradients away, which breaks the cycle between a parameter and its own."""
     for node in within(*loops[-1].body):
-        if isinstance(node, ast.Call) and last_name(node.func) in ("zero_grad", "zero_grad_", "clear_grad"):
-            return (
-                not any(
-                    k.arg == "set_to_none" and isinstance(k.value, ast.Constant) and not k.value.value
-                    for k in node.keywords
-                )
-                or True
-            )
+        if isinstance(node, ast.Call) and last_name(node.func) in ("zero_grad", "clear_grad"):
+            return True
         if isinstance(node, ast.Assign | ast.Delete):
             targets = node.targets
             if any(isinstance(target, ast.Attribute) and target.attr == "grad" for target in targets):
@@ -65,21 +59,17 @@ def _gradients_dropped(loops: list[Loop]) -> bool:
     return False
 
 
-def _nobody_uses_it(code: Code, function: Function, loop: Loop, call: ast.Call) -> bool:
-    """Whether the graph was built in this turn and nothing after the call goes through it again."""
-    later = [each for each in backward_calls(*loop.body) if each is not call and place(each) > place(call)]
-    later += [
+def _nobody_uses_it(function: Function, loop: Loop, call: ast.Call) -> bool:
+    """Whether the graph was built in this turn, and no other pass of the turn goes through it."""
+    others = [each for each in backward_calls(*loop.body) if each is not call]
+    others += [
         each for each in calls_in(*loop.body) if last_name(each.func) == "grad" and place(each) > place(call)
     ]
-    earlier = [each for each in backward_calls(*loop.body) if place(each) < place(call)]
     loss = loss_of(call)
-    if later or earlier or loss is None:
-        return False
-    inside = set(within(*loop.body))
-    return _built_here(code, function, loop, inside, loss)
+    return not others and loss is not None and _built_here(function, set(within(*loop.body)), loss)
 
 
-def _built_here(code: Code, function: Function, loop: Loop, inside: set[ast.AST], loss: ast.expr) -> bool:
+def _built_here(function: Function, inside: set[ast.AST], loss: ast.expr) -> bool:
     """Whether everything that the loss was computed from is this turn's, or no tensor of an outer graph."""
     waiting, seen = names_in(loss), set[str]()
     built = False
@@ -98,8 +88,6 @@ def _built_here(code: Code, function: Function, loop: Loop, inside: set[ast.AST]
                 waiting |= _arguments(node.value)
         elif any(_may_be_attached(node.value) for node in bindings):
             return False
-        elif _is_target_of_outer_loop(code, loop, name):
-            continue
     return built
 
 
@@ -110,25 +98,8 @@ def _arguments(value: ast.expr) -> set[str]:
 
 
 def _may_be_attached(value: ast.expr) -> bool:
-    """`features = encoder(x)`, `x.clone().requires_grad_()`, bound outside of the loop."""
-    if not isinstance(value, ast.Call | ast.BinOp):
+    """`features = encoder(x)`, bound outside of the loop: no constructor, number or fresh tensor."""
+    if not isinstance(value, ast.Call):
         return False
-    if isinstance(value, ast.Call):
-        name = text_of(value.func)
-        if name.startswith(
-            ("torch.zeros", "torch.ones", "torch.tensor", "torch.rand", "torch.optim", "torch.arange")
-        ):
-            return False
-        return not (
-            last_name(value.func)[:1].isupper()
-            or last_name(value.func) in ("len", "int", "float", "to", "detach", "init_hidden")
-        )
-    return False
-
-
-def _is_target_of_outer_loop(code: Code, loop: Loop, name: str) -> bool:
-    return any(
-        name in {text_of(t) for t in targets_of(each)}
-        for each in code.above(loop)
-        if isinstance(each, ast.For)
-    )
+    name = last_name(value.func)
+    return not (name[:1].isupper() or name in _UNATTACHED or text_of(value.func).startswith("torch."))

@@ -21,12 +21,14 @@ class Kind(StrEnum):
     RECORDING_ON = "recording left on"
     CACHE_EMPTIED = "cache emptied"
     GRADIENTS_ON = "gradients on"
+    CACHE_WRAPPED = "functools' cache under another name"  # no fault: what others need to be one
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """`what` is the thing kept, `where` what keeps it, both as the code names them; `how` tells the cases
-    of one kind apart.
+    of one kind apart. `needs` is the dotted name of a function of the project that has to be a cache for
+    this to be a fault.
     """
 
     kind: Kind
@@ -36,3 +38,4 @@ class Sighting:
     where: str = ""
     how: str = ""
     steps: tuple[Step, ...] = ()
+    needs: str = ""

@@ -61,7 +61,7 @@ def _of_this_turn(loop: Loop) -> list[ast.AST]:
         if isinstance(node, LOOPS):
             continue
         if isinstance(node, ast.stmt) and any(isinstance(each, LOOPS) for each in within(node)):
-            waiting += [each for each in children(node)]
+            waiting += children(node)
         else:
             found.append(node)
     return found

@@ -1,4 +1,4 @@
-"""Caches that keep modules alive (PA504), and caches of tensors with an entry for every shape (PA508)."""
+"""Caches of tensors with an entry for every shape (PA508)."""
 
 import ast
 import re
@@ -16,17 +16,12 @@ from auditor.source.lifetime.code import (
     text_of,
     within,
 )
+from auditor.source.lifetime.module_caches import is_cache
 from auditor.source.lifetime.sighting import Kind, Sighting
 
-_MODULE_BASE = re.compile(
-    r"(?:^|\.)(?:Module|ModuleList|LightningModule|PreTrainedModel|\w*Model|\w*Module)$"
-)
-_NO_MODULE = re.compile(r"(?:^|\.)(?:BaseModel|RootModel|\w*DataModule|\w*Config\w*)$")
-_HELD_TYPE = re.compile(r"^(?:torch\.)?(?:nn\.Module|Tensor|nn\.Parameter|PreTrainedModel|GraphModule)$")
-ON_METHOD, BY_ARGUMENT = "on a method", "by argument"
 IN_TABLE, BY_DECORATOR = "in a table", "by decorator"
 
-# Parameters that change with the data. Widths, heads and blocks are the model's: `hidden_size`, `window`, `D`.
+# Parameters that change with the data. Widths, heads, blocks (`hidden_size`, `window`, `D`) are the model's.
 _SIZE = re.compile(
     r"^(?:n|h|w|t|l|hw|height|width|lengths?|resolution|total|bs|bsz|B|seqlens?|cu_seqlens|seq_?len\w*|num_tokens"
     r"|batch_?size|\w+_len|\w+_length|\w+_lengths|(?:\w+_)?[TNL](?:_\w+)?)$"
@@ -34,58 +29,12 @@ _SIZE = re.compile(
 _ONE_ROW = frozenset(("arange", "linspace", "tensor", "as_tensor", "zeros", "ones", "full", "empty"))
 _FACTORY = frozenset(
     (
-        "arange", "zeros", "ones", "full", "empty", "linspace", "cat", "stack", "tril", "triu", "meshgrid", "tensor",
-        "outer", "einsum", "zeros_like", "ones_like", "full_like", "empty_like", "randn", "rand", "eye", "cos", "sin", "as_tensor",
+        "arange", "zeros", "ones", "full", "empty", "linspace", "cat", "stack", "tril", "triu",
+        "meshgrid", "tensor", "outer", "einsum", "zeros_like", "ones_like", "full_like", "empty_like",
+        "randn", "rand", "eye", "cos", "sin", "as_tensor",
     )
 )  # fmt: skip
 _EVICTS = frozenset(("pop", "popitem", "clear", "popleft"))
-
-
-def objects_cached(code: Code) -> Iterator[Sighting]:
-    for function in code.functions:
-        for decorator in function.decorator_list:
-            if not _is_cache(code, decorator):
-                continue
-            owner = code.method_class(function)
-            arguments = [*function.args.posonlyargs, *function.args.args]
-            if owner is not None and arguments and arguments[0].arg == "self":
-                if _is_module(code, owner):
-                    yield code.sighting(Kind.OBJECT_CACHED, decorator, owner.name, function.name, ON_METHOD)
-            elif held := next((each.arg for each in arguments if _is_held(each)), None):
-                yield code.sighting(Kind.OBJECT_CACHED, decorator, held, function.name, BY_ARGUMENT)
-
-
-def _is_cache(code: Code, decorator: ast.expr) -> bool:
-    called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    head, _, rest = text_of(called).partition(".")
-    full = code.origins.get(head, head) + (f".{rest}" if rest else "")
-    return full in ("functools.lru_cache", "functools.cache")
-
-
-def _is_module(code: Code, owner: ast.ClassDef) -> bool:
-    for base in owner.bases:
-        text = text_of(base)
-        if _MODULE_BASE.search(text) and not _NO_MODULE.search(text):
-            head = text.partition(".")[0]
-            return "pydantic" not in code.origins.get(head, "") and _uses_tensors(owner)
-    return False
-
-
-def _uses_tensors(owner: ast.ClassDef) -> bool:
-    """A `forward`, or parameters: `Model` in a base's name alone says nothing."""
-    methods = {node.name for node in owner.body if isinstance(node, Function)}
-    text = {node.attr for node in ast.walk(owner) if isinstance(node, ast.Attribute)}
-    return "forward" in methods or bool(
-        text & {"parameters", "register_buffer", "state_dict", "named_parameters"}
-    )
-
-
-def _is_held(argument: ast.arg) -> bool:
-    """A parameter that is a network or a tensor by its annotation."""
-    if argument.annotation is None:
-        return False
-    text = ast.unparse(argument.annotation).strip("'\"")
-    return any(_HELD_TYPE.match(part.strip()) for part in text.split("|"))
 
 
 def shapes_cached(code: Code) -> Iterator[Sighting]:
@@ -103,7 +52,7 @@ def shapes_cached(code: Code) -> Iterator[Sighting]:
                     yield code.sighting(Kind.SHAPES_CACHED, node, short(key), short(table), IN_TABLE)
     for function in code.functions:
         for decorator in function.decorator_list:
-            if _is_endless(decorator) and _is_cache(code, decorator):
+            if _is_endless(decorator) and is_cache(code, decorator):
                 yield from _cached_function(code, function, decorator)
 
 
