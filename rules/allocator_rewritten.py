@@ -23,7 +23,6 @@ copy out where the code was first written in a mixin that the file can import. U
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.copies import inherited
 from auditor.case import Case
 from auditor.facts import Facts
 from auditor.model import Finding, FixOffer, Severity, Step
@@ -73,4 +72,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.copies import inherited  # only where there is a finding
+
     return inherited(case)

@@ -23,7 +23,6 @@ old name.
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.renames import renamed_method
 from auditor.case import Case
 from auditor.facts import Facts, PoolCall, PooledClass, Standard, outside_of_wrappers
 from auditor.model import Finding, FixOffer, Severity
@@ -90,6 +89,8 @@ def _finding(each: PooledClass, call: PoolCall, wanted: str, standard: Standard)
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.renames import renamed_method  # only where there is a finding
+
     for each in case.facts.pooled:
         for call in each.calls:
             wanted = _wanted(call, case.facts.standard) if call.span == case.finding.span else None

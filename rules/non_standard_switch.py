@@ -19,7 +19,6 @@ string, for then something may ask for it by that. Unsafe: callers outside of th
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.renames import renamed_switch
 from auditor.case import Case
 from auditor.facts import Facts
 from auditor.model import Finding, FixOffer, Severity
@@ -60,6 +59,8 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.renames import renamed_switch  # only where there is a finding
+
     wanted = case.facts.standard.switch
     span, path = case.finding.span, case.finding.span.path
     for each in case.facts.pooled:

@@ -25,7 +25,6 @@ because the memory comes from elsewhere.
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.bypasses import through_mixin
 from auditor.case import Case
 from auditor.facts import Facts
 from auditor.model import Finding, FixOffer, Severity
@@ -89,4 +88,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.bypasses import through_mixin  # only where there is a finding
+
     return through_mixin(case)

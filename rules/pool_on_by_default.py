@@ -21,7 +21,6 @@ no pool.
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.switches import off_by_default
 from auditor.case import Case
 from auditor.facts import Facts
 from auditor.model import Finding, FixOffer, Severity
@@ -60,4 +59,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.switches import off_by_default  # only where there is a finding
+
     return off_by_default(case)

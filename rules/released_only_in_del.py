@@ -22,7 +22,6 @@ a net. Unsafe: somebody has to call it. Offered where `__del__` does nothing but
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.cleanups import closed
 from auditor.case import Case
 from auditor.facts import Facts, PooledClass, StoredField, kept
 from auditor.model import Finding, FixOffer, Severity
@@ -77,4 +76,6 @@ def _only_in_del(stored: StoredField) -> bool:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.cleanups import closed  # only where there is a finding
+
     return closed(case)

@@ -26,7 +26,6 @@ Fix: release what the forward pass takes (`with self._lease_tensor(...)`), and g
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.cleanups import completed
 from auditor.case import Case
 from auditor.facts import LEAVING, Facts, Lease, PooledClass, kept, outside_of_wrappers
 from auditor.model import Finding, FixOffer, Severity, Step
@@ -111,4 +110,6 @@ def _acquired(lease: Lease) -> tuple[Step, ...]:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.cleanups import completed  # only where there is a finding
+
     return completed(case)

@@ -25,7 +25,6 @@ who turn the pool on then get it in the children too.
 
 from collections.abc import Iterator
 
-from auditor.adopt.repairs.switches import handed_on
 from auditor.case import Case
 from auditor.facts import Facts
 from auditor.model import Finding, FixOffer, Severity, Step
@@ -91,4 +90,6 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.switches import handed_on  # only where there is a finding
+
     return handed_on(case)
