@@ -69,7 +69,8 @@ MAKES_NEW = (
             "nan_to_num", "topk", "sort", "argsort", "scatter", "scatter_add", "index_add", "index_fill",
             "index_copy", "index_put", "masked_select", "one_hot", "linear", "layer_norm", "embedding",
             "isfinite", "gather",
-            "take_along_dim", "pad", "scaled_dot_product_attention", "cdist", "kron", "remainder", "fmod", "reciprocal", "median",
+            "take_along_dim", "pad", "scaled_dot_product_attention", "cdist", "kron", "remainder", "fmod",
+            "reciprocal", "median",
         )
     )
 )  # fmt: skip
