@@ -4,12 +4,13 @@
 #   make audit TARGET=../project  audit another tree
 #   make test                     every test (installs torch)
 #   make check                    what a change must pass: lint, format, types, import walls, fast tests, self-audit
+#   make gpu                      the leak tests of the reference modules on a CUDA device, kept in benchmarks/results
 #   make fuzz                     the property tests, with many more examples
 #
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
 .DEFAULT_GOAL := audit
-.PHONY: audit test check fuzz clean
+.PHONY: audit test check fuzz gpu clean
 
 PYTHON ?= $(or $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v))),python3)
 TARGET ?= examples/longdoc
@@ -38,6 +39,9 @@ check: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-dev
 	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs" $(PYTEST_ARGS)
 	POOL_FUZZ_PROGRAMS=100000 $(BIN)/python -m pytest --timeout 7200 tests/reference_modules/test_pool_fuzz.py $(PYTEST_ARGS)
+
+gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.gpu_leaktests
 
 clean:
 	rm -rf $(VENV)

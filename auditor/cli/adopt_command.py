@@ -10,6 +10,7 @@ from auditor.adopt.adoption import Fate, Outcome
 from auditor.adopt.candidates import UnknownClass
 from auditor.adopt.run import Order, Planned, diff, left, plan, with_copies, without, write
 from auditor.cli.auditing import CLEAN, FAILED, FOUND
+from auditor.cli.manual import SETTINGS, manual
 from auditor.cli.settings_options import settings_options
 from auditor.fixes.verify import Verifier, verifier
 from auditor.git_state import uncommitted
@@ -17,9 +18,18 @@ from auditor.model import Failure
 from auditor.settings_file import SettingsError, effective
 from auditor.source.discover import NoSuchPath
 
+MANUAL = manual(
+    {
+        "poolaudit adopt --diff src": "What would change, as a patch.",
+        "poolaudit adopt --class RingAttention src": "One class, and what it needs.",
+        "poolaudit adopt --mixin vendor src": "Without a dependency on reference_modules.",
+    },
+    SETTINGS,
+)
 
-@click.command("adopt")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH ...")
+
+@click.command("adopt", epilog=MANUAL)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH ...")
 @click.option(
     "--class",
     "classes",

@@ -8,22 +8,46 @@ import click
 from auditor.baseline import BaselineError
 from auditor.cache import DIRECTORY
 from auditor.changed_lines import DiffError
+from auditor.cli.completion import rule_codes
 from auditor.cli.fix_run import FixOptions, run_fix
+from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
+MANUAL = manual(
+    {
+        "poolaudit fix --diff src": "What would change, as a patch.",
+        "poolaudit fix src": "Apply the safe fixes.",
+        "poolaudit fix --unsafe-fixes --interactive src": "Ask about each fix.",
+        "poolaudit fix - < module.py": "Standard input, fixed, on standard output.",
+    },
+    SETTINGS | CACHE,
+)
 
-@click.command("fix")
-@click.argument("paths", nargs=-1, metavar="[PATH ...]")
+
+@click.command("fix", epilog=MANUAL)
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH ...]")
 @click.option("--diff", is_flag=True, help="Print what would change, write nothing.")
 @click.option("--unsafe-fixes", is_flag=True, help="Also fixes that may change the program's meaning.")
 @click.option("--interactive", is_flag=True, help="Show each fix and ask: y, n, a (all of its rule), q.")
 @click.option(
     "--verify", is_flag=True, help="Run the generated leak tests before and after, in copies; see below."
 )
-@click.option("--select", multiple=True, metavar="CODES", help="Rules to fix: codes, prefixes (PA1) or ALL.")
-@click.option("--ignore", multiple=True, metavar="CODES", help="Rules not to fix: codes or prefixes.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="CODES",
+    shell_complete=rule_codes,
+    help="Rules to fix: codes, prefixes (PA1) or ALL.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CODES",
+    shell_complete=rule_codes,
+    help="Rules not to fix: codes or prefixes.",
+)
 @click.option(
     "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
 )
@@ -56,8 +80,8 @@ def command(**options: Any) -> int:
     \b
     Exit status:
       0  nothing left that could be fixed (with --diff: no change)
-      1  a fix failed or could not be written (with --diff: something would change)
-      2  wrong use, bad configuration, a file that could not be analysed, or an internal error
+      1  a fix failed or was not written (with --diff: something would change)
+      2  wrong use, bad settings, a file not analysed, or an internal error
     """
     try:
         return run_fix(FixOptions(**options))

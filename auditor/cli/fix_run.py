@@ -99,15 +99,13 @@ def run_fix(options: FixOptions) -> int:
         refused |= write_all(wanted, fixing.repaired.together).refused
     told = Told(fixing, refused, would=options.diff, verbose=options.verbose, quiet=options.quiet)
     tell(told)
-    return _status(options, fixing, changes, refused)
-
-
-def _status(
-    options: FixOptions, fixing: Fixing, changes: Sequence[Change], refused: Mapping[str, str]
-) -> int:
     if fixing.run.failures:
         return FAILED
-    failed = bool(refused) or any(left.failed for left in fixing.repaired.left)
+    failed = bool(refused) or readiness.refused or any(left.failed for left in fixing.repaired.left)
+    return _status(options, failed, changes)
+
+
+def _status(options: FixOptions, failed: bool, changes: Sequence[Change]) -> int:
     would = options.diff and bool(changes)
     return FOUND if (failed or would) and not options.exit_zero else CLEAN
 
@@ -118,10 +116,12 @@ class _Readiness:
     def __init__(self, options: FixOptions) -> None:
         self._writes = not options.diff and STDIN not in options.paths
         self._known: dict[str, str] = {}
+        self.refused = False
 
     def refuses(self, finding: Finding, documents: Mapping[str, Document]) -> str:
         for edit in finding.fix.edits if self._writes and finding.fix else ():
             if why := self._obstacle(edit.span.path):
+                self.refused = True
                 return f"{edit.span.path} {why}"
         return ""
 

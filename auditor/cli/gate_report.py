@@ -79,7 +79,9 @@ def junit(verdict: Verdict) -> str:
     """The audit's own suite, then one of outstanding fixes, then one for each target's tests."""
     from reports import junit as audit_junit
 
-    root = ElementTree.fromstring(audit_junit.render(verdict.run, color=False, width=NARROW).partition("\n")[2])
+    root = ElementTree.fromstring(
+        audit_junit.render(verdict.run, color=False, width=NARROW).partition("\n")[2]
+    )
     root.append(_fixes_suite(verdict))
     root.extend(_tests_suite(run) for run in verdict.tests)
     root.append(_plans_suite(verdict))
@@ -107,7 +109,11 @@ def _tests_suite(run: FileRun) -> Element:
     suite = Element("testsuite", name=safe(run.file.stem), time=f"{run.seconds:.3f}")
     for entry in run.cases:
         case = SubElement(
-            suite, "testcase", classname=safe(run.file.stem), name=safe(entry.name), time=f"{entry.seconds:.3f}"
+            suite,
+            "testcase",
+            classname=safe(run.file.stem),
+            name=safe(entry.name),
+            time=f"{entry.seconds:.3f}",
         )
         if entry.outcome != "passed":
             tag = {"failed": "failure", "error": "error", "skipped": "skipped"}[entry.outcome]

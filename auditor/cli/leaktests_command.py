@@ -5,13 +5,23 @@ from typing import Any
 
 import click
 
+from auditor.cli.manual import SETTINGS, manual
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
+MANUAL = manual(
+    {
+        "poolaudit leaktests src/attention": "Tests of every module under it.",
+        "poolaudit leaktests src --write-recipes recipes.toml": "Draft what cannot be guessed.",
+        "pytest tests/generated": "Run them.",
+    },
+    SETTINGS | {"tests/generated/": "The tests, and leak_support beside them."},
+)
 
-@click.command("leaktests")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH ...")
+
+@click.command("leaktests", epilog=MANUAL)
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH ...")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
@@ -45,15 +55,16 @@ from auditor.source.discover import NoSuchPath
 def command(**options: Any) -> int:
     """Write pytest leak tests for the modules, autograd functions and functions of tensors under each PATH.
 
-    THIS RUNS THE CODE under PATH: every file with a target is imported and its targets are called, each file in a
-    process of its own. Run it on code that you would run anyway. The tests need torch, pytest, the module, and
-    the folder leak_support that is written beside them. A test file that was changed by hand is not written over.
+    THIS RUNS THE CODE under PATH: every file with a target is imported and its targets are called, each file
+    in a process of its own. Run it on code that you would run anyway. The tests need torch, pytest, the
+    module, and the folder leak_support that is written beside them. A test file that was changed by hand is
+    not written over.
 
     \b
     Exit status:
       0  every module has a plan, or a recipe that leaves it out
       1  a module has none: each is named with the reason
-      2  wrong use, torch missing, a file that could not be read, or an internal error
+      2  wrong use, torch missing, a file not read, or an internal error
     """
     from auditor.cli.leaktesting import LeakTestOptions, run_leaktests
     from auditor.leaktests.recipes import RecipeError

@@ -6,8 +6,18 @@ from typing import BinaryIO
 
 import click
 
+from auditor.cli.manual import CACHE, SETTINGS, manual
 
-@click.command("server")
+MANUAL = manual(
+    {
+        "poolaudit server": "As an editor starts it; see docs/editors.md.",
+        "pip install 'poolaudit[server]'": "What it needs beside the command.",
+    },
+    SETTINGS | CACHE,
+)
+
+
+@click.command("server", epilog=MANUAL)
 def command() -> int:
     """Serve an editor: diagnostics as you type, fixes as code actions, rule pages on hover.
 

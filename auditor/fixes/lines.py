@@ -4,8 +4,6 @@ import ast
 import re
 from collections.abc import Sequence
 
-import libcst
-
 from auditor.case import Parsed
 from auditor.model import Edit, Span
 from auditor.source.newer_syntax import DEEPEST, bracket_depth
@@ -77,6 +75,8 @@ def indented(lines: Sequence[str], unit: str) -> list[str] | None:
     base = indentation(next((line for line in bare if _is_code(line)), ""))
     if not base or bracket_depth("".join(lines)) > DEEPEST:
         return None
+    import libcst  # a warm audit does without it
+
     try:
         parsed = libcst.parse_module("if 1:\n" + "\n".join(bare) + "\n")
     except libcst.ParserSyntaxError:

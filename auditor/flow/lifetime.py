@@ -138,6 +138,11 @@ class Lifetime:
                 place = (*operand, *found[0])
                 life = replace(life, aliases=frozenset(a for a in life.aliases if a[0] != place))
             return life, release
+        if call.receiver is None:
+            for place in sorted(life.places):
+                release = self.uses.released_within(call, place, self.value)
+                if release is not None:
+                    return life, release
         return None
 
     def _released(self, node: int, life: Life, release: Release) -> Life | None:

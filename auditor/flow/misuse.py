@@ -57,6 +57,9 @@ class Uses(Effects, Protocol):
     ) -> Release | None:
         """Whether the call gives back what lies at `rest` in the operand, on every ordinary way."""
 
+    def released_within(self, call: Call, place: Path, value: Value) -> Release | None:
+        """Whether the call runs a function made here that gives back what this function has at `place`."""
+
     def may_write(self, call: Call, position: Position, rest: Path) -> bool:
         """Whether the call may put something else where `rest` leads from the operand."""
 

@@ -1,4 +1,4 @@
-"""From paths to test files: targets, findings to aim at, plans, rendered tests and the support beside them."""
+"""From paths to test files: targets, findings to aim at, plans, rendered tests, the support beside them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a leak test needs to know: which thing to test, how to build it, what to feed it, what was left out."""
+"""What a leak test needs to know: what to test, how to build it, what to feed it, what was left out."""
 
 from collections.abc import Mapping
 

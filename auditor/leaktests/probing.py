@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from auditor.leaktests.jobs import Job
 from auditor.leaktests.plan import Aim, Answer, Plan, Recipe, Request, Target, Unplanned
-from auditor.leaktests.probe.jobs import Job
 from auditor.leaktests.targets import Found
 from auditor.leaktests.workshop import Workshop
 

@@ -1,7 +1,7 @@
 """What leak tests said of findings, kept beside the settings so that the next audit can repeat it.
 
-The file belongs to the tree as a baseline does: commit it or ignore it. A proof holds as long as the file of its
-finding is the same, byte by byte; after that the finding is `not_run` until the gate has run again.
+The file belongs to the tree as a baseline does: commit it or ignore it. A proof holds as long as the file of
+its finding is the same, byte by byte; after that the finding is `not_run` until the gate has run again.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Values that a parameter may take, likeliest first, from its name, its annotation and what is written of its shape."""
+"""Values that a parameter may take, likeliest first, from its name, annotation and documented shape."""
 
 import re
 import tomllib
@@ -27,16 +27,16 @@ def known_size(name: str) -> str | None:
 
 def for_calling(name: str, annotation: str, docs: Sequence[str]) -> list[str]:
     """Values of a parameter of forward; `docs` are texts that may write its shape."""
-    tensor = "Tensor" in annotation or ("[" in annotation and _TYPED_SHAPE.search(annotation))
+    tensor = "Tensor" in annotation or _TYPED_SHAPE.search(annotation) is not None
     told = [*_told_shapes(name, annotation, docs)]
     if annotation in ("int", "bool", "float") or annotation.startswith(("Literal", "typing.Literal")):
         return _unique([*_scalars(name, annotation), *_named("feed", name), *_named("build", name)])
     if tensor:
         named = [value for value in _named("feed", name) if "torch." in value]
         return _unique([*told, *named, *_table()["tensors"]["values"]])
-    if annotation and not told:
-        if typed := _by_annotation(annotation):
-            return _unique([*_named("feed", name), *_named("build", name), *typed])
+    typed = [] if told else _by_annotation(annotation)
+    if typed:
+        return _unique([*_named("feed", name), *_named("build", name), *typed])
     named = _named("feed", name) or ([] if len(name) == 1 else _named("build", name))
     return _unique([*told, *named, *_table()["tensors"]["values"], "None", "n", "1.0"])
 

@@ -1,4 +1,4 @@
-"""Recipes: what a person says about building and feeding a target, read from TOML, and drafts for that person."""
+"""Recipes: what a person says of building and feeding a target, read from TOML, and drafts to complete."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from auditor.leaktests.plan import Argument, Recipe, Unplanned
 
 _HEAD = """\
 # Recipes for `poolaudit leaktests` and `poolaudit gate` (docs/leaktests.md).
-# Every value is Python text. `b`, `n` (sequences, tokens in each), `device` and `torch` are there; other names need
-# a line in `imports`. `skip = "why"` instead of values leaves a target out.
+# Every value is Python text. `b`, `n` (sequences, tokens in each), `device` and `torch` are there; other
+# names need a line in `imports`. `skip = "why"` instead of values leaves a target out.
 """
 _KEYS = "target, build, feed, args, shapes, scenarios, imports, method, skip"
 

@@ -63,7 +63,6 @@ def _facts(plan: Plan, folder: Path) -> dict[str, Any]:
         "arguments": _arguments(plan.feed, 4),
         "switch": ", ".join(argument.text for argument in plan.switch),
         "first": first,
-        "quiet": [f'"{s}"' for s in ("train", "eval", "no_grad") if s in plan.scenarios] or [f'"{first}"'],
         "faults": 0 < plan.operations <= MOST_FAULTS,
         "pool_scenarios": None,
         "aims": [_aim(plan, variation) for variation in plan.aimed],

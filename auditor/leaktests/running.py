@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from auditor.leaktests.probe.jobs import Job
+from auditor.leaktests.jobs import Job
 from auditor.leaktests.workshop import Workshop
 
 SECONDS = 120.0
@@ -94,7 +94,7 @@ def _case(element: ElementTree.Element) -> Case:
 
 def _told(element: ElementTree.Element) -> str:
     """The lines that pytest marks as the error; without any, all of it."""
-    text = element.text or element.get("message", "")
+    text = element.text or element.get("message") or ""
     lines = [line.removeprefix("E").strip() for line in text.splitlines() if re.match(r"E\s", line)]
     return "\n".join(lines) or text.strip()
 

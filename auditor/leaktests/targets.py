@@ -64,7 +64,7 @@ def _read_file(file: SourceFile, found: Found, classes: list[_Class]) -> None:
     try:
         tree = ast.parse(read(file))
     except (Unreadable, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None) or getattr(error, "line", 0)
+        line = getattr(error, "lineno", 0) or getattr(error, "line", 0) or 0
         found.failures.append(Failure(file.path, line, f"cannot be read for tests: {error}"))
         return
     module, root = import_name(file.location)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from auditor.leaktests.probe.jobs import Job
+from auditor.leaktests.jobs import Job
 
 TORCH_MISSING = "torch is not installed: pip install 'poolaudit[torch]' (or torch for your CUDA version)"
 

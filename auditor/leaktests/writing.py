@@ -1,4 +1,4 @@
-"""Writes generated files so that what a person changed is never lost: each says the digest of its own text."""
+"""Writes generated files so that what a person changed is never lost: each has the digest of its text."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 from auditor.atomic import write_atomically
 
 _MARK = "# poolaudit leaktests, sha256 "
-_EXPLAINED = ": as long as the rest of this file has that digest it is written again"
+_EXPLAINED = ": written again as long as that is the digest of the rest"
 
 
 @dataclass(slots=True)

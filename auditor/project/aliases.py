@@ -15,11 +15,13 @@ Meant = tuple[Function, ast.Call]
 """The function in whose words the call is now written, and the call as it would be without the alias."""
 
 
-def other_names(sources: Mapping[str, str], paths: Iterable[str], words: set[str]) -> set[str]:
-    """Names that some file binds to a method that is called by one of these words."""
-    found: set[str] = set()
+def other_names(sources: Mapping[str, str], paths: Iterable[str]) -> dict[str, set[str]]:
+    """By the last name of a method, the names that some file binds to a method so called."""
+    found: dict[str, set[str]] = {}
     for path in paths:
-        found.update(alias for alias, word in BOUND.findall(sources[path]) if word in words)
+        for alias, word in BOUND.findall(sources[path]):
+            if alias != word:
+                found.setdefault(word, set()).add(alias)
     return found
 
 

@@ -23,8 +23,9 @@ from auditor.project.fields import Fields
 from auditor.project.giving_back import customary, giving_back
 from auditor.project.leases import Follower, Outcome
 from auditor.project.misused import Misused
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.pool_call import PoolCall
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
@@ -80,6 +81,7 @@ class Analysis:
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[Function, list[Outcome]] = {}  # leases that callers got from each function
         self.unfollowed: list[Failure] = []
+        self._other_names: dict[str, set[str]] = {}
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
 
@@ -98,14 +100,17 @@ class Analysis:
         return pairs
 
     def run(self) -> FlowResult:
-        words = self.recogniser.words
-        words |= other_names(self.project.sources, self.relevant, words)
+        self._other_names = other_names(self.project.sources, self.relevant)
+        words = self._with_aliases(self.recogniser.words)
         paths = sorted(self.called.calling(self.relevant, words))
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
         return self._result()
+
+    def _with_aliases(self, words: set[str]) -> set[str]:
+        return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))
 
     def _wave(self, paths: list[str], words: set[str]) -> None:
         """Follow the acquires among calls of these names; callers of what turns out to return a lease come
@@ -116,7 +121,7 @@ class Analysis:
                 self._follow_in(path, words)
             fresh = set(self.recogniser.wrappers) - found_before
             words = set().union(*(called_as(function, self.project.sources) for function in fresh))
-            words |= other_names(self.project.sources, self.relevant, words)
+            words = self._with_aliases(words)
             paths = sorted(self.called.calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:

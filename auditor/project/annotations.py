@@ -2,7 +2,8 @@
 
 import ast
 
-from auditor.project.modules import Class, Function, Module, Project, dotted_name
+from auditor.project.modules import Class, Function, Module
+from auditor.project.project import Project, dotted_name
 
 Type = Class | str
 """A class of the project, or the dotted name of something outside it."""

@@ -1,17 +1,13 @@
-"""What the calls of one function do to a lease: protocols first, then summaries, then the library's tables,
-then names."""
+"""What the calls of one function do to a lease: protocols first, then summaries, then what is known of the
+rest of the world."""
 
 import ast
 from dataclasses import replace
 
 from auditor.flow.effects import (
     BORROWED,
-    PERHAPS_SAME,
     RELEASED,
-    SAME,
     TAKEN,
-    UNKNOWN,
-    Acquisition,
     Fate,
     Position,
     Treatment,
@@ -19,27 +15,21 @@ from auditor.flow.effects import (
 )
 from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
-from auditor.project import library
 from auditor.project.calls import constants_passed, is_bound, parameter_for
 from auditor.project.modules import Class, Function
+from auditor.project.outside import OutsideEffects
 from auditor.project.recognise import Recogniser
 from auditor.project.summaries import PROCESS, Question, Summaries
-from auditor.protocols.tensor_operations import treatment_of
-from auditor.protocols.vocabulary import KEEPING, LEASE_METHODS, RELEASING, STORING
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 
 
-class FunctionEffects:
+class FunctionEffects(OutsideEffects):
     """Answers the ownership domain for the calls that one function makes."""
 
     def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
-        self.function = function
-        self.recogniser = recogniser
+        super().__init__(function, recogniser)
         self.summaries = summaries
-        self._receivers: frozenset[Path] | None = None
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
-
-    def acquisition(self, call: Call) -> Acquisition | None:
-        return self.recogniser.acquisition(self.function, call)
 
     def only_releases(self, call: Call) -> bool:
         name = call.method
@@ -83,7 +73,7 @@ class FunctionEffects:
             return self._constructed(call, constructed, targets, position, rest, value, protocol)
         if targets:
             return self._summarised(call, targets, position, rest, value, protocol)
-        return self._outside(call, dotted, position, rest, value)
+        return self.outside(call, dotted, position, rest, value)
 
     def _process_wide(self, call: Call, value: Value, protocol: str) -> Treatment:
         """What the process holds is ended by a call that the protocol lists, here or in a callee."""
@@ -145,7 +135,7 @@ class FunctionEffects:
         if name is None:
             return self._into_rest(call, target, position, rest, value)
         if target.is_abstract:
-            return self._outside(call, None, position, rest, value)
+            return self.outside(call, None, position, rest, value)
         question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
         answer = self.summaries.answer(question)
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
@@ -183,7 +173,7 @@ class FunctionEffects:
         """The operand lands in *args or **kwargs, or is the callee object itself."""
         if position == -1:
             return BORROWED
-        return self._outside(call, None, position, rest, value)
+        return self.outside(call, None, position, rest, value)
 
     def _constructed(
         self,
@@ -222,99 +212,3 @@ class FunctionEffects:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         ]
         return "." + fields[position] if position < len(fields) else ANY_ITEM
-
-    # The rest of the world ----------------------------------------------------------------------------------
-
-    def _outside(
-        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
-    ) -> Treatment:
-        for found in (
-            library.container_method(call, position, rest),
-            library.stored_by_method(call, position, rest),
-            library.function(call, position, rest)
-            if call.receiver is None
-            or dotted is not None
-            or call.method in library.GIVING_BACK | library.CHAINING
-            else None,
-        ):
-            if found is not None:
-                return found
-        if self.recogniser.releases_by_name(call.at, position, value):
-            return RELEASED
-        if position == -1:
-            return self._own_method(call, rest, value)
-        if call.method in STORING or KEEPING.match(call.method):
-            return TAKEN
-        if call.method in library.BORROWING:
-            return BORROWED
-        return self._unknown_function(call, dotted, position, rest, value)
-
-    def _own_method(self, call: Call, rest: Path, value: Value) -> Treatment:
-        """A method of the lease itself, or of an object that holds it."""
-        if call.receiver is None:
-            return BORROWED
-        if rest:
-            return PERHAPS_SAME
-        table = treatment_of(call.method)
-        if value is Value.INDEX:
-            return _carried(call.method, table)
-        if value is Value.TENSOR:
-            return table if table is not None else PERHAPS_SAME
-        return SAME if table == SAME or call.method in ("copy", "__enter__", "__iter__") else BORROWED
-
-    def _unknown_function(
-        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
-    ) -> Treatment:
-        if call.receiver is not None and call.receiver in self._pools():
-            return BORROWED  # the pool's own method, and none that its protocol lists
-        known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
-        table = treatment_of(call.method)
-        if value is Value.INDEX and call.method == "copy_" and call.receiver is not None:
-            return Treatment(moved_to=call.receiver)
-        if value is Value.INDEX and table is not None:
-            return _carried(call.method, table)
-        if position == "out":
-            return SAME
-        if table is not None and (value is Value.TENSOR or known_torch):
-            as_function = call.receiver is None or known_torch or dotted is not None
-            return table if position == 0 and as_function else BORROWED
-        if call.method[:1].isupper() and call.method != call.method.upper():
-            return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
-        if value is Value.TENSOR and not rest:
-            return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
-        if value is Value.INDEX:
-            return PERHAPS_SAME if known_torch else UNKNOWN
-        return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
-
-    def _pools(self) -> frozenset[Path]:
-        """Receivers of this function's acquires."""
-        if self._receivers is None:
-            self._receivers = frozenset()
-            self._receivers = frozenset(
-                op.receiver
-                for op in self.function.graph.ops
-                if isinstance(op, Call) and op.receiver is not None and self.acquisition(op) is not None
-            )
-        return self._receivers
-
-    def _is_module_call(self, call: Call) -> bool:
-        """`self.proj(x)`: an nn.Module from elsewhere makes a new tensor."""
-        owner = call.at.func
-        if not isinstance(owner, ast.Attribute):
-            return False
-        held = self.recogniser.calls.model.type_of(self.function, owner)
-        return isinstance(held, str) and ".nn." in held
-
-
-CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",
-                      "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int",
-                      "cpu",
-                      "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll",
-                      "hstack"})  # fmt: skip
-
-
-def _carried(name: str, table: Treatment | None) -> Treatment:
-    """Slot numbers keep the obligation through copies and rearrangements, not through sums and sizes."""
-    if table == SAME or name in CARRIERS:
-        return SAME
-    return BORROWED if table is not None else PERHAPS_SAME

@@ -5,7 +5,6 @@ the field through objects of unknown type, so there the attribute's name decides
 something so named counts: a missed leak is better than a false one."""
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 
 from auditor.flow.effects import Acquisition, Fate, Handle, Value
@@ -17,18 +16,14 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
-from auditor.project.bindings import statements_of
 from auditor.project.class_model import ClassModel
+from auditor.project.elsewhere import Elsewhere, looks_releasing, own_name
+from auditor.project.forgetting import CLEANUP, INITIAL, escaped_by_name, forgets, given_away
 from auditor.project.leases import Outcome
-from auditor.project.modules import Class, Function, Module, Project
-from auditor.project.sites import last_name
+from auditor.project.modules import Class, Function
+from auditor.project.project import Project
 from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, split
 
-CLEANUP = re.compile(
-    r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
-    r"|flush\w*|end\w*|exit|__exit__|__aexit__|__del__|del)_*"
-)
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
                    "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
@@ -36,10 +31,6 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
 
 EXITS = frozenset({"__exit__", "__aexit__"})
 ENTERS = frozenset({"__enter__", "__aenter__"})
-
-INITIAL = frozenset(
-    {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
-)
 
 
 class Fields:
@@ -50,19 +41,18 @@ class Fields:
         self.model = model
         self.summaries = summaries
         self.effects_of = effects_of
-        self._by_attribute: dict[str, list[tuple[str, set[str]]]] | None = None
-        self._owners: dict[str, set[tuple[str, str]]] = {}
-        self._attributes: frozenset[str] = frozenset()
+        self.elsewhere = Elsewhere(project, frozenset())
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
         wanted = list(outcomes)
-        self._attributes = frozenset(
+        attributes = frozenset(
             path[1][1:]
             for outcome in wanted
             for _, path in outcome.stored
             if _own_field(outcome.function, path)
         )
+        self.elsewhere = Elsewhere(self.project, attributes)
         found: dict[int, tuple[StoredField, ...]] = {}
         for outcome in wanted:
             fields = tuple(self._fields_of(outcome))
@@ -103,7 +93,7 @@ class Fields:
         attribute = path[1][1:]
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         released_by = [name for name in released_by if name not in partly]
-        released_by += [name for name in self._released_elsewhere(cls, attribute) if name not in released_by]
+        released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
         op = function.graph.ops[node]
         at = (
             outcome.lease.span
@@ -132,13 +122,13 @@ class Fields:
         released_by: list[str] = []
         drops: list[Leak] = []
         numbers = outcome.acquisition.value is Value.INDEX and len(path) > 2
-        escapes = numbers and any(_looks_releasing(call) for method in family for call in method.calls)
+        escapes = numbers and any(looks_releasing(call) for method in family for call in method.calls)
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes
             if not method.parameters or not _mentions(method, attribute):
                 continue
-            if len(path) > 2 and method.name in INITIAL and _given_away(method, attribute):
+            if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
                 escapes = True
             answer = self._asked(outcome, method, path)
             if answer.fate is Fate.RELEASE:
@@ -146,7 +136,7 @@ class Fields:
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
-            elif answer.dropped and method is not outcome.function and _forgets(method, attribute):
+            elif answer.dropped and method is not outcome.function and forgets(method, attribute):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.declared
                 drops += [drop for drop in found if not numbers or declared or drop.holder == "clear"]
@@ -176,7 +166,7 @@ class Fields:
                     continue
                 for node in ast.walk(function.node):
                     if isinstance(node, ast.Attribute) and node.attr == method.name:
-                        on_itself = isinstance(node.value, ast.Name) and node.value.id == _own_name(function)
+                        on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
                         if not on_itself or id(function) in own:
                             return True
         return False
@@ -216,194 +206,13 @@ class Fields:
                     and CLEANUP.fullmatch(node.func.attr)
                 ):
                     return True
-                if _looks_releasing(node) and attribute in _attributes_in(node):
+                if looks_releasing(node) and attribute in _attributes_in(node):
                     return True
         return False
-
-    # By the attribute's name --------------------------------------------------------------------------------
-
-    def _released_elsewhere(self, cls: Class, attribute: str) -> Iterator[str]:
-        """Functions that reach the field through an object of unknown type.
-
-        Where several classes have a field of that name, the object must be called like the class.
-        """
-        if self._by_attribute is None:
-            self._by_attribute = self._index()
-        owners = self._owners.get(attribute, set())
-        words = set(split(cls.name))
-        for function, bases in self._by_attribute.get(attribute, ()):
-            if len(owners) <= 1 or any(words & set(split(base)) for base in bases):
-                yield function
-
-    def _index(self) -> dict[str, list[tuple[str, set[str]]]]:
-        found: dict[str, list[tuple[str, set[str]]]] = {}
-        for module in self.project.parsed():
-            for attribute in self._attributes:
-                if "." + attribute in module.text:
-                    self._owners.setdefault(attribute, set()).update(_owning_classes(module, attribute))
-            if not any("." + attribute in module.text for attribute in self._attributes):
-                continue
-            for function in module.by_node.values():
-                text = function.text
-                if not any("." + attribute in text for attribute in self._attributes):
-                    continue
-                released = released_attributes(function)
-                for attribute in sorted(self._attributes & set(released)):
-                    found.setdefault(attribute, []).append((function.qualname, released[attribute]))
-        return {attribute: sorted(rows, key=lambda row: row[0]) for attribute, rows in found.items()}
-
-
-def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]:
-    for cls in module.classes.values():
-        for method in cls.methods.values():
-            own = _own_name(method)
-            for node in ast.walk(method.node):
-                match node:
-                    case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if (
-                        attr == attribute and name == own
-                    ):
-                        yield module.path, cls.qualname
-
-
-Carried = dict[str, set[tuple[str, str]]]
-"""Local names, and the (attribute, last word of the object it was read from) that their values came from."""
-
-
-def released_attributes(function: Function) -> dict[str, set[str]]:
-    """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what
-    object."""
-    releasing = [call for call in function.calls if _looks_releasing(call)]
-    found: dict[str, set[str]] = {}
-    if not releasing:
-        return found
-    carried = _carried(function)
-    for call in releasing:
-        operands: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if isinstance(call.func, ast.Attribute):
-            operands.append(call.func.value)
-        for operand in operands:
-            for attribute, base in _sources(operand, carried, _own_name(function)):
-                found.setdefault(attribute, set()).add(base)
-    return found
-
-
-def _own_name(function: Function) -> str | None:
-    """`self`: what a method does to its own fields is asked of the class's family instead."""
-    return (
-        function.parameters[0]
-        if function.is_method and function.parameters and not function.is_static
-        else None
-    )
-
-
-def _looks_releasing(call: ast.Call) -> bool:
-    name = last_name(call)
-    return (
-        RELEASING.fullmatch(name) is not None
-        or name in LEASE_METHODS
-        or name in ("finalize", "callback", "map")
-    )
-
-
-def _carried(function: Function) -> Carried:
-    carried: Carried = {}
-    own = _own_name(function)
-    for _ in range(2):
-        for target, value in _bindings(function):
-            sources = _sources(value, carried, own)
-            for name in ast.walk(target):
-                if isinstance(name, ast.Name):
-                    carried.setdefault(name.id, set()).update(sources)
-    return carried
-
-
-def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in statements_of(function.node):
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    yield target, value
-            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                yield target, value
-    for inner in ast.walk(function.node):
-        if isinstance(inner, ast.comprehension):
-            yield inner.target, inner.iter
-
-
-def _sources(node: ast.AST, carried: Carried, own: str | None) -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Attribute):
-            if not (isinstance(inner.value, ast.Name) and inner.value.id == own):
-                found.add((inner.attr, _last_word(inner.value)))
-        elif isinstance(inner, ast.Name):
-            found |= carried.get(inner.id, set())
-    return found
-
-
-def _last_word(node: ast.expr) -> str:
-    while isinstance(node, (ast.Subscript, ast.Call)):
-        node = node.value if isinstance(node, ast.Subscript) else node.func
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
-
-
-def _forgets(method: Function, attribute: str) -> bool:
-    """A method that others call, and that gives nothing back itself: what it throws away is thrown away.
-
-    Unless it starts everything anew, the pool with the table.
-    """
-    if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
-        return not method.name.startswith("_") and _takes_out(method, attribute)
-    return not any(_looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
-
-
-def _takes_out(method: Function, attribute: str) -> bool:
-    """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing."""
-    if any(_looks_releasing(call) for call in method.calls) or method.name in INITIAL:
-        return False
-    return not any(
-        isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(method.node)
-    )
-
-
-def _renews_another(call: ast.Call, attribute: str) -> bool:
-    if last_name(call) not in ("clear", "reset", "reset_state", "__init__") or not isinstance(
-        call.func, ast.Attribute
-    ):
-        return False
-    owner = call.func.value
-    return isinstance(owner, ast.Attribute) and owner.attr != attribute
-
-
-def escaped_by_name(method: Function) -> bool:
-    """`getattr(self, name)` reaches every field, in a method that releases something."""
-    own = _own_name(method)
-    calls = list(method.calls)
-    dynamic = any(
-        last_name(call) in ("getattr", "vars")
-        and call.args
-        and isinstance(call.args[0], ast.Name)
-        and call.args[0].id == own
-        and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
-        for call in calls
-    )
-    return dynamic and any(_looks_releasing(call) for call in calls)
-
-
-def _given_away(method: Function, attribute: str) -> bool:
-    """A constructor hands the field to somebody else."""
-    own = _own_name(method)
-    for call in method.calls:
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-            match argument:
-                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:
-                    return True
-    return False
 
 
 def _own_field(function: Function, path: Path) -> bool:

@@ -16,7 +16,8 @@ from auditor.ir.ops import Call, Edge, Fresh, Move, Op
 from auditor.model import Step
 from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser
 from auditor.project.released import released_value
 from auditor.project.sites import functions_with, site_nodes

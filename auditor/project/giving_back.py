@@ -15,7 +15,8 @@ from auditor.project.calls import is_bound, parameter_for
 from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
-from auditor.project.recognise import Recogniser, callee_text, names_of
+from auditor.project.recognise import Recogniser
+from auditor.project.releases import callee_text, names_of
 from auditor.protocols.protocol import Pattern, Protocol
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, split, take_apart
 

@@ -2,19 +2,19 @@
 
 import ast
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
-from auditor.flow.held import Endings, Held
+from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
-from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.trace import Station, shortest_path, span_of, tell
+from auditor.flow.lease import Leak, Lease
+from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Path, is_temporary
-from auditor.model import Span, Step
+from auditor.ir.ops import RAISING, Call, Move, Path, is_temporary
+from auditor.model import Span
 from auditor.project.effects import FunctionEffects
+from auditor.project.losses import Losses
 from auditor.project.modules import Function
 from auditor.project.sites import loops_around, site_nodes
 
@@ -28,17 +28,6 @@ STARTING = frozenset(
 )
 
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
-BROAD = re.compile(r"Exception\b|RuntimeError|MemoryError|OSError|ValueError")
-
-UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
-"""Ways out by an exception that no `raise` or `assert` of the function spells."""
-
-LOSS_OF_EDGE = {
-    Edge.CALL_RAISES: Loss.CALL,
-    Edge.CANCEL: Loss.CANCEL,
-    Edge.CLOSE: Loss.CLOSE,
-    Edge.RAISE: Loss.RAISE,
-}
 
 
 @dataclass(slots=True)
@@ -62,11 +51,10 @@ class Follower:
         self.function = function
         self.graph: Graph = function.graph
         self.effects = effects
-        self.exceptions = exceptions
         self.edges = EDGES[exceptions]
         self.in_test = TEST_FILE.search(function.module.path) is not None
+        self.losses = Losses(function, effects, exceptions)
         self._known: dict[int, Knowledge] | None = None
-        self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -108,7 +96,7 @@ class Follower:
 
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
-        leaks = tuple(self._leaks(node, followed))
+        leaks = tuple(self.losses.leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
@@ -133,7 +121,7 @@ class Follower:
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
         """The calls that give it back."""
         calls = (self.graph.ops[node] for node in endings.released)
-        return tuple(sorted({self._span(op.at) for op in calls if isinstance(op, Call)}))
+        return tuple(sorted({self.losses.span(op.at) for op in calls if isinstance(op, Call)}))
 
     def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
         """Constants returned beside the lease, where every return of it agrees."""
@@ -190,7 +178,7 @@ class Follower:
 
     def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
         return Lease(
-            span=self._span(op.at),
+            span=self.losses.span(op.at),
             symbol=self.function.qualname,
             text=" ".join(ast.unparse(op.at).split()),
             protocol=acquisition.protocol,
@@ -208,197 +196,6 @@ class Follower:
                     return "".join(each.target).lstrip("@")
                 followed = each.target
         return ""
-
-    def _span(self, node: ast.AST) -> Span:
-        return span_of(self.function.module.path, node, self.function.module.lines)
-
-    # Leaks --------------------------------------------------------------------------------------------------
-
-    def _leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
-        seen: set[tuple[Loss, Span]] = set()
-        for loss, node, held in followed.endings.lost:
-            path = shortest_path(self.graph, followed.solution, node, held)
-            kind = self._kind(loss, path, site)
-            at = self._where(node, path)
-            if (
-                self._asserted_away(path, site)
-                or (kind, at) in seen
-                or (self.exceptions == "explicit" and kind in UNWRITTEN)
-            ):
-                continue
-            seen.add((kind, at))
-            yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
-
-    def _kind(self, loss: Loss, path: list[Station], site: int) -> Loss:
-        """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""
-        if loss is Loss.RAISE:
-            return _exceptional(loss, path)
-        raised = next((station.edge for station in path if station.edge in LOSS_OF_EDGE), None)
-        if loss is Loss.DISCARDED and raised is not None:
-            return LOSS_OF_EDGE[raised]  # an intermediate value that an exception passed by
-        for index, station in enumerate(path):
-            if station.edge not in LOSS_OF_EDGE:
-                continue
-            in_passing = loss in IN_PASSING and station.edge is not Edge.RAISE
-            unwinding = in_passing and not self._caught(path[index:])
-            if unwinding or not self._expected(station, path[index:], site):
-                return LOSS_OF_EDGE[station.edge]
-        return loss
-
-    def _caught(self, onward: list[Station]) -> bool:
-        """Whether the exception ends on the way, in a handler or a `suppress`."""
-        guards = [self.graph.ops[station.node].at for station in onward]
-        return any(
-            isinstance(at, ast.ExceptHandler) or (isinstance(at, WITHS) and _swallows(at)) for at in guards
-        )
-
-    def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
-        """Whoever wrote the handler meant this.
-
-        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after
-        the acquire, so that its handler runs with the lease held whatever raised."""
-        op, acquired = self.graph.ops[station.node], self.graph.ops[site]
-        if station.edge is Edge.RAISE or not isinstance(op, Call):
-            return True
-        acquisition = self.effects.acquisition(acquired) if isinstance(acquired, Call) else None
-        declared = acquisition is not None and acquisition.declared
-        line = self._span(self.graph.ops[site].at).line
-        holds = station.holds or (declared and station.uses)
-        if self.effects.acquisition(op) is not None or (holds and self._broadly(onward, line)):
-            return True
-        guards = (self.graph.ops[later.node].at for later in onward)
-        return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
-
-    def _asserted_away(self, path: list[Station], site: int) -> bool:
-        """`assert pool.alloc(n) is None`: the acquire is expected to fail."""
-        line = self._span(self.graph.ops[site].at).line
-        raised = (self.graph.ops[station.node].at for station in path if station.edge is Edge.RAISE)
-        return any(isinstance(at, ast.Assert) and self._span(at).line == line for at in raised)
-
-    def _broadly(self, onward: list[Station], line: int) -> bool:
-        """Not a handler around the acquire too, of one named failure that calls before it were expected to
-        raise."""
-        for later in onward:
-            handler = self.graph.ops[later.node].at
-            if isinstance(handler, ast.ExceptHandler) and handler.type is not None:
-                around = any(
-                    _swallows(guard) and _encloses(guard, line)
-                    for guard in (self.graph.ops[station.node].at for station in onward)
-                )
-                return not around or BROAD.search(ast.unparse(handler.type)) is not None
-        return True
-
-    def _where(self, node: int, path: list[Station]) -> Span:
-        op = self.graph.ops[node]
-        if isinstance(op, Leave) and getattr(op.at, "lineno", None) is None:
-            for station in reversed(path):
-                if station.edge in RAISING:
-                    return self._span(self.graph.ops[station.node].at)
-        if isinstance(op, Leave) and not isinstance(op.at, (ast.Return,)):
-            return self._end_of_function()
-        return self._span(op.at)
-
-    def _end_of_function(self) -> Span:
-        node = self.function.node
-        last = node.body[-1] if isinstance(node.body, list) and node.body else node
-        line, column = getattr(last, "end_lineno", 1) or 1, getattr(last, "end_col_offset", 0) or 0
-        return Span(self.function.module.path, line, column, line, column + 1)
-
-    def _trace(self, site: int, path: list[Station], loss: Loss, at: Span) -> tuple[Step, ...]:
-        first = self._span(self.graph.ops[site].at)
-        file = self.function.module.path
-        steps = [Step(file, first.line, first.column, "acquired here")]
-        for step in tell(self.graph, file, path, self.function.module.lines):
-            if step != steps[-1]:
-                steps.append(step)
-        steps.append(Step(file, at.line, at.column, LAST_WORDS[loss]))
-        return tuple(steps)
-
-    def _failed(self, path: list[Station], site: int) -> str | None:
-        """The other acquire whose failing branch the path takes."""
-        if any(
-            isinstance(self.graph.ops[station.node].at, ast.Assert) and station.edge is Edge.RAISE
-            for station in path
-        ):
-            return None  # an assertion states what cannot happen
-        for index, station in enumerate(path):
-            op = self.graph.ops[station.node]
-            if isinstance(op, Assume) and op.subject is not None and (op.kind != "truth") == op.value:
-                text, call = self._acquired().get(op.subject[0], (None, None))
-                again = any(earlier.node == site for earlier in path[:index])
-                if (
-                    text is not None
-                    and len(op.subject) == 1
-                    and (again or call is not self.graph.ops[site].at)
-                ):
-                    return text
-            if station.edge in RAISING and isinstance(op, Call) and station.node != site:
-                acquisition = self.effects.acquisition(op)
-                if acquisition is not None and not acquisition.managed:
-                    return acquisition.text
-        return None
-
-    def _acquired(self) -> dict[str, tuple[str, ast.Call]]:
-        """Names bound from acquire calls, with the callee and the call."""
-        if self._acquired_names is None:
-            names: dict[str, tuple[str, ast.Call]] = {}
-            for op in self.graph.ops:
-                if isinstance(op, Call):
-                    acquisition = self.effects.acquisition(op)
-                    if acquisition is not None:
-                        names[op.target[0]] = acquisition.text, op.at
-                elif isinstance(op, Move) and op.source[0] in names and len(op.target) == 1:
-                    names[op.target[0]] = names[op.source[0]]
-            self._acquired_names = names
-        return self._acquired_names
-
-
-LAST_WORDS = {
-    Loss.RETURN: "returns here, still holding it",
-    Loss.FALL_THROUGH: "the function ends, still holding it",
-    Loss.NEXT_TURN: "acquired again here while the last one is still held",
-    Loss.RAISE: "leaves by this exception, still holding it",
-    Loss.CALL: "leaves by this exception, still holding it",
-    Loss.CANCEL: "leaves by cancellation, still holding it",
-    Loss.CLOSE: "leaves by GeneratorExit, still holding it",
-    Loss.DISCARDED: "nothing keeps the result",
-    Loss.REBOUND: "its only name is bound to something else here",
-    Loss.DELETED: "its only name is deleted here",
-    Loss.OVERWRITTEN: "its only place is overwritten here",
-    Loss.DROPPED: "its container's entries are dropped here",
-}
-
-
-WITHS = (ast.With, ast.AsyncWith)
-IN_PASSING = frozenset({Loss.REBOUND, Loss.DELETED, Loss.OVERWRITTEN, Loss.DROPPED})
-"""Losses that a `finally` can cause while an exception passes through it."""
-
-
-def _swallows(guard: ast.AST) -> bool:
-    """A statement that can turn an exception into an ordinary way on."""
-    if isinstance(guard, (ast.With, ast.AsyncWith)):
-        return any("suppress" in ast.unparse(item.context_expr) for item in guard.items)
-    return isinstance(guard, (ast.Try, ast.TryStar))
-
-
-def _encloses(guard: ast.AST, line: int) -> bool:
-    body: list[ast.stmt] = getattr(guard, "body", [])
-    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
-
-
-def _exceptional(loss: Loss, path: list[Station]) -> Loss:
-    """By which kind of exception a path that leaves by raising does so."""
-    if loss is not Loss.RAISE:
-        return loss
-    for station in reversed(path):
-        if station.edge in LOSS_OF_EDGE:
-            return LOSS_OF_EDGE[station.edge]
-    return loss
-
-
-def _name_of(held: Held) -> str:
-    names = sorted("".join(place).lstrip("@") for place in held.places if not is_temporary(place))
-    return names[0] if names else ""
 
 
 def _merge(one: Outcome, other: Outcome) -> Outcome:

@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from auditor.project.annotations import named
-from auditor.project.modules import Class, Function, Project
+from auditor.project.modules import Class, Function
+from auditor.project.project import Project
 
 
 class Lineage:

@@ -59,9 +59,14 @@ def _span(function: Function, node: int, state: Placed, stations: list[Station])
         for station in reversed(stations):
             stored = function.graph.ops[station.node]
             target = stored.target if isinstance(stored, Store) else getattr(stored, "receiver", None)
-            if target and len(target) > 1 and any(place[: len(target)] == target for place in state.places):
+            if target and any(_kept_at(place, target) for place in state.places):
                 return place_of(function, station.node)
     return place_of(function, node)
+
+
+def _kept_at(place: Path, target: Path) -> bool:
+    """Stored at the target itself, or put into the container that it is."""
+    return len(place) > 1 and place[: len(target)] == target
 
 
 def name_of(places: frozenset[Path]) -> str:

@@ -17,10 +17,11 @@ from auditor.model import Span, Step
 from auditor.project.foreign import Foreign
 from auditor.project.leases import TEST_FILE, Outcome
 from auditor.project.misuse_story import name_of, place_of, story
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.other_pool import differ
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser
-from auditor.project.released import numbered, release_words, released_value
+from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors
 from auditor.project.twice_by_methods import TwiceByMethods
@@ -95,7 +96,7 @@ class Misused:
             acquisition = self.endings.uses(function).acquisition(op)
             if node not in known or acquisition is None:
                 continue
-            if acquisition.value is Value.TENSOR and numbered(outcome.lease.holder):
+            if acquisition.value is Value.TENSOR and self._numbers(outcome):
                 acquisition = replace(acquisition, value=Value.INDEX)
             began = _beginning(graph, node, op, acquisition)
             if began is None:
@@ -108,6 +109,15 @@ class Misused:
             if acquisition.value is Value.TENSOR:
                 for misuse in self.tensors.misuses(begin):
                     self.found.setdefault((misuse.fault, misuse.span), misuse)
+
+    def _numbers(self, outcome: Outcome) -> bool:
+        """Whether what looks like a tensor are numbers of blocks."""
+        made_by = (
+            function
+            for function, (pair, _) in self.recogniser.acquiring.items()
+            if pair.name == outcome.acquisition.protocol
+        )
+        return numbered(outcome.lease.holder) or any(of_numpy(function) for function in made_by)
 
     def _life(self, begin: Begin) -> None:
         function, acquisition = begin.function, begin.acquisition

@@ -1,20 +1,19 @@
-"""Which calls acquire, release, lend and take over: settings, then pairs of the tree, then the built-in
-tables."""
+"""Which calls acquire and lend: settings, then pairs of the tree, then the built-in tables."""
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
-from auditor.project.aliases import Aliases
-from auditor.project.calls import Calls, is_bound
+from auditor.project.calls import Calls
 from auditor.project.discovery import Half, Pair
-from auditor.project.modules import Class, Function
+from auditor.project.modules import Function
+from auditor.project.releases import Releases, callee_text, names_of
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.vocabulary import COUNTS, LEASE_METHODS, MARKS, RELEASING, WEAK, split
+from auditor.protocols.vocabulary import COUNTS, WEAK, split
 
 GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
@@ -38,18 +37,14 @@ class Source:
     counts: bool = False
 
 
-class Recogniser:
+class Recogniser(Releases):
     """Answers by resolved function where there is one; a name alone is only believed where nothing else is
     known."""
 
-    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
-        self.calls = calls
-        self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
-        self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
+    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
+        super().__init__(calls, protocols, pairs)
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
-        self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
-        self.aliases = Aliases()
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
             self._add(pair)
@@ -58,8 +53,6 @@ class Recogniser:
         for half in pair.acquires:
             self.acquiring.setdefault(half.function, (pair, half))
             self._names.setdefault(half.function.name, []).append((pair, half))
-        for half in pair.releases:
-            self.releasing.setdefault(half.function, (pair, half))
 
     @property
     def words(self) -> set[str]:
@@ -184,109 +177,6 @@ class Recogniser:
                 return tuple(element for _, element in op.items)
         return (path,)
 
-    # Releasing ----------------------------------------------------------------------------------------------
-
-    def releases(
-        self, function: Function, call: ast.Call, position: Position, protocol: str = ""
-    ) -> bool | None:
-        """True: the operand is given back. None: neither settings nor pairs nor tables say so."""
-        meant = self.aliases.meant(function, call)
-        if meant is not None and isinstance(position, int) and position >= 0:
-            shift = len(meant[1].args) - len(call.args)
-            return self._releases(*meant, position + shift, protocol)
-        return self._releases(function, call, position, protocol)
-
-    def _releases(self, function: Function, call: ast.Call, position: Position, protocol: str) -> bool | None:
-        targets, constructed, dotted = self.calls.targets(function, call)
-        text = callee_text(call)
-        if self._release_pattern(self.declared, names_of(targets, constructed, dotted), text, call, position):
-            return True
-        for target in targets:
-            if target in self.releasing:
-                _, half = self.releasing[target]
-                if protocol and half.name.kind != kind_of(protocol):
-                    return None
-                if half.handle is Handle.RECEIVER:
-                    return position == -1
-                return position != -1 or not is_bound(target, call)
-        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
-            return None
-        if self._release_pattern(self.built_in, names_of(targets, None, dotted), text, call, position):
-            return True
-        return None
-
-    def _release_pattern(
-        self,
-        protocols: Sequence[Protocol],
-        names: tuple[str, ...],
-        text: str,
-        call: ast.Call,
-        position: Position,
-    ) -> bool:
-        for protocol in protocols:
-            for pattern in protocol.release:
-                if pattern.on_lease:
-                    if (
-                        position == -1
-                        and isinstance(call.func, ast.Attribute)
-                        and pattern.name.fullmatch(call.func.attr)
-                    ):
-                        return True
-                elif pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
-                    if protocol.handle is Handle.RECEIVER and not pattern.explicit:
-                        if position == -1:
-                            return True
-                    elif (
-                        (protocol.handle is Handle.NONE and not pattern.operands)
-                        or position in pattern.operands
-                        or (isinstance(position, str) and not pattern.explicit)
-                    ):
-                        return True
-        return False
-
-    def release_source(self, function: Function, call: ast.Call) -> tuple[str, str] | None:
-        """(protocol, origin) of a call that releases something."""
-        targets, constructed, dotted = self.calls.targets(function, call)
-        for target in targets:
-            if target in self.releasing:
-                return self.releasing[target][0].name, "discovered"
-        positions: tuple[Position, ...] = (
-            -1,
-            *range(len(call.args)),
-            *(k.arg for k in call.keywords if k.arg),
-        )
-        names, text = names_of(targets, constructed, dotted), callee_text(call)
-        known = targets and not all(target.is_abstract for target in targets)
-        for protocol in (*self.declared, *(() if known else self.built_in)):
-            if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
-                return protocol.name, protocol.origin
-        return None
-
-    def transfers(self, function: Function, call: ast.Call, position: Position) -> bool:
-        targets, constructed, dotted = self.calls.targets(function, call)
-        names, text = names_of(targets, constructed, dotted), callee_text(call)
-        return any(
-            position in pattern.operands
-            and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
-            for protocol in self.declared
-            for pattern in protocol.transfer
-        )
-
-    def releases_by_name(self, call: ast.Call, position: Position, value: Value) -> bool:
-        """Where nothing is known of the callee: `pool.free(x)`, `release_block(x)`, `lease.release()`."""
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if position == -1:
-            return (
-                value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
-            )
-        return RELEASING.fullmatch(name) is not None
-
-
-def kind_of(protocol: str) -> str:
-    """`pin` of the discovered protocol `Entry.pin`."""
-    kind = protocol.rpartition(".")[2]
-    return kind if kind in MARKS else ""
-
 
 def _discovered(pair: Pair, half: Half) -> Source:
     counts = half.name.verb in COUNTS
@@ -303,32 +193,6 @@ def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
             elif op.target in same and len(op.source) == 1:
                 same.add(op.source)
     return (path, *sorted(same - {path}))
-
-
-def callee_text(call: ast.Call) -> str:
-    return ast.unparse(call.func)
-
-
-def names_of(targets: Sequence[Function], constructed: Class | None, dotted: str | None) -> tuple[str, ...]:
-    """Dotted names, the last parts alone included, that a pattern may be written against."""
-    full = [dotted] if dotted is not None else []
-    if constructed is not None:
-        full.append(f"{_module_name(constructed.module.path)}.{constructed.qualname}")
-    else:
-        full += [f"{_module_name(target.module.path)}.{target.qualname}" for target in targets]
-    names = []
-    for name in full:
-        parts = name.split(".")
-        names += (
-            [".".join(parts[start:]) for start in range(len(parts))]
-            if constructed is None and dotted is None
-            else [name]
-        )
-    return tuple(names)
-
-
-def _module_name(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _called_like(receiver: ast.expr, pair: Pair) -> bool:

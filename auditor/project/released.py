@@ -1,5 +1,7 @@
 """What kind of thing a release takes back: a tensor, an object, numbers, or none that was handed out."""
 
+import ast
+
 from auditor.flow.effects import Handle, Value
 from auditor.ir.ops import Call
 from auditor.project.modules import Function
@@ -28,12 +30,22 @@ def _value(recogniser: Recogniser, function: Function, call: Call) -> Value | No
         if target in recogniser.releasing:
             acquires = recogniser.releasing[target][0].acquires
             handles = {half.handle for half in acquires}
-            return acquires[0].value if handles == {Handle.RESULT} else None
+            value = acquires[0].value if handles == {Handle.RESULT} else None
+            return Value.INDEX if value is Value.TENSOR and of_numpy(acquires[0].function) else value
     source = recogniser.release_source(function, call.at)
     for protocol in (*recogniser.declared, *recogniser.built_in):
         if source is not None and protocol.name == source[0]:
             return protocol.value if protocol.handle is Handle.RESULT else None
     return None
+
+
+def of_numpy(function: Function) -> bool:
+    """Whether what a pool's own acquire makes are arrays: those hold numbers of blocks, tensors hold data."""
+    node = function.node
+    if "Tensor" in ast.unparse(getattr(node, "returns", None) or ast.Constant("")):
+        return False
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return bool(names & {"np", "numpy"}) and "torch" not in names
 
 
 def release_words(recogniser: Recogniser) -> set[str]:

@@ -8,8 +8,9 @@ from functools import cache
 from auditor.flow.trace import span_of
 from auditor.model import ProtocolUse
 from auditor.project.leases import Outcome
-from auditor.project.modules import Function, Project
+from auditor.project.modules import Function
 from auditor.project.pool_call import PoolCall
+from auditor.project.project import Project
 from auditor.project.recognise import Recogniser
 from auditor.project.sites import last_name
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, LEASE_METHODS, RELEASE_WORDS, RELEASING, take_apart

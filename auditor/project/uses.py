@@ -150,7 +150,7 @@ class FunctionUses:
         return self.recogniser.calls.targets(self.function, call.at)[2]
 
     def module_class(self, call: Call) -> str | None:
-        if not isinstance(call.at.func, ast.Attribute):
+        if not isinstance(call.at.func, (ast.Attribute, ast.Name)):
             return None
         held = self.recogniser.calls.model.type_of(self.function, call.at.func)
         return held.rpartition(".")[2] if isinstance(held, str) and ".nn." in held else None
@@ -173,6 +173,14 @@ class FunctionUses:
             return None
         pool = self._translated(call, targets[0], ends.pool)
         return Release(ends.tolerant, ends.checked, pool, ends.kept, here=False)
+
+    def released_within(self, call: Call, place: Path, value: Value) -> Release | None:
+        """A function made here gives back a name that it takes from this one."""
+        targets = self.recogniser.calls.targets(self.function, call.at)[0]
+        if len(targets) != 1 or targets[0].parent is not self.function or place[0].startswith(("@", "%")):
+            return None
+        ends = self.endings.of(targets[0], ("@" + place[0], *place[1:]), value)
+        return Release(ends.tolerant, ends.checked, None, ends.kept, here=False) if ends.all_ways else None
 
     def _translated(self, call: Call, target: Function, pool: Path | None) -> Path | None:
         """The callee's pool in the caller's words."""

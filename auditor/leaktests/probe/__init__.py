@@ -1,1 +1,1 @@
-"""The part that runs the code under test: started as a process of its own, it imports torch; nothing else here does."""
+"""Runs the code under test, in a process of its own: this part imports torch; nothing else here does."""

@@ -1,26 +1,31 @@
-"""`python -m auditor.leaktests.probe`: imports torch once, then runs each job it is asked for in a fork of its own.
+"""`python -m auditor.leaktests.probe`: imports torch once, then runs each job in a fork of its own.
 
 A job is one line of JSON on standard input, its end (an exit status, negative for a signal) one on standard
-output. Importing torch takes longer than most jobs, and a fork is as fresh as a new process: nothing of a target
-was imported before it.
+output. Importing torch takes longer than most jobs, and a fork is as fresh as a new process: nothing of a
+target was imported before it.
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import torch
+import torch._dynamo  # what checkpointing, compiling and pickling would import on their first use
 
+from auditor.leaktests.jobs import Job
 from auditor.leaktests.probe import inquiry, testing
-from auditor.leaktests.probe.jobs import Job
 
 
 def main() -> None:
     """Serve until standard input ends."""
+    gc.collect()
+    gc.freeze()  # or every job searches through torch's half a million objects after every step
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)
         child = os.fork()
@@ -53,7 +58,7 @@ def _work(job: Job) -> None:
 
 
 def _status(child: int, limit: float) -> int:
-    """How the child ended. What hangs where its own watch cannot end it is killed, and all that it started."""
+    """How the child ended. What its own watch cannot end is killed here, with all that it started."""
     deadline = time.monotonic() + limit
     pause = 0.002
     while True:
@@ -64,10 +69,8 @@ def _status(child: int, limit: float) -> int:
             os.killpg(child, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)  # what it left behind
-    except (ProcessLookupError, PermissionError):
-        pass
     return os.waitstatus_to_exitcode(status)
 
 

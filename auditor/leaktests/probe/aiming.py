@@ -1,4 +1,4 @@
-"""Which arguments lead into the code of a finding: lines are watched while the plan runs, in several variations."""
+"""Which arguments lead into the code of a finding: lines are watched while variations of the plan run."""
 
 import sys
 import threading
@@ -115,4 +115,4 @@ def _watched(locations: set[str], lines: Lines) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)

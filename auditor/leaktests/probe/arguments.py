@@ -14,7 +14,11 @@ from auditor.leaktests.plan import Argument, Plan
 from auditor.leaktests.probe.signatures import Parameter, constructor, is_plain_class
 
 _CONFIG_NAMES = ("args", "config", "cfg", "configuration", "conf", "options", "hparams")
-_MODULE_NAMES = ["fn", "module", "net", "model", "block", "layer", "attn", "attention", "expert", "experts", "gate", "encoder", "decoder", "transformer", "mlp", "ff", "attn_layers", "text_embed", "vision_embed", "embed_tokens", "modules", "wrapper", "backbone", "autoencoder"]
+_MODULE_NAMES = (
+    *("fn", "module", "modules", "net", "model", "block", "layer", "attn", "attention", "attn_layers"),
+    *("expert", "experts", "gate", "encoder", "decoder", "autoencoder", "transformer", "mlp", "ff"),
+    *("text_embed", "vision_embed", "embed_tokens", "wrapper", "backbone"),
+)
 _LARGE = 256
 Candidate = tuple[str, tuple[str, ...]]  # the value as text, and the imports that it needs
 
@@ -48,7 +52,7 @@ class Proposer:
         """Values for a parameter of forward; `widths` are tensors that the built module hints at."""
         values = proposals.for_calling(parameter.name, parameter.annotation, docs)
         tensor = any("torch.rand" in value for value in values[:1])
-        hinted = values[:1] + [*widths, *values[1:]] if tensor else values
+        hinted = [*values[:1], *widths, *values[1:]] if tensor else values
         return _unique([*self.instances(parameter), *((value, ()) for value in hinted)])
 
     def shrunk(self, parameters: Sequence[Parameter]) -> list[Argument]:
@@ -58,7 +62,7 @@ class Proposer:
             small = self.overrides.get(parameter.name) or proposals.known_size(parameter.name)
             large = isinstance(parameter.default, int) and not isinstance(parameter.default, bool)
             if parameter.name in self.overrides or (
-                small and large and not parameter.required and parameter.default > int(small)
+                small and large and (parameter.default > int(small) or parameter.default < 0)
             ):
                 found.append(Argument(parameter.name, str(small)))
         return found

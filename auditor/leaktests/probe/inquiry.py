@@ -1,7 +1,7 @@
 """Plans the targets of one file, one answer a line.
 
-It runs code that nobody has checked: whatever that does, the answers written so far stand, and the one begun last
-names the culprit.
+It runs code that nobody has checked: whatever that does, the answers written so far stand, and the one begun
+last names the culprit.
 """
 
 import faulthandler

@@ -1,4 +1,4 @@
-"""From a way that ran once to a plan: other shapes, both modes, gradients, the pool's switch, and the findings."""
+"""From a way that ran once to a plan: other shapes, scenarios, gradients, the pool's switch, the findings."""
 
 import time
 from collections.abc import Sequence
@@ -9,8 +9,10 @@ import torch
 
 from auditor.leaktests.plan import Argument, Plan, Recipe, Request, Shape, Target, Unplanned
 from auditor.leaktests.probe import signatures
+from auditor.leaktests.probe.abstract import is_abstract
 from auditor.leaktests.probe.aiming import aimed_at
 from auditor.leaktests.probe.arguments import Proposer
+from auditor.leaktests.probe.attempts import Attempts, NoPlan, Way
 from auditor.leaktests.probe.running import (
     NothingComesOut,
     Ran,
@@ -20,7 +22,7 @@ from auditor.leaktests.probe.running import (
     step,
     wants_no_gradients,
 )
-from auditor.leaktests.probe.search import Attempts, NoPlan, Search, Way, is_abstract
+from auditor.leaktests.probe.search import Search
 from auditor.leaktests.support.pools import pools_of
 from auditor.leaktests.support.scenarios import SCENARIOS, make_step
 
@@ -120,7 +122,7 @@ def _scenarios(
     left_out: list[tuple[str, str]] = []
     for scenario in wanted or SCENARIOS:
         if runner.target.kind != "module" and scenario in ("eval", "deepcopied", "pickled"):
-            continue  # a function has neither modes nor state
+            continue  # it has neither modes nor state
 
         def feed(turn: int) -> Any:
             return runner.scope.arguments(way.feed, shapes[turn % len(shapes)], way.imports)

@@ -1,12 +1,11 @@
 """Looks for a way to build and feed a target that really runs: combinations in turn, the likeliest first."""
 
-import ast
 import inspect
 import linecache
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from auditor.leaktests.plan import Argument, Recipe, Target
 from auditor.leaktests.probe import signatures
 from auditor.leaktests.probe.arguments import Candidate, Proposer
+from auditor.leaktests.probe.attempts import Attempts, NoPlan, Way
 from auditor.leaktests.probe.choices import likeliest
 from auditor.leaktests.probe.running import (
     NothingComesOut,
@@ -28,41 +28,13 @@ from auditor.leaktests.probe.widths import widths_of
 
 MOST_BUILDS = 150
 MOST_BUILT = 10
-MOST_FEEDS = 1500
+MOST_LESSONS = 5
+MOST_FEEDS = 600
+MOST_FEED_SECONDS = 2.5
+TRIED_BEFORE_OPTIONS = 3
 MOST_EMPTY = 3
 MOST_PARAMETERS = 20_000_000
 FIRST_SHAPE = (2, 32)
-
-
-class NoPlan(Exception):
-    """Every combination failed; the message is what the likeliest one ended with."""
-
-
-@dataclass(slots=True)
-class Attempts:
-    """What was tried: how often, and how the likeliest calls of each stage ended."""
-
-    tried: int = 0
-    deadline: float = 0.0
-    told: list[str] = field(default_factory=list)
-
-    def failed(self, call: str, error: BaseException) -> None:
-        """Keep the first few."""
-        if len(self.told) < 6:
-            self.told.append(f"{call}: {said(error)}")
-
-    @property
-    def out_of_time(self) -> bool:
-        return time.monotonic() > self.deadline
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to build and feed that ran."""
-
-    build: tuple[Argument, ...]
-    feed: tuple[Argument, ...]
-    imports: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -104,14 +76,18 @@ class Search:
 
     def _modules(self) -> Iterator[tuple[tuple[Argument, ...], tuple[str, ...], Any]]:
         built = 0
-        for build, imports in self._constructions():
-            module = self._try_build(build, imports)
-            if module is None:
-                continue
-            yield build, imports, module
-            built += 1
-            if built >= MOST_BUILT:
-                return
+        for _ in range(MOST_LESSONS):
+            known = dict(self.proposer.overrides)
+            for build, imports in self._constructions():
+                module = self._try_build(build, imports)
+                if module is None:
+                    continue
+                yield build, imports, module
+                built += 1
+                if built >= MOST_BUILT:
+                    return
+            if built or self.proposer.overrides == known:
+                return  # what assertions taught would change nothing
 
     def _constructions(self) -> Iterator[tuple[tuple[Argument, ...], tuple[str, ...]]]:
         parameters = signatures.constructor(self.thing)
@@ -122,17 +98,18 @@ class Search:
         required = [parameter for parameter in parameters if parameter.required]
         small = self.proposer.shrunk(parameters)
         lists = [self.proposer.to_build(parameter) for parameter in required]
-        for ranks in likeliest([len(values) for values in lists], MOST_BUILDS):
+        for number, ranks in enumerate(likeliest([len(values) for values in lists], MOST_BUILDS)):
+            if number == TRIED_BEFORE_OPTIONS:
+                yield from self._with_an_option(parameters, small)
             arguments, imports = _chosen(required, lists, ranks)
             if small:
                 yield (*arguments, *small), imports
             yield arguments, imports
         if not lists:
-            yield from (((*small,), ()), ((), ())) if small else (((), ()),)
-        yield from self._with_an_option(parameters)
+            yield from self._with_an_option(parameters, small)
 
     def _with_an_option(
-        self, parameters: Sequence[Parameter]
+        self, parameters: Sequence[Parameter], small: list[Argument]
     ) -> Iterator[tuple[tuple[Argument, ...], tuple[str, ...]]]:
         """`config: Config | None = None` and `embed_tokens=None` are optional in the signature alone."""
         required = [p for p in parameters if p.required]
@@ -141,7 +118,8 @@ class Search:
         for parameter in parameters:
             if not parameter.required and parameter.default is None:
                 for text, imports in self.proposer.optional(parameter):
-                    yield (*arguments, Argument(parameter.name, text)), (*imports, *more)
+                    others = [argument for argument in small if argument.name != parameter.name]
+                    yield (*arguments, *others, Argument(parameter.name, text)), (*imports, *more)
 
     def _try_build(self, build: tuple[Argument, ...], imports: tuple[str, ...]) -> Any:
         if self.attempts.out_of_time:
@@ -181,6 +159,11 @@ class Search:
                 self.proposer.overrides.setdefault(name, "100" if "vocab" in name or "token" in name else "4")
             elif relation == "==" and bound:
                 self.proposer.overrides.setdefault(name, bound)
+            return
+        for parameter in signatures.constructor(self.thing):  # `assert self.causal ^ self.cross`
+            if isinstance(parameter.default, bool) and re.search(rf"\b{parameter.name}\b", source):
+                self.proposer.overrides.setdefault(parameter.name, str(not parameter.default))
+                return
 
     # -- feeding
 
@@ -220,9 +203,10 @@ class Search:
     ) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
         values: dict[Candidate, Any] = {}
         first: BaseException | None = None
+        until = time.monotonic() + MOST_FEED_SECONDS
         empty = 0  # calls that went well and returned nothing to hold on to
         for ranks in likeliest([len(entry) for entry in lists], MOST_FEEDS):
-            if self.attempts.out_of_time or empty >= MOST_EMPTY:
+            if self.attempts.out_of_time or empty >= MOST_EMPTY or time.monotonic() > until:
                 break
             arguments, imports = _chosen(parameters, lists, ranks)
             try:
@@ -282,7 +266,8 @@ def _selections(required: list[int], parameters: Sequence[Parameter]) -> Iterato
 def _chosen(
     parameters: Sequence[Parameter], lists: Sequence[list[Candidate]], ranks: Sequence[int]
 ) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
-    arguments, imports = [], []
+    arguments: list[Argument] = []
+    imports: list[str] = []
     for parameter, values, rank in zip(parameters, lists, ranks, strict=True):
         text, lines = values[rank]
         arguments.append(Argument(parameter.name, text, parameter.positional))
@@ -292,17 +277,3 @@ def _chosen(
 
 def _text(arguments: Sequence[Argument]) -> str:
     return ", ".join(argument.text for argument in arguments)
-
-
-def is_abstract(thing: Any) -> bool:
-    """A module without a forward of its own or of a base, or one whose forward only raises or passes."""
-    forward = getattr(thing, "forward", None)
-    if forward is None or forward is torch.nn.Module.forward:
-        return True
-    try:
-        tree = ast.parse(inspect.cleandoc("if 1:\n" + inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
-        return False
-    body = [s for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for s in node.body]
-    body = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    return bool(body) and isinstance(body[0], ast.Raise | ast.Pass) and len(body) == 1

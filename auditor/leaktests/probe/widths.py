@@ -1,4 +1,4 @@
-"""What a built module says of the sizes that it takes: the parts' input features, channels, vocabulary, images."""
+"""What a built module says of the sizes that it takes: input features, channels, vocabulary, images."""
 
 from collections.abc import Iterator
 

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Either a request for plans (`request`, `answers`: files), a run of pytest (`arguments`), or a question."""
+    """A request for plans (`request`, `answers`: files), a run of pytest (`arguments`), or a question."""
 
     said: str  # the file that takes standard output and error
     limit: float  # seconds until it is killed

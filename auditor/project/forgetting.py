@@ -1,0 +1,71 @@
+"""Methods that throw away what a field holds, by their names and by what else they call."""
+
+import ast
+import re
+
+from auditor.project.elsewhere import looks_releasing, own_name
+from auditor.project.modules import Function
+from auditor.project.sites import last_name
+
+CLEANUP = re.compile(
+    r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
+    r"|flush\w*|end\w*|exit|__exit__|__aexit__|__del__|del)_*"
+)
+INITIAL = frozenset(
+    {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
+)
+
+
+def forgets(method: Function, attribute: str) -> bool:
+    """A method that others call, and that gives nothing back itself: what it throws away is thrown away.
+
+    Unless it starts everything anew, the pool with the table.
+    """
+    if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
+        return not method.name.startswith("_") and _takes_out(method, attribute)
+    return not any(looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
+
+
+def _takes_out(method: Function, attribute: str) -> bool:
+    """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing."""
+    if any(looks_releasing(call) for call in method.calls) or method.name in INITIAL:
+        return False
+    return not any(
+        isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(method.node)
+    )
+
+
+def _renews_another(call: ast.Call, attribute: str) -> bool:
+    if last_name(call) not in ("clear", "reset", "reset_state", "__init__") or not isinstance(
+        call.func, ast.Attribute
+    ):
+        return False
+    owner = call.func.value
+    return isinstance(owner, ast.Attribute) and owner.attr != attribute
+
+
+def escaped_by_name(method: Function) -> bool:
+    """`getattr(self, name)` reaches every field, in a method that releases something."""
+    own = own_name(method)
+    calls = list(method.calls)
+    dynamic = any(
+        last_name(call) in ("getattr", "vars")
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id == own
+        and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
+        for call in calls
+    )
+    return dynamic and any(looks_releasing(call) for call in calls)
+
+
+def given_away(method: Function, attribute: str) -> bool:
+    """A constructor hands the field to somebody else."""
+    own = own_name(method)
+    for call in method.calls:
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            match argument:
+                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:
+                    return True
+    return False
