@@ -169,7 +169,8 @@ class Analysis:
 
     def _result(self) -> FlowResult:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        fields = Fields(self.project, self.model, self.summaries, self.effects).stored(outcomes)
+        pools = {half.cls for half in self.recogniser.acquiring if half.cls is not None}
+        fields = Fields(self.project, self.model, self.summaries, self.effects, pools).stored(outcomes)
         leases = tuple(
             replace(outcome.lease, fields=fields.get(id(outcome.call), ()), callers=self._callers(outcome))
             for outcome in outcomes
