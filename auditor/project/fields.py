@@ -16,8 +16,9 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
+from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
-from auditor.project.elsewhere import Elsewhere, looks_releasing, own_name
+from auditor.project.elsewhere import Elsewhere, looks_releasing
 from auditor.project.forgetting import CLEANUP, INITIAL, escaped_by_name, forgets, given_away
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
