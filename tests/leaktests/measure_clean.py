@@ -51,16 +51,10 @@ def main() -> None:
                     print(f"FALSE ALARM {told['run']}: {told['message'][:1500]}", flush=True)
             if done.returncode:
                 broken += 1
-<<<<<<< HEAD
                 print(f"BROKEN {together}: {done.stderr[-800:]}", flush=True)
             print(
                 f"{runs:5} runs, {alarms} false alarms, {broken} broken, {seconds:.0f} s: {together[-1]}",
                 flush=True,
-=======
-                print(f"BROKEN {name}: {done.stderr[-800:]}", flush=True)
-            print(
-                f"{runs:5} runs, {alarms} false alarms, {broken} broken, {seconds:.0f} s: {name}", flush=True
->>>>>>> main
             )
             if runs >= wanted:
                 break
