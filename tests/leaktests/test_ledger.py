@@ -70,6 +70,12 @@ def test_memory_of_numpy_is_seen():
     assert caught.value.culprits[0].bytes_a_step == 24
 
 
+def test_lazy_modules_are_followed_from_before_their_first_call():
+    lazy, other = nn.LazyLinear(4), nn.LazyLinear(4)
+    assert_no_growth(lambda: lazy(torch.randn(2, 3)))
+    del other
+
+
 def test_threads_are_followed():
     kept = []
 
