@@ -91,10 +91,10 @@ def _print(result: dict[str, Any], runs: list[FileRun], file: Path | None) -> No
         for case in run.bad:
             print(f"{run.file.name} {case.name}: {case.outcome}\n{case.message}\n")
     for name, entry in result["modules"].items():
-        print(f"{entry['seconds']:8.2f} s  {entry['passed']:3} passed  {entry['failed']:3} failed  {name}")
-    print(
-        f"{result['passed']} passed, {result['failed']} failed on {result['device']} (torch {result['torch']})"
-    )
+        told = f"{entry['passed']:3} passed  {entry['failed']:3} failed"
+        print(f"{entry['seconds']:8.2f} s  {told}  {name}")
+    counts = f"{result['passed']} passed, {result['failed']} failed"
+    print(f"{counts} on {result['device']} (torch {result['torch']})")
     if file:
         print(f"kept in {file}")
 

@@ -1,5 +1,6 @@
 """`poolaudit leaktests` as a user runs it: hostile trees, recipes, wrong use."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from auditor.leaktests.workshop import WorkshopError, need_pytest, workshop
 from tests.leaktests.hostile import SAID, write_hostile_tree
 
 PROJECT = Path(__file__).parent.parent.parent
 
 
-def poolaudit(folder: Path, *arguments: str, timeout: int = 280) -> "subprocess.CompletedProcess[str]":
+def poolaudit(folder: Path, *arguments: str, timeout: int = 280) -> subprocess.CompletedProcess[str]:
     """The command, never with a traceback."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
@@ -65,7 +67,8 @@ def test_a_recipe_plans_what_could_not_be_guessed_and_a_draft_names_it(tmp_path:
     assert (tmp_path / "recipes.toml").read_text() == draft
 
     (tmp_path / "mine.toml").write_text(
-        "[[recipe]]\ntarget = 'odd:Odd'\nfeed = { blob = '{\"payload\": torch.randn(b, n, device=device)}' }\n"
+        "[[recipe]]\ntarget = 'odd:Odd'\n"
+        "feed = { blob = '{\"payload\": torch.randn(b, n, device=device)}' }\n"
         "[[recipe]]\ntarget = 'odd:Left'\nskip = 'nobody calls it'\n"
         "[[recipe]]\ntarget = 'odd:Gone'\n"
     )
@@ -100,3 +103,14 @@ def test_help_says_that_it_runs_code(tmp_path: Path) -> None:
         done = poolaudit(tmp_path, command, "--help")
         assert done.returncode == 0
         assert "THIS RUNS THE CODE under PATH" in done.stdout
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with (
+        pytest.raises(WorkshopError, match=r"torch is not installed: pip install 'poolaudit\[torch\]'"),
+        workshop(),
+    ):
+        pass
+    with pytest.raises(WorkshopError, match=r"pytest is not installed: pip install 'poolaudit\[pytest\]'"):
+        need_pytest()

@@ -46,7 +46,7 @@ class Proposer:
     def optional(self, parameter: Parameter) -> list[Candidate]:
         """What may be needed although it has a default of None: configurations, embeddings."""
         embedding = [("torch.nn.Embedding(100, 64)", ())] if "embed" in parameter.name else []
-        return [*self.instances(parameter), *embedding]
+        return [*embedding, *self.instances(parameter)]
 
     def to_call(self, parameter: Parameter, docs: Sequence[str], widths: Sequence[str]) -> list[Candidate]:
         """Values for a parameter of forward; `widths` are tensors that the built module hints at."""
