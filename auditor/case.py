@@ -117,6 +117,13 @@ class Sources:
             self._parsed[path] = self._parse(path)
         return self._parsed[path]
 
+    def text(self, path: str) -> str:
+        """The file's text; empty if it cannot be read."""
+        try:
+            return self._texts.text(path)
+        except (Unreadable, KeyError):
+            return ""
+
     def _parse(self, path: str) -> Parsed | None:
         try:
             text = self._texts.text(path)

@@ -1,7 +1,7 @@
 """The switch into `__init__`: two parameters at the end, and the mixin's initialisation after the base's."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.adopt.draft import Draft, Place, Refused
 from auditor.adopt.listing import Listing
@@ -163,8 +163,11 @@ def with_arguments(draft: Draft, call: ast.Call, *, of_self: bool = False) -> Dr
         )
     me = "self." if of_self else ""
     new = [f"{name}={me}{name}" for name in (SWITCH, THRESHOLD) if name not in given]
-    if not new:
-        return draft
+    return with_keywords(draft, call, new) if new else draft
+
+
+def with_keywords(draft: Draft, call: ast.Call, new: Sequence[str]) -> Draft:
+    """The call with keyword arguments at its end."""
     values = [*call.args, *(word.value for word in call.keywords)]
     if len(values) == 1 and isinstance(values[0], ast.GeneratorExp):
         raise Refused(f"`{draft.source(call.func)}` is called with a generator")

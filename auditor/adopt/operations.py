@@ -24,7 +24,7 @@ DESCRIPTIONS = frozenset(
 
 ASKS = frozenset(
     (
-        "size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "data_ptr", "item",
+        "size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "item",
         "tolist", "get_device", "is_floating_point", "storage_offset", "ndimension",
     )
 )  # fmt: skip
@@ -34,11 +34,11 @@ FORGETS = frozenset(
     (
         "add", "sub", "subtract", "sum", "mean", "softmax", "log_softmax", "exp", "sigmoid", "tanh", "relu",
         "sqrt", "rsqrt", "neg", "negative", "clone", "cumsum", "roll", "flip", "repeat", "repeat_interleave",
-        "tile", "triu", "tril", "trace", "argmax", "argmin", "any", "all", "isnan", "isinf", "isfinite",
+        "tile", "triu", "tril", "trace", "argmax", "argmin", "any", "all", "isnan", "isinf",
         "eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_not", "logical_xor",
         "equal", "allclose", "count_nonzero", "nonzero", "zeros_like", "empty_like", "ones_like", "full_like",
-        "rand_like", "randn_like", "new_zeros", "new_ones", "new_empty", "new_full", "masked_fill", "gather",
-        "index_select", "take_along_dim", "pad", "all_reduce", "all_gather_into_tensor",
+        "rand_like", "randn_like", "new_zeros", "new_ones", "new_empty", "new_full", "masked_fill",
+        "index_select", "all_reduce", "all_gather_into_tensor",
         "reduce_scatter_tensor", "all_to_all_single", "broadcast",
     )
 )  # fmt: skip
@@ -68,7 +68,9 @@ MAKES_NEW = (
             "cumprod", "gelu", "silu", "softplus", "sin", "cos", "sign", "round", "floor", "ceil",
             "nan_to_num", "topk", "sort", "argsort", "scatter", "scatter_add", "index_add", "index_fill",
             "index_copy", "index_put", "masked_select", "one_hot", "linear", "layer_norm", "embedding",
-            "scaled_dot_product_attention", "cdist", "kron", "remainder", "fmod", "reciprocal", "median",
+            "isfinite", "gather",
+            "take_along_dim", "pad", "scaled_dot_product_attention", "cdist", "kron", "remainder", "fmod",
+            "reciprocal", "median",
         )
     )
 )  # fmt: skip

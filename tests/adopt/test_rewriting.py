@@ -178,14 +178,17 @@ LAYOUTS = {
         "            # then\n            y = t.sum()\n        # at last\n        return y\n",
     ),
     "strings stay": (
-        '        t = torch.zeros(b, n, n, dtype=x.dtype)\n        s = """one\n  two"""\n        return t.sum(), s\n',
+        '        t = torch.zeros(b, n, n, dtype=x.dtype)\n        s = """one\n  two"""\n'
+        "        return t.sum(), s\n",
         "        with self._lease_tensor((b, n, n), x.dtype, None) as t:\n"
         '            s = """one\n  two"""\n            return t.sum(), s\n',
     ),
     "comments between arguments": (
-        "        t = torch.zeros(\n            b, n,  # rows\n            n,\n            dtype=x.dtype,\n        )\n"
+        "        t = torch.zeros(\n            b, n,  # rows\n            n,\n"
+        "            dtype=x.dtype,\n        )\n"
         "        return t.sum()\n",
-        "        # rows\n        with self._lease_tensor((b, n, n), x.dtype, None) as t:\n            return t.sum()\n",
+        "        # rows\n        with self._lease_tensor((b, n, n), x.dtype, None) as t:\n"
+        "            return t.sum()\n",
     ),
     "an annotation": (
         "        t: torch.Tensor = torch.zeros(b, n, n, dtype=x.dtype)\n        return t.sum()\n",
@@ -193,13 +196,16 @@ LAYOUTS = {
         "            return t.sum()\n",
     ),
     "a backslash": (
-        "        t = torch.zeros(b, n, n, dtype=x.dtype)\n        y = t.sum() + \\\n            1\n        return y\n",
+        "        t = torch.zeros(b, n, n, dtype=x.dtype)\n        y = t.sum() + \\\n            1\n"
+        "        return y\n",
         "        with self._lease_tensor((b, n, n), x.dtype, None) as t:\n            y = t.sum() + \\\n"
         "                1\n        return y\n",
     ),
     "characters that are several bytes": (
-        "        é = 'ü'; t = 0\n        m = x + torch.ones(n, n, dtype=x.dtype)  # größer\n        return m, é, t\n",
-        "        é = 'ü'; t = 0\n        with self._lease_tensor((n, n), x.dtype, None, zero_init=False) as ones:\n"
+        "        é = 'ü'; t = 0\n        m = x + torch.ones(n, n, dtype=x.dtype)  # größer\n"
+        "        return m, é, t\n",
+        "        é = 'ü'; t = 0\n"
+        "        with self._lease_tensor((n, n), x.dtype, None, zero_init=False) as ones:\n"
         "            m = x + ones.fill_(1)  # größer\n        return m, é, t\n",
     ),
 }
