@@ -58,7 +58,8 @@ def audit(request: Request) -> Audited:
     counts = dict(sorted(Counter(finding.code for finding in kept).items()))
     summary = replace(run.summary, findings=counts, seconds=round(time.perf_counter() - started, 3))
     rules = tuple(_info(rule) for rule in all_rules())
-    shown = replace(run, findings=kept, summary=summary, rules=rules, known=len(selected) - len(kept))
+    known = len(selected) - len(kept)
+    shown = replace(run, findings=kept, summary=summary, rules=rules, known=known, paths=tuple(request.paths))
     return Audited(shown, selected, cache.warning)
 
 

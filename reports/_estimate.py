@@ -5,6 +5,8 @@ reader can assume a batch, a length, a number of heads and a width, and every es
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _BATCH = re.compile(r"(?:^|[._])(?:b|bs|bsz|nb|batch\w*)(?:$|_)|batch|shape\[0\]", re.IGNORECASE)
@@ -15,6 +17,10 @@ _LENGTH = re.compile(
 _HEADS = re.compile(r"(?:^|[._])h$|heads", re.IGNORECASE)
 
 MOST_LENGTHS = 2  # nobody makes a tensor cubic in the length: in `b*n*n_q*n_k` the `n` counts heads
+ASSUMED = {"batch": 1, "length": 8192, "heads": 16, "width": 1024}
+"""What the page begins with and every other report counts with; each report says so."""
+MOST_BYTES = 1024**7  # more than any machine has
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +34,61 @@ class Powers:
     width: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One factor of the product, and what it counts as; a number counts as nothing."""
+
+    text: str
+    kinds: tuple[str, ...] = ()
+
+
 def powers(expression: str) -> Powers:
     """How `expression` grows. A size whose name says nothing counts as width."""
-    factor = 1
-    counts = {"batch": 0, "length": 0, "heads": 0, "width": 0}
-    for part in _factors(expression):
-        if part.isdecimal():
-            factor *= int(part)
-            continue
-        for kind in _kinds(part):
-            counts[kind] += 1
-    surplus = max(counts["length"] - MOST_LENGTHS, 0)
-    counts["length"] -= surplus
-    counts["width" if counts["heads"] else "heads"] += surplus
-    return Powers(factor, **counts)
+    constant = 1
+    counts: Counter[str] = Counter()
+    for factor in factors(expression):
+        if not factor.kinds:
+            constant *= int(factor.text)
+        counts.update(factor.kinds)
+    return Powers(constant, **counts)
+
+
+def factors(expression: str) -> list[Factor]:
+    """Each with what it counts as."""
+    parts = [Factor(part, _kinds(part)) for part in _parts(expression)]
+    counts = Counter(kind for part in parts for kind in part.kinds)
+    surplus = counts["length"] - MOST_LENGTHS
+    other = "width" if counts["heads"] else "heads"
+    for index, part in enumerate(parts):
+        if surplus > 0 and "length" in part.kinds:
+            kinds = (other if kind == "length" else kind for kind in part.kinds)
+            parts[index] = Factor(part.text, tuple(kinds))
+            surplus -= 1
+    return parts
+
+
+def size(expression: str) -> str:
+    """The estimate as a number of bytes under `ASSUMED`, such as `4.0 GiB`."""
+    grown = powers(expression)
+    amount = grown.factor
+    for kind, assumed in ASSUMED.items():
+        amount *= int(assumed ** getattr(grown, kind))
+    amount = min(amount, MOST_BYTES)
+    unit = min((amount.bit_length() - 1) // 10 if amount else 0, len(UNITS) - 1)
+    shown = amount / 1024**unit
+    return f"{shown:.0f} {UNITS[unit]}" if shown >= 100 or not unit else f"{shown:.1f} {UNITS[unit]}"
+
+
+def assumptions(expression: str) -> Iterator[tuple[str, str]]:
+    """Each symbol once, and what it is assumed to be: `n` is `length 8,192`."""
+    for factor in dict.fromkeys(factors(expression)):
+        if factor.kinds:
+            yield factor.text, " * ".join(f"{kind} {ASSUMED[kind]:,}" for kind in factor.kinds)
 
 
 def _kinds(part: str) -> tuple[str, ...]:
+    if part.isdecimal():
+        return ()
     if part.endswith(".shape[:-1].numel()"):  # of queries, (batch, heads, length, width), all but the last
         return ("batch", "heads", "length")
     if part.endswith(".numel()"):
@@ -56,7 +100,7 @@ def _kinds(part: str) -> tuple[str, ...]:
     return ("batch",) if _BATCH.search(part) else ("width",)
 
 
-def _factors(expression: str) -> list[str]:
+def _parts(expression: str) -> list[str]:
     """The product's parts; a `*` inside brackets belongs to its part."""
     depth, start, parts = 0, 0, []
     for index, char in enumerate(expression):

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from auditor.model import ClassRow, Finding, FixOffer, Run, Step
+from reports._commands import adoptions, target
 from reports._estimate import powers
+from reports._fix_diff import Hunk, hunks
 from reports._text import safe_char
 
 LONGEST = 300  # characters of a source line or message that are carried; a minified line would fill the page
@@ -26,12 +28,13 @@ class _Texts(dict[str, int]):
 
 def data(run: Run, packages: Mapping[str, str]) -> str:
     """JSON that may stand inside a script element: no `<`, so nothing in it ends that element."""
-    texts = _Texts()
+    texts, commands = _Texts(), adoptions(run)
     document = {
         "findings": [_finding(finding, run, packages, texts) for finding in run.findings],
         "texts": list(texts),
         "sources": _sources(run),
-        "classes": [_class(row, packages) for row in run.classes],
+        "classes": [_class(row, packages, commands.get(row)) for row in run.classes],
+        "target": target(run),
     }
     text = json.dumps(document, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("&", "\\u0026")
@@ -42,6 +45,11 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char == "\t" else safe_char(char) for char in text)
+
+
+def short(text: str) -> str:
+    """`text` made visible, and cut at its end if it is very long."""
+    return visible(text if len(text) <= LONGEST else text[: LONGEST - 3] + "...")
 
 
 def _finding(finding: Finding, run: Run, packages: Mapping[str, str], texts: _Texts) -> Object:
@@ -56,41 +64,31 @@ def _finding(finding: Finding, run: Run, packages: Mapping[str, str], texts: _Te
         "line": span.line,
         "column": span.column,
         "length": span.end_column - span.column if span.line == span.end_line else 0,
-        "symbol": _short(finding.symbol),
-        "message": _short(finding.message),
+        "symbol": short(finding.symbol),
+        "message": short(finding.message),
         "steps": [_step(step, texts) for step in steps],
-        "fix": _fix(finding.fix, run) if finding.fix else None,
+        "fix": _fix(finding.fix, run, texts) if finding.fix else None,
         "fingerprint": finding.fingerprint,
         "proof": finding.proof,
     }
 
 
 def _step(step: Step, texts: _Texts) -> list[int]:
-    return [texts[visible(step.path)], step.line, step.column, texts[_short(step.note)]]
+    return [texts[visible(step.path)], step.line, step.column, texts[short(step.note)]]
 
 
-def _fix(fix: FixOffer, run: Run) -> Object:
+def _fix(fix: FixOffer, run: Run, texts: _Texts) -> Object:
     return {
         "safety": fix.safety,
-        "description": _short(fix.description),
-        "diff": _diff(fix, run.excerpts),
+        "description": short(fix.description),
+        "hunks": [_hunk(hunk, texts) for hunk in hunks(fix.edits, run.excerpts)],
     }
 
 
-def _diff(fix: FixOffer, excerpts: Mapping[str, Mapping[int, str]]) -> list[list[str]]:
-    """`["-", old]` and `["+", new]` lines; nothing where an old line is not at hand."""
-    rows: list[list[str]] = []
-    for edit in sorted(fix.edits, key=lambda edit: edit.span):
-        span, lines = edit.span, excerpts.get(edit.span.path, {})
-        covered = [lines.get(number) for number in range(span.line, span.end_line + 1)]
-        old = [line for line in covered if line is not None]
-        if len(old) != len(covered):
-            return []
-        new = (old[0][: span.column - 1] + edit.replacement + old[-1][span.end_column - 1 :]).split("\n")
-        while old and new and old[-1] == new[-1]:  # an insertion leaves its neighbour as it was
-            old, new = old[:-1], new[:-1]
-        rows += [["-", _short(line)] for line in old] + [["+", _short(line)] for line in new]
-    return rows
+def _hunk(hunk: Hunk, texts: _Texts) -> list[int | str]:
+    """The path by its number, then the rows."""
+    rows = [row if isinstance(row, int) else short(row) for row in hunk.rows]
+    return [texts[visible(hunk.path)], *rows]
 
 
 def _sources(run: Run) -> dict[str, dict[int, Object | str]]:
@@ -113,7 +111,7 @@ def _cut(line: str, place: int) -> Object | str:
     return {"text": text, "offset": start, "more": more} if start or more else text
 
 
-def _class(row: ClassRow, packages: Mapping[str, str]) -> Object:
+def _class(row: ClassRow, packages: Mapping[str, str], command: str | None) -> Object:
     return {
         "name": visible(row.name),
         "path": visible(row.path),
@@ -127,12 +125,9 @@ def _class(row: ClassRow, packages: Mapping[str, str]) -> Object:
         "cleansUp": row.cleans_up,
         "support": row.support,
         "priority": row.priority,
-        "bytes": _short(row.estimated_bytes) if row.estimated_bytes else None,
+        "bytes": short(row.estimated_bytes) if row.estimated_bytes else None,
         "powers": asdict(powers(row.estimated_bytes)) if row.estimated_bytes else None,
-        "reason": _short(row.reason),
+        "reason": short(row.reason),
         "edits": row.edits,
+        "adopt": command,
     }
-
-
-def _short(text: str) -> str:
-    return visible(text if len(text) <= LONGEST else text[: LONGEST - 3] + "...")

@@ -14,12 +14,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from auditor.model import Failure, Run, Severity
-from reports import _html_charts, _rule_page
-from reports._html_data import data, visible
+from reports import _html_charts, _recommend, _rule_page
+from reports._estimate import ASSUMED
+from reports._html_data import data, short, visible
 
 HERE = Path(__file__).parent
 SCRIPTS = ("page.js", "lazy_list.js", "source_view.js", "findings.js", "classes.js", "keys.js")
 CURVE = (760, 180)
+MOST_ADVICE = 60
 
 
 def render(run: Run, *, color: bool, width: int) -> str:
@@ -32,6 +34,7 @@ def render(run: Run, *, color: bool, width: int) -> str:
         lstrip_blocks=True,
     )
     environment.filters["visible"] = visible
+    environment.filters["short"] = short
     environment.filters["number"] = "{:,}".format
     package = _html_charts.packages(run)
     bars, further = _html_charts.by_package(run.classes, package)
@@ -45,6 +48,10 @@ def render(run: Run, *, color: bool, width: int) -> str:
         not_followed=_by_reason(run.unfollowed),
         support=_html_charts.support(run.classes),
         bars=bars,
+        advice=_recommend.recommendations(run),
+        most_advice=MOST_ADVICE,
+        nothing_to_edit=_recommend.nothing_to_edit(run),
+        assumed=ASSUMED,
         further_packages=further,
         curves=_html_charts.curves(run.history, *CURVE) if len(run.history) > 1 else [],
         highest=_html_charts.highest(run.history),

@@ -116,11 +116,92 @@ def test_the_path_is_drawn_on_the_source(browser: Browser, tmp_path: Path) -> No
         "if",
         "continue",
     ]
-    assert (
-        browser.run("document.querySelector('.added').textContent")
-        == "+                 self.pool.deallocate(part)"
+    rows = browser.run(
+        "[...document.querySelectorAll('.diff > div')].map(r => [r.className, r.textContent.trim()])"
     )
-    assert browser.run("document.querySelectorAll('.removed').length") == 0
+    assert rows == [
+        ["kept", "5              part = " + marks[0]],
+        ["kept", "6              if self.skips(turn):"],
+        ["added", "+                 self.pool.deallocate(part)"],
+        ["kept", "7                  continue"],
+        ["kept", "8              x = attend(x, part)"],
+    ]
+
+
+@needs_browser
+def test_commands_to_copy(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, TYPICAL, tmp_path)
+    browser.run("document.querySelectorAll('.head').forEach(head => head.click())")
+    copied = "row => [...row.querySelectorAll('[data-copy]')].map(button => button.dataset.copy)"
+    offered = browser.run(f"[...document.querySelectorAll('#finding-list .finding')].map({copied})")
+    assert offered[0] == [  # advice without edits: nothing for `fix` to do
+        "longdoc/ring.py:3:22",
+        "poolaudit rule PA107",
+        "poolaudit audit longdoc --select PA107",
+        "# poolaudit: ignore[PA107]",
+    ]
+    assert offered[1] == [
+        "longdoc/ring.py:5:20",
+        "poolaudit rule PA102",
+        "poolaudit audit longdoc --select PA102",
+        "poolaudit fix --diff longdoc --select PA102",
+        "poolaudit fix longdoc --select PA102",
+        "# poolaudit: ignore[PA102]",
+    ]
+    adopt = "poolaudit adopt --diff longdoc --class Sparse"
+    own = ".commands:not(.finding .commands) [data-copy]"
+    pages = browser.run(
+        "[...document.querySelectorAll('#class-list > .class')].map("
+        f"row => [...row.querySelectorAll('{own}')].map(button => button.dataset.copy))"
+    )
+    assert pages == [
+        ["longdoc/sparse.py:9", adopt, "poolaudit audit longdoc"],
+        ["longdoc/gather.py:30", "poolaudit audit longdoc"],
+        ["longdoc/ring.py:1", "poolaudit audit longdoc"],
+    ]
+    assert browser.run(f"[...document.querySelectorAll('.advice > li')].map({copied})") == [[adopt], []]
+
+
+@needs_browser
+def test_a_path_is_never_an_option(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, replace(TYPICAL, paths=("-a b",)), tmp_path)
+    browser.run("document.querySelectorAll('#finding-list .head')[3].click()")
+    audit = browser.run("document.querySelectorAll('#finding-list .detail [data-copy]')[2].dataset.copy")
+    assert audit == "poolaudit audit './-a b' --select PA302"
+
+
+@needs_browser
+def test_a_finding_about_a_class_offers_to_adopt_it(browser: Browser, tmp_path: Path) -> None:
+    span = Span("longdoc/sparse.py", 9, 1, 20, 1)
+    finding = Finding("PA302", "module-without-pool", Severity.WARNING, span, "Sparse", "m")
+    opened(browser, replace(TYPICAL, findings=(finding,)), tmp_path)
+    browser.run("document.querySelector('#finding-list .head').click()")
+    offered = browser.run("[...document.querySelectorAll('#finding-list .copy')].map(b => b.dataset.copy)")
+    assert "poolaudit adopt --diff longdoc --class Sparse" in offered
+
+
+@needs_browser
+def test_what_is_recommended(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, TYPICAL, tmp_path)
+    said = browser.run("[...document.querySelectorAll('.advice > li')].map(r => r.innerText.split(/\\n+/))")
+    assert said == [
+        [
+            "high",
+            "Sparse longdoc/sparse.py:9",
+            "scores are quadratic in the sequence length",
+            "bytes",
+            "b*h*n*n*4: about 4.0 GiB if b is batch 1, h is heads 16, n is length 8,192",
+            "effort",
+            "6 edits by poolaudit adopt",
+            "poolaudit adopt --diff longdoc --class Sparse",
+        ],
+        [
+            "low",
+            "Gather longdoc/gather.py:30",
+            "effort",
+            "1 edit to finish what is begun; its findings say where",
+        ],
+    ]
 
 
 @needs_browser

@@ -3,11 +3,13 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from auditor.model import Run
+from reports import _commands, _estimate
 from reports._estimate import Powers, powers
 from tests.fixtures.reports.page_runs import MARKUP, evil, page
 from tests.fixtures.reports.sample_runs import EMPTY, HOSTILE, TYPICAL
@@ -43,6 +45,38 @@ def test_the_wheel_takes_templates_and_scripts_along() -> None:
     packed = {file for pattern in wanted for file in (root / "reports").glob(pattern)}
     there = {file for folder in ("templates", "static") for file in (root / "reports" / folder).iterdir()}
     assert packed == there
+
+
+@pytest.mark.parametrize(
+    ("expression", "size", "symbols"),
+    [
+        ("b*h*n*n*4", "4.0 GiB", ["b: batch 1", "h: heads 16", "n: length 8,192"]),
+        ("b*n*n_q*n_k*4", "4.0 GiB", ["b: batch 1", "n: heads 16", "n_q: length 8,192", "n_k: length 8,192"]),
+        ("x.numel()*2", "16.0 MiB", ["x.numel(): batch 1 * length 8,192 * width 1,024"]),
+        ("3", "3 B", []),
+        ("*".join("cde" * 40), "1024 EiB", ["c: width 1,024", "d: width 1,024", "e: width 1,024"]),
+    ],
+)
+def test_estimates_name_what_they_assume(expression: str, size: str, symbols: list[str]) -> None:
+    assert _estimate.size(expression) == size
+    assert [f"{symbol}: {value}" for symbol, value in _estimate.assumptions(expression)] == symbols
+
+
+def test_commands_name_what_was_audited() -> None:
+    (row,) = (row for row in TYPICAL.classes if row.support == "none")
+    twin = replace(row, path="other dir/sparse.py")
+    for paths, rows, expected in (
+        (("longdoc", "my tests"), (row,), ["longdoc 'my tests' --class Sparse"]),
+        (("-x\n",), (row,), ["'./-x\u240a' --class Sparse"]),
+        (tuple("abcde"), (row,), ["longdoc/sparse.py --class Sparse"]),
+        (("a",), (row, twin), ["longdoc/sparse.py --class Sparse", "'other dir/sparse.py' --class Sparse"]),
+        (("-",), (row,), []),
+        (("a",), (replace(row, edits=None), replace(row, support="partial")), []),
+    ):
+        run = replace(TYPICAL, paths=paths, classes=rows)
+        assert list(_commands.adoptions(run).values()) == [
+            f"poolaudit adopt --diff {end}" for end in expected
+        ]
 
 
 @pytest.mark.parametrize(

@@ -137,4 +137,5 @@ class Run:
     excerpts: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     rules: tuple[RuleInfo, ...] = ()
     known: int = 0
+    paths: tuple[str, ...] = ()  # as they were given to the audit; `-` is standard input
     history: tuple[Point, ...] = ()

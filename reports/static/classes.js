@@ -77,10 +77,10 @@ function classDetail(row) {
     ["cleans up", row.cleansUp ? "yes" : "no"],
     ["allocates", row.bytes ? `${row.bytes} bytes: about ${shownBytes(bytesOf(row, sizes))} with ${assumed}` : "nothing large that the code tells"],
   ];
-  if (row.edits !== null) facts.push(["to full support", counted(row.edits, "edit")]);
+  if (row.edits !== null) facts.push(["effort", `${counted(row.edits, "edit")} to full support${row.adopt ? ", by poolaudit adopt" : ""}`]);
   const list = element("dl", { class: "page" });
   for (const [name, value] of facts) list.append(element("dt", {}, name), element("dd", {}, value));
-  return element("div", { class: "detail" }, list, ...classFindings(row), element("p", { class: "commands" }, copyButton(`${row.path}:${row.line}`), copyButton(`poolaudit audit ${quoted(row.path)}`)));
+  return element("div", { class: "detail" }, list, ...classFindings(row), element("p", { class: "commands" }, copyButton(`${row.path}:${row.line}`), row.adopt ? copyButton(row.adopt) : null, copyButton(`poolaudit audit ${DATA.target ?? quoted(row.path)}`)));
 }
 
 function classFindings(row) {

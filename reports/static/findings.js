@@ -64,8 +64,26 @@ function toggle(row, open) {
   else if (detail) detail.hidden = !wanted;
 }
 
+// What was audited together is fixed together: a file by itself may be understood otherwise.
+function findingCommands(finding) {
+  const target = DATA.target ?? quoted(finding.path);
+  const select = `${target} --select ${finding.code}`;
+  const found = [`${finding.path}:${finding.line}:${finding.column}`, `poolaudit rule ${finding.code}`, `poolaudit audit ${select}`];
+  if (finding.fix?.hunks.length) {
+    const unsafe = finding.fix.safety === "unsafe" ? "--unsafe-fixes " : "";
+    found.push(`poolaudit fix --diff ${unsafe}${select}`, `poolaudit fix ${unsafe}${select}`);
+  }
+  const adopt = adoptCommand(finding);
+  if (adopt) found.push(adopt);
+  return [...found, `# poolaudit: ignore[${finding.code}]`];
+}
+
+// A finding about a whole class stands where the class does.
+function adoptCommand(finding) {
+  return DATA.classes.find((row) => row.path === finding.path && row.line === finding.line)?.adopt;
+}
+
 function findingDetail(finding) {
-  const target = quoted(finding.path);
   return element(
     "div",
     { class: "detail" },
@@ -76,19 +94,16 @@ function findingDetail(finding) {
       "p",
       { class: "commands" },
       element("a", { href: `#rule-${finding.code}`, class: "rule-link" }, `${finding.code} ${finding.name}`),
-      copyButton(`${finding.path}:${finding.line}:${finding.column}`),
-      copyButton(`poolaudit audit ${target} --select ${finding.code}`),
-      copyButton(`# poolaudit: ignore[${finding.code}]`),
-      finding.fix ? copyButton(`poolaudit fix ${target} --select ${finding.code} --diff`) : null,
+      ...findingCommands(finding).map(copyButton),
     ),
     element("p", { class: "dim" }, `fingerprint ${finding.fingerprint}`),
   );
 }
 
 function fixView(finding) {
-  const { safety, description, diff } = finding.fix;
+  const { safety, description, hunks } = finding.fix;
   const said = element("p", { class: "fix" }, element("b", {}, `Fix (${safety}): `), ...prose(description));
-  return diff.length ? element("div", {}, said, diffView(diff)) : said;
+  return hunks.length ? element("div", {}, said, diffView(hunks)) : said;
 }
 
 const findingList = byId("finding-list") && new LazyList(byId("finding-list"), findingRow);

@@ -40,7 +40,8 @@ function counted(number, noun) {
 
 // A word for the shell: paths of the audited tree may hold anything.
 function quoted(text) {
-  return /^[\w./:=@%+-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`;
+  if (text.startsWith("-")) text = `./${text}`;  // never an option
+  return /^[\w./:=@%+-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 function copyButton(text) {

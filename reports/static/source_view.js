@@ -102,7 +102,24 @@ function noteView(step) {
   return element("div", { class: "note" }, element("b", { class: "step-number" }, String(step.number)), " ", ...prose(step.note));
 }
 
-function diffView(diff) {
-  const rows = diff.map(([sign, text]) => element("div", { class: sign === "+" ? "added" : "removed" }, `${sign} ${text}`));
-  return element("div", { class: "code diff" }, ...rows);
+// Rows of a hunk: a positive number is a line that stays, a negative one goes, a text is new.
+function diffView(hunks) {
+  const view = element("div", {});
+  for (const [path, ...rows] of hunks) {
+    const lines = DATA.sources[DATA.texts[path]] || {};
+    const first = Math.abs(rows.find((row) => typeof row === "number") || 0);
+    view.append(element("div", { class: "file" }, ...breakable(`${DATA.texts[path]}${first ? `:${first}` : ""}`)));
+    const code = element("div", { class: "code diff", tabindex: "0", role: "group", "aria-label": "what the fix changes" });
+    code.append(...rows.map((row) => diffRow(row, lines)));
+    view.append(code);
+  }
+  return view;
+}
+
+function diffRow(row, lines) {
+  if (typeof row === "string") return element("div", { class: "added" }, element("span", { class: "number" }), `+ ${row}`);
+  const source = lines[Math.abs(row)];
+  const text = typeof source === "string" ? source : `${source.offset ? "…" : ""}${source.text}${source.more ? "…" : ""}`;
+  const number = element("span", { class: "number" }, String(Math.abs(row)));
+  return row < 0 ? element("div", { class: "removed" }, number, `- ${text}`) : element("div", { class: "kept" }, number, `  ${text}`);
 }
