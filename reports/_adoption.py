@@ -3,18 +3,23 @@
 from collections.abc import Iterator, Sequence
 
 from auditor.model import ClassRow, Conventions, Run
+from reports._estimate import size
 from reports._paint import QUIET, STRONG, Row
-from reports._rows import count, listed, titled
+from reports._recommend import assumed, recommendations
+from reports._rows import listed, titled
 from reports._text import safe, wrap
 
 SUPPORT = ("none", "partial", "full")
+INDENT = 26  # cells left of a class's name
+MOST_COMMANDS = 3
 _PRIORITY = ("high", "medium", "low", None)
 _SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
 
 
 def adoption_rows(run: Run, width: int) -> Iterator[Row]:
     """Class by class, then the names."""
-    yield from _classes(run.classes, width)
+    yield from _classes(run, width)
+    yield from _next(run, width)
     lines = list(_conventions(run.conventions))
     if lines:
         yield from titled("Standard", lines, width)
@@ -48,17 +53,17 @@ def _origin(part: str, names: Conventions) -> str:
     return "the settings say" if part in names.declared else "most classes say"
 
 
-def _classes(classes: tuple[ClassRow, ...], width: int) -> Iterator[Row]:
+def _classes(run: Run, width: int) -> Iterator[Row]:
     """Least supported and most urgent first: the order in which one would work through them."""
-    if not classes:
+    if not run.classes:
         return
-    yield [("Support  Priority  Class", STRONG)]
-    for row in sorted(classes, key=_urgency):
+    yield [("Support  Priority  Edits  Class", STRONG)]
+    for row in sorted(run.classes, key=_urgency):
         style = _SUPPORT_STYLE.get(row.support, "")
-        place = f"{safe(row.name)}  {safe(row.path)}:{row.line}"
-        first, *rest = wrap(place, width - 21)
-        yield [(f"{row.support:<9}", style), (f"{row.priority or '-':<10}", ""), (first, "")]
-        yield from ([(" " * 21 + line, "")] for line in rest)
+        first, *rest = wrap(f"{safe(row.name)}  {safe(row.path)}:{row.line}", width - INDENT)
+        edits = "-" if row.edits is None else f"{row.edits:,}"
+        yield [(f"{row.support:<9}", style), (f"{row.priority or '-':<10}{edits:>5}  ", ""), (first, "")]
+        yield from ([(" " * INDENT + line, "")] for line in rest)
         for line in _why(row, width):
             yield [(line, QUIET)]
     yield []
@@ -71,10 +76,20 @@ def _urgency(row: ClassRow) -> tuple[int, int, str, int]:
 
 
 def _why(row: ClassRow, width: int) -> list[str]:
-    """What the class allocates on its forward path, and why that is large."""
-    text = ": ".join(
-        part for part in (row.estimated_bytes and f"{row.estimated_bytes} bytes", row.reason) if part
-    )
-    if row.edits is not None:
-        text += f"{', ' if text else ''}{count(row.edits, 'edit')}"
-    return wrap(text, width, first=19, hanging=19) if text else []
+    """What the class allocates on its forward path, why that is large, and how many bytes under what."""
+    parts = [f"{row.estimated_bytes} bytes"] if row.estimated_bytes else []
+    if row.reason:
+        parts.append(row.reason)
+    text = ": ".join(parts)
+    if row.support != "full" and row.estimated_bytes and (under := assumed(row)):
+        text += f"; about {size(row.estimated_bytes)} if {under}"
+    return wrap(text, width, first=INDENT, hanging=INDENT) if text else []
+
+
+def _next(run: Run, width: int) -> Iterator[Row]:
+    """How to begin: the most urgent classes that `adopt` would edit."""
+    commands = [each.command for each in recommendations(run) if each.command]
+    lines = commands[:MOST_COMMANDS]
+    if len(commands) > MOST_COMMANDS:
+        lines.append(f"and {len(commands) - MOST_COMMANDS} more classes")
+    yield from titled("To adopt", lines, width)

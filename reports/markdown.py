@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from auditor.model import Finding, Run, Severity
 from reports import full
+from reports._recommend import recommendations
 from reports._text import shorten
 
 LIMIT = 65_536  # characters that hosting services accept in one comment; bytes are counted, which is stricter
 ROOM = 400  # for the sentence that says how much was left out
 DRAWN = 100  # cells of a drawn path
 _LONGEST = 300
+_CELL = 100  # characters of one line in a table
 _NOUN = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "info"}
 _SPECIAL = re.compile(
     r"[^\w\s,()/='\"?;%^-]|_", re.ASCII
@@ -47,13 +49,18 @@ def _head(run: Run) -> Iterator[str]:
         f"{_count(total.acquires, 'acquire')}, {total.followed:,} followed to the end"
         f"{f'; {run.known:,} known or out of scope' if run.known else ''}.\n"
     )
+    yield from _findings(run)
+    yield from _failures(run)
+    yield from _recommendations(run)
+
+
+def _findings(run: Run) -> Iterator[str]:
     if run.findings:
         yield "\n| Rule | | Findings |\n|---|---|---:|\n"
         named = {finding.code: finding for finding in run.findings}
         found = Counter(finding.code for finding in run.findings)
         for code, number in sorted(found.items(), key=lambda item: (-item[1], item[0])):
             yield f"| {code} {named[code].name} | {named[code].severity} | {number:,} |\n"
-    yield from _failures(run)
 
 
 def _failures(run: Run, most: int = 20) -> Iterator[str]:
@@ -65,6 +72,28 @@ def _failures(run: Run, most: int = 20) -> Iterator[str]:
         yield f"- {code(place)}: {plain(failure.message)}\n"
     if len(run.failures) > most:
         yield f"- and {len(run.failures) - most:,} more\n"
+
+
+def _recommendations(run: Run, most: int = 10) -> Iterator[str]:
+    """Folded: they are about the whole project, and a pull request is about a part of it."""
+    advice = recommendations(run)
+    if not advice:
+        return
+    yield f"\n<details><summary>{_count(len(advice), 'class')} could use the pool more fully</summary>\n\n"
+    yield "| Priority | Class | Bytes of its largest tensor | Edits |\n|---|---|---|---:|\n"
+    for each in advice[:most]:
+        row = each.row
+        place = f"{code(shorten(row.name, _CELL))}<br>{code(shorten(f'{row.path}:{row.line}', _CELL))}"
+        size = code(shorten(row.estimated_bytes, _CELL)) if row.estimated_bytes else ""
+        why = f"<br>{plain(shorten(row.reason, _CELL))}" if row.reason else ""
+        if each.assumed:
+            size += f"<br>{each.size} if {plain(shorten(each.assumed, _CELL))}"
+        yield f"| {row.priority or 'finish'}{why} | {place} | {size} | {row.edits} |\n"
+    if len(advice) > most:
+        yield f"\nand {len(advice) - most:,} more.\n"
+    if command := next((each.command for each in advice if each.command), ""):
+        yield f"\nTo begin with: {code(command)}\n"
+    yield "\n</details>\n"
 
 
 def _entry(finding: Finding, run: Run) -> str:
@@ -112,4 +141,5 @@ def _size(text: str) -> int:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural if number != 1 else ''}"

@@ -1,6 +1,7 @@
 """The HTML report in a real browser: it opens, filters and sorts, and text of the audited code stays text."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,6 +64,10 @@ def test_text_of_the_audited_code_stays_text(browser: Browser, tmp_path: Path) -
     assert browser.run("document.querySelector('#finding-list .symbol').textContent") == MARKUP
     shown = browser.run("document.querySelector('.text').textContent")
     assert shown == MARKUP
+    assert browser.run("document.querySelector('.added').textContent") == f"+ {MARKUP}"
+    assert browser.run("document.querySelector('.advice b').textContent") == MARKUP
+    command = f"poolaudit adopt --diff {shlex.quote(MARKUP)} ./-x --class {shlex.quote(MARKUP)}"
+    assert browser.run("document.querySelector('.advice .copy').dataset.copy") == command
     assert browser.complaints == []
 
 
