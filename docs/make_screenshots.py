@@ -1,10 +1,12 @@
 """Make docs/screenshots anew: `python docs/make_screenshots.py [TREE]`, by default of the example.
 
-Needs Chromium. The HTML report light, dark and narrow, and the terminal's output, each as a PNG. In the
-report's curve the runs before the last one are made up.
+Needs Chromium and the extra `server`. The HTML report light, dark, narrow and with a finding open, the
+terminal's output, and an editor's window, each as a PNG. In the report's curve the runs before the last one
+are made up; the editor is drawn by editor_view.py from the server's answers.
 """
 
 import html
+import json
 import os
 import subprocess
 import sys
@@ -15,10 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.browser import Browser  # noqa: E402 - needs the path above
+from docs import editor_view  # noqa: E402 - needs the path above
+from tests.browser import Browser  # noqa: E402
 
 SHOTS = ROOT / "docs" / "screenshots"
-OPEN_SECOND = "document.querySelectorAll('#finding-list .head')[1].click()"
+OPEN_FIRST = "document.querySelector('#finding-list .head').click()"
 TERMINAL = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; padding: 1.2rem 1.5rem; background: #14171c; color: #d8dce3; }}
 pre {{ margin: 0; font: 14px/1.4 ui-monospace, "DejaVu Sans Mono", monospace; }}
@@ -46,9 +49,10 @@ class Shot:
 
 
 SHOTS_OF_THE_PAGE = (
-    Shot("light", 1280, 1180, script=OPEN_SECOND),
-    Shot("dark", 1280, 1180, dark=True, script="document.getElementById('adoption').scrollIntoView()"),
-    Shot("narrow", 400, 1180, script=f"{OPEN_SECOND}; document.getElementById('findings').scrollIntoView()"),
+    Shot("light", 1280, 1180, script=OPEN_FIRST),
+    Shot("dark", 1280, 1180, dark=True, script="document.getElementById('recommendations').scrollIntoView()"),
+    Shot("finding", 1280, 1180, script=f"{OPEN_FIRST}; document.getElementById('findings').scrollIntoView()"),
+    Shot("narrow", 400, 1180, script=f"{OPEN_FIRST}; document.getElementById('findings').scrollIntoView()"),
 )
 
 
@@ -71,6 +75,15 @@ def audit(tree: Path, *options: str) -> str:
         check=True, text=True,
     )  # fmt: skip
     return done.stdout
+
+
+def worst(tree: Path) -> str:
+    """The file, below `tree`, of the first error with a path of several stations."""
+    findings = json.loads(audit(tree, "--format", "json", "--quiet"))["findings"]
+    chosen = next(
+        each for each in findings if each["severity"] == "error" and len(each["trace"]) > 2 and each["fix"]
+    )
+    return str(Path(chosen["path"]).relative_to(tree.name))
 
 
 def colored(text: str) -> str:
@@ -97,13 +110,18 @@ def main(tree: Path) -> None:
             browser.open(page)
             browser.run(shot.script)
             browser.screenshot(SHOTS / f"{shot.name}.png")
-        terminal = Path(folder) / "terminal.html"
         text = audit(tree, "--color", "always", "--select", "PA102,PA109")
-        terminal.write_text(TERMINAL.format(text=colored(text)), encoding="utf-8")
-        browser.resize(1000, 300)
-        browser.open(terminal)
-        browser.resize(1000, int(browser.run("document.documentElement.scrollHeight")))
-        browser.screenshot(SHOTS / "terminal.png")
+        whole = {
+            "terminal": TERMINAL.format(text=colored(text)),
+            "editor": editor_view.page(tree, worst(tree)),
+        }
+        for name, content in whole.items():
+            window = Path(folder) / f"{name}.html"
+            window.write_text(content, encoding="utf-8")
+            browser.resize(1000, 300)
+            browser.open(window)
+            browser.resize(1000, int(browser.run("document.documentElement.scrollHeight")))
+            browser.screenshot(SHOTS / f"{name}.png")
         assert browser.complaints == [], browser.complaints
 
 
