@@ -4,12 +4,13 @@
 #   make audit TARGET=../project  audit another tree
 #   make test                     every test (installs torch)
 #   make check                    what a change must pass: lint, format, types, import walls, fast tests, self-audit
+#   make gpu                      the leak tests of the reference modules on a CUDA device, kept in benchmarks/results
 #   make fuzz                     the property tests, with many more examples
 #
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
 .DEFAULT_GOAL := audit
-.PHONY: audit test check fuzz clean
+.PHONY: audit test check fuzz gpu clean
 
 PYTHON ?= $(or $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v))),python3)
 TARGET ?= examples/longdoc
@@ -19,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
 SCHEMA := $(VENV)/share/sarif
-DEV := check-jsonschema jsonschema pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter types-networkx numpy torch
+DEV := check-jsonschema jsonschema pytest pytest-timeout pytest-xdist hypothesis mypy ruff import-linter pygls types-networkx numpy torch
 
 audit: $(VENV)/.installed
 	@$(BIN)/poolaudit audit --exit-zero $(TARGET)
@@ -32,12 +33,15 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/generated $(PYTEST_ARGS)
 	$(BIN)/poolaudit audit auditor rules reports reference_modules
 
 fuzz: $(VENV)/.installed-dev
 	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs" $(PYTEST_ARGS)
 	POOL_FUZZ_PROGRAMS=100000 $(BIN)/python -m pytest --timeout 7200 tests/reference_modules/test_pool_fuzz.py $(PYTEST_ARGS)
+
+gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.gpu_leaktests
 
 clean:
 	rm -rf $(VENV)

@@ -22,6 +22,11 @@ def arbitrate(findings: Iterable[Finding]) -> list[Finding]:
     return sorted([*best.values(), *others], key=by_place)
 
 
+def ranks_below(code: str, other: str) -> bool:
+    """Whether `other`, found at the same acquire, keeps `code` from being shown."""
+    return code in _RANK and other in _RANK and _RANK[code] > _RANK[other]
+
+
 def by_place(finding: Finding) -> tuple[str, int, int, str, str]:
     """The order in which findings are reported: path, line, column, code."""
     span = finding.span

@@ -4,7 +4,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ class Request:
     cache_dir: Path | None = None
     progress: Progress = no_progress
     keep: Callable[[Sequence[Finding]], Sequence[Finding]] = list  # what a baseline or --diff-base lets pass
+    proofs: Path | None = None  # what leak tests said of earlier findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,13 @@ def audit(request: Request) -> Audited:
     selection = Selection(request.settings, request.root)
     found = discover(request.paths, root=os.fspath(request.root), exclude=request.settings.exclude)
     cache = Cache(request.cache_dir, [os.fspath(Path.cwd()), sorted(request.paths)])
-    run = _remembered_or_new(request, found, cache)
+    run, _ = remembered_or_new(request, found, Texts(found.files), cache)
     selected = tuple(finding for finding in run.findings if selection.keeps(finding))
     kept = tuple(request.keep(selected))
+    if request.proofs is not None and request.proofs.exists():
+        from auditor.leaktests.proofs import with_proofs  # most trees have none
+
+        kept = tuple(with_proofs(kept, request.proofs))
     counts = dict(sorted(Counter(finding.code for finding in kept).items()))
     summary = replace(run.summary, findings=counts, seconds=round(time.perf_counter() - started, 3))
     rules = tuple(_info(rule) for rule in all_rules())
@@ -62,24 +67,25 @@ def _info(rule: Rule) -> RuleInfo:
     return RuleInfo(meta.code, meta.name, meta.severity, meta.default, rule.page, rule.bad, rule.good)
 
 
-def _remembered_or_new(request: Request, found: Discovered, cache: Cache) -> Run:
-    """Everything that any rule finds."""
+def remembered_or_new(
+    request: Request, found: Discovered, texts: Texts, cache: Cache
+) -> tuple[Run, Mapping[str, str]]:
+    """Everything that any rule finds, and the digests of the files that it was found in."""
     tool = tool_digest(request.settings.analysis)
-    texts = Texts(found.files)
     digests = texts.digests() if cache.has("run") else {}
     if digests and (run := cache.get("run", _key(tool, found, digests), Run)):
-        return run
+        return run, digests
     from auditor.examine import Order, examine  # imports the analysis, which a remembered run does not need
 
     order = Order(found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress)
-    with _no_collection():
+    with without_collecting():
         examined = examine(order, cache)
     cache.put("run", _key(tool, found, examined.digests), examined.run)
-    return examined.run
+    return examined.run, examined.digests
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def without_collecting() -> Iterator[None]:
     """What an examination builds it keeps until its end: to look for garbage meanwhile finds next to none."""
     collecting = gc.isenabled()
     gc.disable()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from auditor import __version__
+from auditor.adopt.effort import with_effort
 from auditor.cache import Cache, fingerprint
 from auditor.config import AnalysisSettings
 from auditor.facts import Facts
@@ -51,6 +52,7 @@ def examine(order: Order, cache: Cache) -> Examined:
     comments = [comment for comment in scan.suppressions if comment.span.path not in failed]
     facts = Facts(
         leases=flow.leases,
+        misuses=flow.misuses,
         files=scan.indexes,
         modules_without_pool=adopted.modules_without_pool,
         pooled=adopted.pooled,
@@ -62,7 +64,7 @@ def examine(order: Order, cache: Cache) -> Examined:
     run = Run(
         version=__version__,
         summary=_summary(order.found, scan, flow, adopted, failures),
-        classes=adopted.rows,
+        classes=with_effort(adopted.rows, scan.indexes, order.texts),
         findings=tuple(findings),
         failures=failures,
         unfollowed=_in_order(flow.unfollowed),

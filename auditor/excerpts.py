@@ -11,13 +11,16 @@ LinesOf = Callable[[str], Sequence[str]]
 
 
 def excerpts(findings: Iterable[Finding], lines_of: LinesOf) -> dict[str, dict[int, str]]:
-    """Every line that a finding or its trace names, with CONTEXT lines around it: path -> line -> text."""
+    """Every line that a finding or its trace names, with CONTEXT lines around it, and those that its fix
+    edits: path -> line -> text."""
     wanted: dict[str, set[int]] = defaultdict(set)
     for finding in findings:
         span = finding.span
         places = [(span.path, span.line), (span.path, span.end_line)]
         for path, line in places + [(step.path, step.line) for step in finding.trace]:
             wanted[path].update(range(line - CONTEXT, line + CONTEXT + 1))
+        for edit in finding.fix.edits if finding.fix else ():
+            wanted[edit.span.path].update(range(edit.span.line, edit.span.end_line + 1))
     return {path: _numbered(lines_of(path), wanted[path]) for path in sorted(wanted)}
 
 

@@ -1,14 +1,17 @@
 """All that a rule may see: computed once, by name, read-only."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
+from auditor.flow.misuse import Fault, Misuse
 from auditor.model import Step
 from auditor.project.pool_call import PoolCall, outside_of_wrappers
 from auditor.project.pooled_class import PooledClass
 from auditor.project.repeats import Repeat
 from auditor.project.standard import Standard
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
+from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.suppress import Suppression
 
 __all__ = [
@@ -17,16 +20,20 @@ __all__ = [
     "Callers",
     "ClassIndex",
     "Facts",
+    "Fault",
     "Field",
     "FileIndex",
+    "Kind",
     "LargeAllocation",
     "Leak",
     "Lease",
     "Loss",
+    "Misuse",
     "PoolCall",
     "PoolImport",
     "PooledClass",
     "Repeat",
+    "Sighting",
     "Standard",
     "StoredField",
     "Suppression",
@@ -41,6 +48,7 @@ class Facts:
     """The project as rules see it; every tuple is sorted by path and line."""
 
     leases: tuple[Lease, ...] = ()
+    misuses: tuple[Misuse, ...] = ()  # what is wrong with leases besides their loss
     files: tuple[FileIndex, ...] = ()
     modules_without_pool: tuple[
         ClassIndex, ...
@@ -50,6 +58,21 @@ class Facts:
     repeated_allocators: tuple[Repeat, ...] = ()
     standard: Standard = field(default_factory=Standard)
     suppressions: tuple[Suppression, ...] = ()  # with what each of them silenced
+
+    def sightings(self, kind: Kind) -> Iterator[Sighting]:
+        """What may outlive its use in this way, in every file but tests."""
+        wrappers = [
+            each.what for file in self.files for each in file.sightings if each.kind is Kind.CACHE_WRAPPED
+        ]
+        for file in self.files:
+            for each in file.sightings:
+                if each.kind is kind and (not each.needs or _is_any_of(each.needs, wrappers)):
+                    yield each
+
+
+def _is_any_of(name: str, known: list[str]) -> bool:
+    """Whether a dotted name is one of `known`, which may start further up: at the audited folder."""
+    return any(each == name or each.endswith(f".{name}") for each in known)
 
 
 LEAVING = frozenset({Loss.RETURN, Loss.FALL_THROUGH, Loss.NEXT_TURN})

@@ -1,9 +1,10 @@
 """From facts to findings: rules run, one verdict an acquire, fingerprints, comments that silence."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from auditor.arbitrate import arbitrate, by_place
+from auditor.case import Case, Sources
 from auditor.excerpts import excerpts
 from auditor.facts import Facts, Suppression
 from auditor.fingerprint import fingerprinted
@@ -32,8 +33,23 @@ def judge(facts: Facts, comments: Sequence[Suppression], texts: Texts) -> tuple[
     complaints = fingerprinted(
         arbitrate(_run(about_comments, replace(facts, suppressions=used))), texts.lines
     )
-    findings = sorted([*kept, *complaints], key=by_place)
+    findings = sorted([*_repairable(kept, facts, texts), *complaints], key=by_place)
     return findings, excerpts(findings, texts.lines)
+
+
+def _repairable(findings: Iterable[Finding], facts: Facts, texts: Texts) -> Iterator[Finding]:
+    """The findings, each with its rule's fix where one can be built."""
+    fixes = {rule.meta.code: rule.fix for rule in all_rules() if rule.fix}
+    sources = Sources(texts)
+    for finding in findings:
+        if fix := fixes.get(finding.code):
+            try:
+                finding = replace(finding, fix=fix(Case(finding, facts, sources)))
+            except Exception as error:
+                where = f"{finding.span.path}:{finding.span.line}"
+                reason = f"the fix of {finding.code} at {where} failed: {type(error).__name__}: {error}"
+                raise RuleFailed(reason) from error
+        yield finding
 
 
 def _about_comments(rule: Rule) -> bool:

@@ -1,5 +1,5 @@
-"""What a rule is: metadata, BAD and GOOD examples, and a check over the facts; found by listing the
-folder."""
+"""What a rule is: metadata, BAD and GOOD examples, a check over the facts, and a fix if there is one; found
+by listing the folder."""
 
 import importlib
 import inspect
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
+from auditor.case import Case
 from auditor.facts import Facts
 from auditor.model import Finding, FixOffer, Severity, Span, Step
 
@@ -30,13 +31,17 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One file of the `rules` folder, read as a table: its docstring is the page `poolaudit rule` prints."""
+    """One file of the `rules` folder, read as a table: its docstring is the page `poolaudit rule` prints.
+
+    `fix` builds the edits that repair one finding, or says None where it cannot.
+    """
 
     meta: Meta
     page: str
     bad: str
     good: str
     check: Callable[[Facts], Iterator[Finding]]
+    fix: Callable[[Case], FixOffer | None] | None = None
 
 
 def _read(module: ModuleType) -> Rule:
@@ -46,6 +51,7 @@ def _read(module: ModuleType) -> Rule:
         bad=module.BAD,
         good=module.GOOD,
         check=module.check,
+        fix=getattr(module, "fix", None),
     )
 
 

@@ -13,14 +13,21 @@ class Texts:
     def __init__(self, files: Iterable[SourceFile]) -> None:
         self._files = {file.path: file for file in files}
         self._lines: dict[str, list[str]] = {}
-        self._stdin = sys.stdin.buffer.read() if STDIN in self._files else b""
+        self._held = {STDIN: sys.stdin.buffer.read()} if STDIN in self._files else {}
 
     def __iter__(self) -> Iterator[SourceFile]:
         return iter(self._files.values())
 
     def held(self, file: SourceFile) -> bytes | None:
-        """The bytes of standard input; None for a file, which whoever needs it reads."""
-        return self._stdin if file.location == STDIN else None
+        """The bytes of standard input and of what `changed` put there; else None: whoever needs it reads."""
+        return self._held.get(file.path)
+
+    def changed(self, data: Mapping[str, bytes]) -> "Texts":
+        """The same files, some of them with other contents."""
+        texts = Texts(())
+        texts._files = self._files
+        texts._held = self._held | dict(data)
+        return texts
 
     def data(self, file: SourceFile) -> bytes:
         held = self.held(file)

@@ -17,13 +17,15 @@ Example:
     class RingAttention(nn.Module):
         def _allocate_tensor(self, shape, dtype): ...      # the same twelve lines
 
-Fix: a mixin that has the method once; `poolaudit adopt` gives a class the standard one.
+Fix: a mixin that has the method once; `poolaudit adopt` gives a class the standard one. `fix` takes the
+copy out where the code was first written in a mixin that the file can import. Unsafe: a base is added.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts
-from auditor.model import Finding, Severity, Step
+from auditor.model import Finding, FixOffer, Severity, Step
 from auditor.rule import Meta
 
 META = Meta(code="PA405", name="allocator-rewritten", severity=Severity.INFO)
@@ -67,3 +69,9 @@ def check(facts: Facts) -> Iterator[Finding]:
                 ),
             ),
         )
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.copies import inherited  # only where there is a finding
+
+    return inherited(case)

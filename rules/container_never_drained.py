@@ -17,8 +17,10 @@ Unsafe: release the entries before they are dropped.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Loss, kept
-from auditor.model import Finding, Severity
+from auditor.fixes.drained import drained_before_drop
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA110", name="container-never-drained", severity=Severity.WARNING)
@@ -70,3 +72,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 continue
             yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
             break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return drained_before_drop(case)

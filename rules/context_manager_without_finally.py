@@ -18,8 +18,10 @@ Safe: try/finally around the yield.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Loss, named
-from auditor.model import Finding, Severity
+from auditor.fixes.try_finally import bounded
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA111", name="context-manager-without-finally", severity=Severity.WARNING)
@@ -56,3 +58,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             lost = "is lost when the body of the `with` raises: release it in a finally"
             message = f"{named(lease)} from `{lease.text}` {lost}"
             yield META.finding(lease.span, lease.symbol, message, leak.trace)
+
+
+def fix(case: Case) -> FixOffer | None:
+    return bounded(case)

@@ -17,8 +17,10 @@ Safe where the result is not used at all: bind it and release it.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Loss
-from auditor.model import Finding, Severity
+from auditor.fixes.discarded import bound_and_released
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA104", name="discarded-acquire", severity=Severity.ERROR)
@@ -28,7 +30,7 @@ def add_bias(pool, shape, bias):
 """
 GOOD = """\
 def add_bias(pool, shape, bias):
-    with pool.lease(shape) as buf:
+    with pool.lease(shape, zero=True) as buf:
         return buf + bias
 """
 
@@ -41,3 +43,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                     lease.span, lease.symbol, f"the result of `{lease.text}` is discarded", leak.trace
                 )
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return bound_and_released(case)

@@ -18,8 +18,11 @@ Safe where the lease is local: a release before the early exit, or try/finally.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import LEAVING, Facts, named
-from auditor.model import Finding, Severity
+from auditor.fixes.exits import released_on_exit
+from auditor.fixes.try_finally import bounded
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA102", name="early-exit-leak", severity=Severity.ERROR)
@@ -54,3 +57,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 )
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return bounded(case) or released_on_exit(case)

@@ -23,8 +23,12 @@ Safe where the lease is local: try/finally.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import EXCEPTIONAL, Facts, Loss, named
-from auditor.model import Finding, Severity
+from auditor.fixes.exits import released_on_exit
+from auditor.fixes.rollback import rolled_back
+from auditor.fixes.try_finally import bounded
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA103", name="exception-leak", severity=Severity.WARNING)
@@ -52,3 +56,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 message = f"{named(lease)} from `{lease.text}` is lost if line {leak.at.line} raises"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return bounded(case) or released_on_exit(case) or rolled_back(case)

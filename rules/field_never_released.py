@@ -18,8 +18,10 @@ Unsafe: a cleanup method and context manager are added, and somebody must call t
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, StoredField, kept
-from auditor.model import Finding, Severity
+from auditor.fixes.fields import released_by_cleanup
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA106", name="field-never-released", severity=Severity.ERROR)
@@ -54,3 +56,7 @@ def _who(stored: StoredField) -> str:
     if stored.partly_by:
         return f"`{stored.partly_by[0]}` keeps it on one of its ways out"
     return "nothing releases it"
+
+
+def fix(case: Case) -> FixOffer | None:
+    return released_by_cleanup(case)

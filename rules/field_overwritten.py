@@ -18,8 +18,10 @@ Unsafe: a release before the store.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Loss, kept
-from auditor.model import Finding, Severity
+from auditor.fixes.fields import released_before_store
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA107", name="field-overwritten", severity=Severity.ERROR)
@@ -58,3 +60,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"each call stores another lease in `self.{again.field.path}`; the one before is not released"
             )
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
+
+
+def fix(case: Case) -> FixOffer | None:
+    return released_before_store(case)

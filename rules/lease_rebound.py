@@ -19,14 +19,16 @@ Safe where an in-place form or a second name keeps the meaning; otherwise none.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Loss
-from auditor.model import Finding, Severity
+from auditor.fixes.rebound import kept_by_name
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA105", name="lease-rebound", severity=Severity.ERROR)
 BAD = """\
 def mean(pool, xs):
-    out = pool.allocate(xs[0].shape)
+    out = pool.allocate(xs[0].shape, zero=True)
     for x in xs:
         out.add_(x)
     out = out / len(xs)
@@ -34,7 +36,7 @@ def mean(pool, xs):
 """
 GOOD = """\
 def mean(pool, xs):
-    out = pool.allocate(xs[0].shape)
+    out = pool.allocate(xs[0].shape, zero=True)
     for x in xs:
         out.add_(x)
     out.div_(len(xs))
@@ -51,3 +53,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 message = f"`{name}`, the only name of `{lease.text}`, is {how} at line {leak.at.line}"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return kept_by_name(case)

@@ -18,8 +18,10 @@ Safe where the lease is local: `with pool.lease(...)`, or try/finally around its
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import LEAVING, Facts, Loss, named
-from auditor.model import Finding, Severity
+from auditor.fixes.try_finally import bounded
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA101", name="never-released", severity=Severity.ERROR)
@@ -46,3 +48,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         if lost and not lease.released and not lease.handed_over:
             message = f"`{lease.text}` is never released: {named(lease)} is lost on every way out"
             yield META.finding(lease.span, lease.symbol, message, lost[0].trace)
+
+
+def fix(case: Case) -> FixOffer | None:
+    return bounded(case)

@@ -15,13 +15,17 @@ modules nor have a switch.
 Example:
     scores = self._get_buffer((b, h, n, n))        # everywhere else: self._allocate_tensor(...)
 
-Fix: rename the method, or say in the settings what the standard is.
+Fix: rename the method, or say in the settings what the standard is. `fix` renames every definition and
+use of a class's own method in the project, or none: not where something else has that name, or the
+standard one is taken, or the name stands in a string. Unsafe: callers outside of the project use the
+old name.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, PoolCall, PooledClass, Standard, outside_of_wrappers
-from auditor.model import Finding, Severity
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA401", name="non-standard-name", severity=Severity.INFO)
@@ -82,3 +86,14 @@ def _finding(each: PooledClass, call: PoolCall, wanted: str, standard: Standard)
         f"{each.entry.qualname}.{call.method}",
         f"`{each.entry.name}` {part}s by `{call.name}`; {standard.says(part)} `{wanted}`",
     )
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.renames import renamed_method  # only where there is a finding
+
+    for each in case.facts.pooled:
+        for call in each.calls:
+            wanted = _wanted(call, case.facts.standard) if call.span == case.finding.span else None
+            if wanted is not None and call.on_self:
+                return renamed_method(case, call.name, wanted)
+    return None

@@ -13,13 +13,15 @@ Example:
     class BlockAttention(nn.Module):
         def __init__(self, use_memory_pool: bool = False): ...      # all others: enable_memory_pool
 
-Fix: rename the parameter, and its callers' keyword.
+Fix: rename the parameter, and its callers' keyword, in the whole project; not where the name also stands in a
+string, for then something may ask for it by that. Unsafe: callers outside of the project use the old name.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts
-from auditor.model import Finding, Severity
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA403", name="non-standard-switch", severity=Severity.INFO)
@@ -54,3 +56,14 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"`{entry.name}` calls its switch `{entry.switch}`; "
                 f"{facts.standard.says('switch')} `{wanted}`",
             )
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.renames import renamed_switch  # only where there is a finding
+
+    wanted = case.facts.standard.switch
+    span, path = case.finding.span, case.finding.span.path
+    for each in case.facts.pooled:
+        if each.switch_span == span and each.entry.span.path == path and each.entry.switch and wanted:
+            return renamed_switch(case, each.entry.switch, wanted)
+    return None

@@ -17,8 +17,11 @@ Safe: a release on the failing branch, or an ExitStack.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import LEAVING, Facts, Loss, named
-from auditor.model import Finding, Severity
+from auditor.fixes.exits import released_on_exit
+from auditor.fixes.try_finally import bounded
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA109", name="partial-acquisition-leak", severity=Severity.ERROR)
@@ -50,3 +53,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 message = f"{named(lease)} from `{lease.text}` stays held when `{leak.failed}` fails"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break
+
+
+def fix(case: Case) -> FixOffer | None:
+    return released_on_exit(case) or bounded(case)

@@ -19,13 +19,15 @@ Example:
             mask = torch.zeros(b, h, n, n)             # as large as the scores, and not from the pool
             ...
 
-Fix: take it from the pool as the others are.
+Fix: take it from the pool as the others are. `fix` does it for classes with `MemoryPoolMixin`; unsafe,
+because the memory comes from elsewhere.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts
-from auditor.model import Finding, Severity
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA305", name="pool-bypassed", severity=Severity.INFO)
@@ -61,7 +63,7 @@ BAD = (
 GOOD = (
     _CLASS
     + """\
-            bias = self.memory_pool.allocate((b, h, n, n))
+            bias = self.memory_pool.allocate((b, h, n, n), zero=True)
             try:
                 torch.matmul(q, k, out=scores)
                 out.copy_(torch.add(scores, bias).sum())
@@ -83,3 +85,9 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"`{each.entry.name}` uses a pool, and makes {made.operation}({made.shape}), "
                 f"{made.bytes} bytes, beside it: {made.reason}",
             )
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.bypasses import through_mixin  # only where there is a finding
+
+    return through_mixin(case)

@@ -15,13 +15,15 @@ Example:
     class RingAttention(nn.Module):
         def __init__(self, *, enable_memory_pool: bool = True): ...     # all others: False
 
-Fix: `= False`, and turn it on where it is wanted.
+Fix: `= False`, and turn it on where it is wanted. Unsafe: whoever builds the class without a word gets
+no pool.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts
-from auditor.model import Finding, Severity
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA402", name="pool-on-by-default", severity=Severity.INFO)
@@ -54,3 +56,9 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"{entry.qualname}.__init__",
                 f"`{entry.name}` has `{entry.switch}` on by default; {facts.standard.says('default')} off",
             )
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.switches import off_by_default  # only where there is a finding
+
+    return off_by_default(case)

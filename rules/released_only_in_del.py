@@ -17,13 +17,14 @@ Example:
         def __del__(self): self.pool.deallocate(self.block)
 
 Fix: a `close` method (and `__enter__`, `__exit__`) that gives back, with `__del__` calling it at most as
-a net.
+a net. Unsafe: somebody has to call it. Offered where `__del__` does nothing but give fields back.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, PooledClass, StoredField, kept
-from auditor.model import Finding, Severity
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA404", name="released-only-in-del", severity=Severity.WARNING)
@@ -72,3 +73,9 @@ def _first(each: PooledClass) -> Iterator[Finding]:
 def _only_in_del(stored: StoredField) -> bool:
     names = {name.rpartition(".")[2] for name in stored.released_by}
     return names == {"__del__"} and not stored.escapes
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.cleanups import closed  # only where there is a finding
+
+    return closed(case)

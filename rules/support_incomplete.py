@@ -20,14 +20,15 @@ Example:
             scores = self._allocate_tensor((len(q), len(k)), q.dtype)
             return torch.matmul(q, k.mT, out=scores).softmax(-1) @ k    # never `_deallocate_tensor`
 
-Fix: none that is automatic. Release what the forward pass takes (`with self._lease_tensor(...)`), and give
-the class a `close` or `cleanup_memory_pool` for what it keeps.
+Fix: release what the forward pass takes (`with self._lease_tensor(...)`), and give the class a `close` or
+`cleanup_memory_pool` for what it keeps. Unsafe: the class becomes an owner.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import LEAVING, Facts, Lease, PooledClass, kept, outside_of_wrappers
-from auditor.model import Finding, Severity, Step
+from auditor.model import Finding, FixOffer, Severity, Step
 from auditor.rule import Meta
 
 META = Meta(code="PA303", name="support-incomplete", severity=Severity.WARNING)
@@ -106,3 +107,9 @@ def _no_cleanup(each: PooledClass) -> Found | None:
 
 def _acquired(lease: Lease) -> tuple[Step, ...]:
     return (Step(lease.span.path, lease.span.line, lease.span.column, "acquired here"),)
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.cleanups import completed  # only where there is a finding
+
+    return completed(case)

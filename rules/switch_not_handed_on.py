@@ -19,13 +19,15 @@ Example:
             super().__init__()
             self.attention = Attention(dim)        # its own enable_memory_pool stays False
 
-Fix: hand the switch on: `Attention(dim, enable_memory_pool=enable_memory_pool)`.
+Fix: hand the switch on: `Attention(dim, enable_memory_pool=enable_memory_pool)`. Unsafe, for callers
+who turn the pool on then get it in the children too.
 """
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts
-from auditor.model import Finding, Severity, Step
+from auditor.model import Finding, FixOffer, Severity, Step
 from auditor.rule import Meta
 
 META = Meta(code="PA304", name="switch-not-handed-on", severity=Severity.WARNING)
@@ -85,3 +87,9 @@ def check(facts: Facts) -> Iterator[Finding]:
                     for child in each.children
                 ),
             )
+
+
+def fix(case: Case) -> FixOffer | None:
+    from auditor.adopt.repairs.switches import handed_on  # only where there is a finding
+
+    return handed_on(case)

@@ -23,8 +23,10 @@ Fix: use the pool where the file allocates, or delete the import.
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts
-from auditor.model import Finding, Severity
+from auditor.fixes.unused_import import without_import
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA301", name="unused-pool-import", severity=Severity.WARNING)
@@ -44,7 +46,7 @@ pool = MemoryPool()
 
 
 def scores(q, k):
-    with pool.lease((q.shape[0], k.shape[0])) as out:
+    with pool.lease((q.shape[0], k.shape[0]), zero=True) as out:
         return (q @ k.mT).add_(out)
 """
 
@@ -58,3 +60,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                     each.name,
                     f"`{each.name}` is imported from `{each.module}` and never used in this file",
                 )
+
+
+def fix(case: Case) -> FixOffer | None:
+    return without_import(case)

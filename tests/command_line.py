@@ -23,7 +23,7 @@ class Done:
         return json.loads(self.out)
 
 
-def poolaudit(*arguments: str, cwd: Path, stdin: bytes = b"", **environment: str) -> Done:
+def poolaudit(*arguments: str, cwd: Path, stdin: bytes = b"", timeout: int = 120, **environment: str) -> Done:
     env = {**os.environ, "PYTHONPATH": str(PROJECT), **environment}
     done = subprocess.run(
         [sys.executable, "-m", "auditor.cli", *arguments],
@@ -31,7 +31,7 @@ def poolaudit(*arguments: str, cwd: Path, stdin: bytes = b"", **environment: str
         input=stdin,
         capture_output=True,
         env=env,
-        timeout=120,
+        timeout=timeout,
     )
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import LEAK, LEAK_LINE, PLANTED, audit, readable, run, tree_with_a_leak
+from tests.planted import LEAK, LEAK_LINE, PLANTED, audit, readable, run, tree_with_a_leak
 
 
 @pytest.fixture
@@ -107,5 +107,5 @@ def test_a_file_nobody_may_read(tree: Path) -> None:
 
 def test_a_path_that_is_not_there_is_wrong_use(tree: Path) -> None:
     done = run(tree, "missing.py")
-    assert done.returncode == 2
-    assert "missing.py" in done.stderr
+    assert done.status == 2
+    assert "missing.py" in done.err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import LEAK, LEAK_LINE, PLANTED, audit, readable, tree_with_a_leak
+from tests.planted import LEAK, LEAK_LINE, PLANTED, audit, readable, tree_with_a_leak
 
 
 @pytest.fixture

@@ -86,12 +86,12 @@ class M(nn.Module):
 @pytest.mark.parametrize(
     ("text", "edits"),
     [
-        (MODULE, 7),  # import, base, initialisation with a constructor of its own, and two for the temporary
+        (MODULE, 4),  # import, base, a constructor of its own, and the temporary
         (
             MODULE.replace(
                 "    def forward", "    def __init__(self):\n        super().__init__()\n\n    def forward"
             ),
-            6,
+            5,
         ),
         (MODULE.replace("return out", "return work"), None),  # it leaves the module: there is nothing to pool
     ],

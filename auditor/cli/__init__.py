@@ -11,10 +11,22 @@ import click
 from auditor import __version__
 
 COMMANDS = {
+    "adopt": "Give nn.Modules the standard mixin, and their temporaries to its pool.",
     "audit": "Report findings.",
+    "fix": "Apply the fixes of findings.",
     "config": "Print the effective settings and where each came from.",
+    "gate": "Audit, outstanding fixes, generated leak tests: one verdict. This runs the code.",
+    "leaktests": "Write pytest leak tests for modules. This runs their code.",
     "rule": "Explain a rule: what, why, bad, good.",
+    "server": "Serve an editor: diagnostics as you type.",
 }
+TASKS = {
+    "Find out": ("audit", "rule"),
+    "Repair": ("fix", "adopt"),
+    "Prove": ("leaktests", "gate"),
+    "Set up": ("config", "server"),
+}
+"""The order in which one meets them."""
 WRONG_USE = 2
 INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 BROKEN_PIPE = 141
@@ -33,8 +45,12 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+        """By task; aligned over all of them."""
+        widest = max(map(len, COMMANDS))
+        for task, names in TASKS.items():
+            with formatter.section(task):
+                known = (name for name in names if name in COMMANDS)
+                formatter.write_dl([(name.ljust(widest), COMMANDS[name]) for name in known])
 
 
 @click.command(
@@ -48,7 +64,7 @@ def poolaudit() -> None:
     Exit status:
       0  nothing to report
       1  findings of severity error or warning
-      2  wrong use, bad configuration, a file that could not be analysed, or an internal error
+      2  wrong use, bad settings, a file not analysed, or an internal error
     """
 
 

@@ -9,14 +9,27 @@ from auditor.baseline import BaselineError
 from auditor.cache import DIRECTORY
 from auditor.changed_lines import DiffError
 from auditor.cli.auditing import AuditOptions, run_audit
+from auditor.cli.completion import rule_codes
+from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.output import formats
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
+MANUAL = manual(
+    {
+        "poolaudit audit src": "Findings with their paths, and a summary.",
+        "poolaudit audit src --select PA1 --format concise": "Only leaks, a line each.",
+        "poolaudit audit src --statistics": "Also who uses the pool, and who should.",
+        "poolaudit audit --diff-base origin/main": "Only findings on changed lines.",
+        "poolaudit audit --format html --output audit.html": "A page to look at.",
+    },
+    SETTINGS | CACHE,
+)
 
-@click.command("audit")
-@click.argument("paths", nargs=-1, metavar="[PATH ...]")
+
+@click.command("audit", epilog=MANUAL)
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH ...]")
 @click.option(
     "--format",
     multiple=True,
@@ -29,8 +42,20 @@ from auditor.source.discover import NoSuchPath
     metavar="FILE",
     help="Write the report to FILE; with several formats, --output FORMAT=FILE for each.",
 )
-@click.option("--select", multiple=True, metavar="CODES", help="Rules to run: codes, prefixes (PA1) or ALL.")
-@click.option("--ignore", multiple=True, metavar="CODES", help="Rules not to run: codes or prefixes.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="CODES",
+    shell_complete=rule_codes,
+    help="Rules to run: codes, prefixes (PA1) or ALL.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CODES",
+    shell_complete=rule_codes,
+    help="Rules not to run: codes or prefixes.",
+)
 @click.option(
     "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
 )
@@ -82,7 +107,7 @@ def command(**options: Any) -> int:
     Exit status:
       0  nothing to report
       1  findings of severity error or warning (0 with --exit-zero)
-      2  wrong use, bad configuration, a file that could not be analysed, or an internal error
+      2  wrong use, bad settings, a file not analysed, or an internal error
     """
     try:
         return run_audit(AuditOptions(**options))

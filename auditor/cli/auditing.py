@@ -17,6 +17,7 @@ from auditor.cli.output import colored, targets, width, write
 from auditor.cli.progress import ProgressBar
 from auditor.cli.settings_options import codes
 from auditor.engine import Audited, Request, audit
+from auditor.leaktests.proofs import FILE as PROOFS
 from auditor.model import Finding, Run, Severity
 from auditor.settings_file import Effective, effective
 from auditor.source.discover import STDIN
@@ -54,14 +55,9 @@ class AuditOptions:
 def run_audit(options: AuditOptions) -> int:
     """Audit, write every report, say the rest on standard error; the exit status."""
     wanted = targets(options.format, options.output)
-    settings = effective(
-        _start(options.paths),
-        config=options.config,
-        isolated=options.isolated,
-        overrides=_overrides(options),
-    )
+    settings = settings_of(options)
     with ProgressBar(shown=not (options.quiet or options.no_progress)) as progress:
-        audited = audit(_request(options, settings, progress))
+        audited = audit(request_of(options, settings, progress))
     if options.write_baseline:
         write_baseline(options.write_baseline, audited.selected)
     if options.history:
@@ -70,6 +66,16 @@ def run_audit(options: AuditOptions) -> int:
         write(audited.run, target, color=options.color)
     _tell(audited, options)
     return status(audited.run, exit_zero=options.exit_zero)
+
+
+def settings_of(options: AuditOptions) -> Effective:
+    """The settings in force: those of the files, and over them those of the command line."""
+    return effective(
+        start(options.paths),
+        config=options.config,
+        isolated=options.isolated,
+        overrides=_overrides(options),
+    )
 
 
 def _with_history(audited: Audited, file: Path) -> Audited:
@@ -90,7 +96,7 @@ def status(run: Run, *, exit_zero: bool) -> int:
     return FOUND if counts and not exit_zero else CLEAN
 
 
-def _start(paths: Sequence[str]) -> Path:
+def start(paths: Sequence[str]) -> Path:
     """Where the search for settings begins: the folder that all paths have in common."""
     named = [os.path.abspath(path) for path in paths if path != STDIN]  # noqa: PTH100 - resolves `..`
     return Path(os.path.commonpath(named)) if named else Path.cwd()
@@ -108,7 +114,8 @@ def _overrides(options: AuditOptions) -> dict[str, Any]:
     return overrides
 
 
-def _request(options: AuditOptions, settings: Effective, progress: ProgressBar) -> Request:
+def request_of(options: AuditOptions, settings: Effective, progress: ProgressBar) -> Request:
+    """The audit that the options ask for."""
     return Request(
         paths=options.paths or (".",),
         settings=settings.settings,
@@ -117,6 +124,7 @@ def _request(options: AuditOptions, settings: Effective, progress: ProgressBar) 
         cache_dir=None if options.no_cache else options.cache_dir or settings.root / DIRECTORY,
         progress=progress.advance,
         keep=_Filter.of(options, settings).kept,
+        proofs=None if options.isolated else settings.root / PROOFS,
     )
 
 
@@ -154,8 +162,8 @@ class _Filter:
 
 
 def _folder(paths: Sequence[str]) -> Path:
-    start = _start(paths)
-    return start if start.is_dir() else start.parent
+    folder = start(paths)
+    return folder if folder.is_dir() else folder.parent
 
 
 def _tell(audited: Audited, options: AuditOptions) -> None:

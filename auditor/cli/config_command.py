@@ -5,17 +5,32 @@ from pathlib import Path
 import click
 import msgspec
 
+from auditor.cli.manual import SETTINGS, manual
 from auditor.cli.settings_options import settings_options
 from auditor.settings_file import SettingsError, effective
 
+MANUAL = manual(
+    {
+        "poolaudit config": "The settings here.",
+        "poolaudit config src/vendored": "Those of another folder.",
+        "poolaudit config --isolated": "What holds where nothing is set.",
+    },
+    SETTINGS,
+)
 
-@click.command("config")
+
+@click.command("config", epilog=MANUAL)
 @click.argument("path", default=".", type=click.Path(path_type=Path))
 @settings_options
 def command(path: Path, config: Path | None, isolated: bool) -> int:
     """Print the settings that hold for PATH (default: the working directory), and where each came from.
 
     The values are JSON; `null` for select means the rules that are on by default.
+
+    \b
+    Exit status:
+      0  the settings were printed
+      2  wrong use or bad settings
     """
     try:
         found = effective(path, config=config, isolated=isolated)

@@ -4,14 +4,26 @@ from pathlib import Path
 
 import click
 
+from auditor.cli.completion import rule_codes
+from auditor.cli.manual import manual
 from auditor.cli.new_rule import CannotScaffold, scaffold
 from auditor.rule import Rule, all_rules
 from auditor.selection import check_codes, matches
 from auditor.settings_file import SettingsError
 
+MANUAL = manual(
+    {
+        "poolaudit rule PA102": "One rule.",
+        "poolaudit rule PA1": "Every rule about balance.",
+        "poolaudit rule --all | less": "All of them.",
+        "poolaudit rule --new lease-in-global PA901": "Begin one of your own.",
+    },
+    {"rules/, tests/fixtures/rules/": "Where --new writes, in a checkout of poolaudit."},
+)
 
-@click.command("rule")
-@click.argument("code", required=False)
+
+@click.command("rule", epilog=MANUAL)
+@click.argument("code", required=False, shell_complete=rule_codes)
 @click.option("--all", "every", is_flag=True, help="Explain every rule.")
 @click.option(
     "--new",
@@ -23,6 +35,11 @@ def command(code: str | None, every: bool, name: str | None) -> int:
     """Explain the rule CODE: what it finds, why it matters, bad code, good code, whether it is on by default.
 
     A prefix such as PA1 explains every rule that it covers. With --new a rule is begun instead of explained.
+
+    \b
+    Exit status:
+      0  the rule was explained, or begun
+      2  wrong use, or no such rule
     """
     if name is not None:
         return _begin(name, code, every=every)

@@ -1,5 +1,6 @@
 """What is known of simple conditions on a path, so that correlated branches stay correlated."""
 
+from auditor.flow.clauses import Fact, clause, decided, is_clause, literals, where_ways_meet
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     Assume,
@@ -7,6 +8,7 @@ from auditor.ir.ops import (
     Constant,
     Define,
     Delete,
+    EndStatement,
     Fresh,
     Havoc,
     InPlace,
@@ -18,8 +20,9 @@ from auditor.ir.ops import (
     Unpack,
 )
 
-Knowledge = frozenset[tuple[str, bool]]
-"""(condition key, its truth). A key `=flag:key` records that a flag holds the truth of another condition."""
+Knowledge = frozenset[Fact]
+"""(condition key, its truth). A key `=flag:key` records that a flag holds the truth of another condition; a
+key that begins with `|` that one of two facts holds (`clauses`)."""
 
 NOTHING: Knowledge = frozenset()
 FILLING = frozenset({"append", "appendleft", "add", "insert"})
@@ -29,7 +32,10 @@ EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"}
 
 
 def join(left: Knowledge, right: Knowledge) -> Knowledge:
-    return left & right
+    both = left & right
+    if len(both) in (len(left), len(right)):
+        return both
+    return both.union(where_ways_meet(left - both, right - both))
 
 
 def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
@@ -40,19 +46,21 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Define():
             return known | {(f"={op.name}:{op.key}", op.value)}
         case Havoc():
-            return frozenset(fact for fact in known if fact[0] not in op.keys)
+            return frozenset(fact for fact in known if op.keys.isdisjoint(_keys(fact)))
         case Constant(target=target):
             return _constant(forget(graph, target, known), target, op.value)
         case Move(target=target, source=source):
+            if target == source:
+                return known
             return _copy(forget(graph, target, known), target, source)
         case Fresh(target=target) | InPlace(target=target) | Delete(target=target) | Next(target=target):
             return forget(graph, target, known)
         case Store(target=target):
             return forget(graph, target, known)
-        case Call(receiver=(name,)) if op.method in FILLING and not name.startswith("%"):
-            return known | {(name.lstrip("@"), True)}
-        case Call(receiver=(name,)) if op.method in EMPTYING:
-            return forget(graph, (name,), known)
+        case Call():
+            return _called(graph, op, forget(graph, op.target, known))
+        case EndStatement():
+            return frozenset(fact for fact in known if not any(key[0] == "%" for key in _keys(fact)))
         case Unpack(targets=targets):
             before = known
             for _, target in targets:
@@ -60,6 +68,20 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             for component, target in targets:
                 known = _copy(known, target, (*op.source, component), before)
     return known
+
+
+def _keys(fact: Fact) -> tuple[str, ...]:
+    return tuple(key for key, _ in literals(fact)) if is_clause(fact) else (fact[0],)
+
+
+def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
+    """A list that is filled is not empty; one that something is taken from may be."""
+    if call.receiver is None or len(call.receiver) != 1:
+        return known
+    name = call.receiver[0]
+    if call.method in FILLING and not name.startswith("%"):
+        return known | {(name.lstrip("@"), True)}
+    return forget(graph, call.receiver, known) if call.method in EMPTYING else known
 
 
 def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:
@@ -72,10 +94,15 @@ def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:
         written = target[-1]
     else:
         return known
-    return frozenset(fact for fact in known if written not in _reads(graph, fact[0]))
+    return frozenset(
+        fact for fact in known if written not in fact[0] or written not in _reads(graph, fact[0])
+    )
 
 
 def _reads(graph: Graph, key: str) -> frozenset[str]:
+    if is_clause((key, True)):
+        one, other = literals((key, True))
+        return _reads(graph, one[0]) | _reads(graph, other[0])
     if key.startswith("="):
         name, _, asked = key[1:].partition(":")
         return graph.condition_names.get(asked, frozenset()) | {name}
@@ -97,6 +124,7 @@ def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
     for key, same in known:
         if key.startswith(prefix):
             learned.add((key[len(prefix) :], same == op.value))
+    learned = decided(known, learned)
     if any((key, not truth) in known for key, truth in learned):
         return None
     return known | learned
@@ -120,8 +148,8 @@ def _literal(text: str) -> bool:
 
 
 def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
-    if len(target) != 1 or target[0].startswith("%"):
-        return known
+    if len(target) != 1 or (target[0].startswith("%") and value not in (None, False, True)):
+        return known  # literals that calls are given are asked about by nobody
     name = target[0].lstrip("@")
     facts = {(name, bool(value)), (f"{name} is None", value is None)}
     if isinstance(value, (str, int)) and not isinstance(value, bool):
@@ -135,9 +163,16 @@ def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None
     if len(target) != 1:
         return known
     old, new = "".join(source).lstrip("@"), target[0].lstrip("@")
-    copied = {
-        (new + key[len(old) :], truth)
-        for key, truth in (known if before is None else before)
-        if key == old or key == f"{old} is None" or key.startswith((f"{old} == ", f"{old}["))
-    }
-    return known | copied
+    copies = (_renamed(fact, old, new) for fact in (known if before is None else before))
+    return known.union(copy for copy in copies if copy is not None)
+
+
+def _renamed(fact: Fact, old: str, new: str) -> Fact | None:
+    """The fact as one about `new`, if it is about `old`."""
+    if is_clause(fact):
+        one, other = literals(fact)
+        renamed = [_renamed(one, old, new), _renamed(other, old, new)]
+        return clause(renamed[0] or one, renamed[1] or other) if any(renamed) else None
+    key, truth = fact
+    about = key == old or key == f"{old} is None" or key.startswith((f"{old} == ", f"{old}["))
+    return (new + key[len(old) :], truth) if about else None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from auditor.flow.effects import Value
 from auditor.model import Span, Step
 
 
@@ -50,11 +51,24 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class GivingBack:
+    """How the function that acquired a lease would give it back.
+
+    `call` has `{}` in the lease's place. `lending` is the callee that takes the acquire's arguments and lends
+    for a `with` block, if the pool has one. `certain` is whether the project's own code says so.
+    """
+
+    call: str
+    lending: str | None = None
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """One recognised acquire call in one function.
 
-    `released` and `handed_over` say whether some path ends so; `fields` lists where it was stored;
-    `public` is whether the function it was returned from can be called from elsewhere.
+    `released` and `handed_over` say whether some path ends so, `releases` where; `fields` lists where it was
+    stored; `giving_back` is how a fix would release it.
     """
 
     span: Span
@@ -68,6 +82,9 @@ class Lease:
     in_context_manager: bool = False
     fields: tuple["StoredField", ...] = ()
     callers: "Callers | None" = None
+    releases: tuple[Span, ...] = ()
+    giving_back: GivingBack | None = None
+    value: Value = Value.OBJECT
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,25 @@
 
 import ast
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from auditor.flow.held import Held
 from auditor.flow.passing import operands
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Way
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Path, Way
 from auditor.model import Span, Step
+
+
+class Placed(Hashable, Protocol):
+    """A state of an analysis that follows one object: where it is."""
+
+    @property
+    def places(self) -> frozenset[Path]: ...
+
+
+State = TypeVar("State", bound=Placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +34,7 @@ class Station:
     uses: bool = False
 
 
-def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held) -> list[Station]:
+def shortest_path(graph: Graph, solution: Solution[State], node: int, held: State) -> list[Station]:
     """Stations from the first node after the acquire to `node`, which is left out; without exceptions if
     there is such a way."""
     end = (node, held)
@@ -41,13 +51,15 @@ def shortest_path(graph: Graph, solution: Solution[Held], node: int, held: Held)
     return stations
 
 
-Point = tuple[int, Held]
-Onward = dict[Point, tuple[Point, Edge] | None]
+Point = tuple[int, State]
+Onward = dict[tuple[int, State], tuple[tuple[int, State], Edge] | None]
 
 
-def _search(solution: Solution[Held], end: Point, avoided: frozenset[Edge]) -> tuple[Point | None, Onward]:
+def _search(
+    solution: Solution[State], end: Point[State], avoided: frozenset[Edge]
+) -> tuple[Point[State] | None, Onward[State]]:
     """Backwards from `end` to where the lease began; each point with the step that leads on from it."""
-    onward: Onward = {end: None}
+    onward: Onward[State] = {end: None}
     queue = deque([end])
     while queue:
         here = queue.popleft()
@@ -62,7 +74,7 @@ def _search(solution: Solution[Held], end: Point, avoided: frozenset[Edge]) -> t
     return None, onward
 
 
-def _given(graph: Graph, node: int, held: Held) -> tuple[bool, bool]:
+def _given(graph: Graph, node: int, held: Placed) -> tuple[bool, bool]:
     op = graph.ops[node]
     if not isinstance(op, Call):
         return False, False

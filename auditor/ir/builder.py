@@ -4,19 +4,16 @@ A `finally` body is copied once for each kind of way out that runs through it, s
 confuses a return with an exception. The copies are made when first needed and shared afterwards."""
 
 import ast
-import builtins
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from auditor.ir.graph import Graph
+from auditor.ir.handlers import CALL, EXIT, UNKNOWN, Handler, Raised
 from auditor.ir.ops import Edge, Exit, Leave, Nop, Op, Path, Way
 
 End = tuple[int, Edge]
-
-CALL = "call"  # whatever a call may raise
-EXIT = "exit"  # CancelledError, GeneratorExit: not an Exception
-AGAIN = "again "  # before the class that a handler names, for its bare `raise`
-UNKNOWN = "?"  # a raise of something computed
+Reason = str | tuple[str, Raised]
+"""Why a cleanup runs; it is copied once for each reason."""
 
 
 @dataclass(slots=True)
@@ -31,7 +28,7 @@ class CleanupFrame:
 
     at: ast.AST
     lower: Callable[[], None]
-    copies: dict[str, int] = field(default_factory=dict)
+    copies: dict[Reason, int] = field(default_factory=dict)
     suppressed: list[End] | None = None  # `contextlib.suppress`: exceptions end here
     suppresses: tuple[str, ...] = ()
 
@@ -41,41 +38,8 @@ class HandlerFrame:
     """The handlers of a `try` whose body is being lowered."""
 
     at: ast.AST
-    handlers: list["Handler"]
-    dispatchers: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Handler:
-    """`entry` is where its body begins; `names` the exceptions it lists, None for a bare except."""
-
-    entry: int
-    names: tuple[str, ...] | None
-
-    def catches(self, exception: str) -> bool | None:
-        """True: surely; None: perhaps; False: never. `exception` is CALL, EXIT, UNKNOWN or a raised class's
-        name."""
-        if self.names is None or "BaseException" in self.names:
-            return True
-        if exception == EXIT:
-            return bool({"CancelledError", "GeneratorExit"} & set(self.names))
-        if "Exception" in self.names:
-            return True
-        if exception in (CALL, UNKNOWN):
-            return None
-        again = exception.startswith(AGAIN)
-        exception = exception.removeprefix(AGAIN)
-        raised = getattr(builtins, exception, None)
-        known = [getattr(builtins, name, None) for name in self.names]
-        if exception in self.names or any(_derives(raised, base) for base in known):
-            return True
-        if again and any(_derives(base, raised) for base in known):
-            return None  # what was caught may have been of a class derived from the one named
-        return False if isinstance(raised, type) and all(isinstance(base, type) for base in known) else None
-
-
-def _derives(raised: object, base: object) -> bool:
-    return isinstance(raised, type) and isinstance(base, type) and issubclass(raised, base)
+    handlers: list[Handler]
+    dispatchers: dict[Raised, int] = field(default_factory=dict)
 
 
 Frame = LoopFrame | CleanupFrame | HandlerFrame
@@ -103,7 +67,7 @@ class Builder:
         self.ends = [(node, Edge.NORMAL)]
         return node
 
-    def emit_raising(self, op: Op, edge: Edge = Edge.CALL_RAISES, exception: str = CALL) -> int:
+    def emit_raising(self, op: Op, edge: Edge = Edge.CALL_RAISES, exception: Raised = CALL) -> int:
         node = self.emit(op)
         self.graph.connect(node, self.raise_target(exception), edge)
         return node
@@ -120,57 +84,59 @@ class Builder:
 
     # Raising ------------------------------------------------------------------------------------------------
 
-    def raise_target(self, exception: str) -> int:
+    def raise_target(self, exception: Raised) -> int:
         """Where control goes when `exception` is raised inside the present frames."""
         return self._raise_from(len(self.frames), exception)
 
-    def _raise_from(self, depth: int, exception: str) -> int:
+    def _raise_from(self, depth: int, exception: Raised) -> int:
         for index in range(depth - 1, -1, -1):
             frame = self.frames[index]
             if isinstance(frame, HandlerFrame):
                 return self._dispatcher(index, frame, exception)
             if isinstance(frame, CleanupFrame):
                 return self._cleanup_then_raise(index, frame, exception)
-        kind = exception if exception in (CALL, EXIT) else UNKNOWN
+        kind = exception.name if exception.name in (CALL.name, EXIT.name) else UNKNOWN.name
         if kind not in self._raise_leaves:
             self._raise_leaves[kind] = self.graph.add(Leave(ast.Pass(), Way.RAISE))
         return self._raise_leaves[kind]
 
-    def _dispatcher(self, index: int, frame: HandlerFrame, exception: str) -> int:
+    def _dispatcher(self, index: int, frame: HandlerFrame, exception: Raised) -> int:
         if exception not in frame.dispatchers:
             node = self.graph.add(Nop(frame.at))
             frame.dispatchers[exception] = node
+            uncaught = exception
             for handler in frame.handlers:
-                caught = handler.catches(exception)
+                caught = handler.catches(uncaught)
                 if caught is not False:
                     self.graph.connect(node, handler.entry, Edge.NORMAL)
                 if caught is True:
                     break
+                uncaught = uncaught.past(handler)
             else:
-                self.graph.connect(node, self._raise_from(index, exception), Edge.NORMAL)
+                self.graph.connect(node, self._raise_from(index, uncaught), Edge.NORMAL)
         return frame.dispatchers[exception]
 
-    def _cleanup_then_raise(self, index: int, frame: CleanupFrame, exception: str) -> int:
+    def _cleanup_then_raise(self, index: int, frame: CleanupFrame, exception: Raised) -> int:
         if frame.suppressed is not None and exception != EXIT:
             return self._perhaps_suppressed(index, frame, exception)
         return self._raise_through(index, frame, exception)
 
-    def _perhaps_suppressed(self, index: int, frame: CleanupFrame, exception: str) -> int:
+    def _perhaps_suppressed(self, index: int, frame: CleanupFrame, exception: Raised) -> int:
         """`contextlib.suppress(KeyError)` ends some exceptions; which ones a call raises is not known."""
         caught = Handler(-1, frame.suppresses).catches(exception)
         if caught is True:
             return self._suppressed(index, frame)
         if caught is False:
             return self._raise_through(index, frame, exception)
-        key = f"either {exception}"
+        key = ("either", exception)
         if key not in frame.copies:
             node = frame.copies[key] = self.graph.add(Nop(ast.Pass()))
             self.graph.connect(node, self._suppressed(index, frame), Edge.NORMAL)
             self.graph.connect(node, self._raise_through(index, frame, exception), Edge.NORMAL)
         return frame.copies[key]
 
-    def _raise_through(self, index: int, frame: CleanupFrame, exception: str) -> int:
-        key = f"raise {exception}"
+    def _raise_through(self, index: int, frame: CleanupFrame, exception: Raised) -> int:
+        key = ("raise", exception)
         if key not in frame.copies:
             ends = self._copy(index, frame, key)
             if ends:
@@ -185,7 +151,7 @@ class Builder:
             frame.suppressed.extend(self._copy(index, frame, "suppressed"))
         return frame.copies["suppressed"]
 
-    def _copy(self, index: int, frame: CleanupFrame, key: str) -> list[End]:
+    def _copy(self, index: int, frame: CleanupFrame, key: Reason) -> list[End]:
         """Lower one copy of a cleanup as seen from outside its frame; returns its open ends."""
         saved_ends, saved_frames = self.ends, self.frames
         self.frames = self.frames[:index]
@@ -222,7 +188,7 @@ class Builder:
         for source, edge in self.ends:
             self.graph.connect(source, head, edge)
 
-    def _unwind(self, down_to: int, key: str) -> None:
+    def _unwind(self, down_to: int, key: Reason) -> None:
         for index in range(len(self.frames) - 1, down_to - 1, -1):
             frame = self.frames[index]
             if not isinstance(frame, CleanupFrame):

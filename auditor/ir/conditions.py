@@ -163,10 +163,10 @@ def item_component(key: ast.expr) -> str:
     """`[0]` and `['name']` for constant keys, `[*]` for computed ones."""
     if isinstance(key, ast.Constant) and isinstance(key.value, (int, str)):
         return f"[{key.value!r}]"
-    if (
-        isinstance(key, ast.UnaryOp)
-        and isinstance(key.op, ast.USub)
-        and isinstance(key.operand, ast.Constant)
-    ):
-        return "[*]"
     return "[*]"
+
+
+def called_name(node: ast.expr) -> str:
+    """The last name of what is called, or of the expression itself; empty where it has none."""
+    callee = node.func if isinstance(node, ast.Call) else node
+    return callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", "")

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
-from auditor.flow.lease import EXCEPTIONAL, Callers, Lease
+from auditor.flow.knowledge import Knowledge
+from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
+from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.aliases import other_names
@@ -18,7 +20,9 @@ from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
+from auditor.project.giving_back import customary, giving_back
 from auditor.project.leases import Follower, Outcome
+from auditor.project.misused import Misused
 from auditor.project.modules import Function
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
@@ -26,6 +30,7 @@ from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
 from auditor.project.usage import Usage
+from auditor.project.uses import Endings
 from auditor.protocols.load import in_force
 
 
@@ -40,6 +45,7 @@ class FlowResult:
     failures: tuple[Failure, ...] = ()
     unfollowed: tuple[Failure, ...] = ()
     pool_calls: tuple[PoolCall, ...] = ()
+    misuses: tuple[Misuse, ...] = ()
 
 
 def analyse(
@@ -129,11 +135,7 @@ class Analysis:
 
     def _follow(self, function: Function, call: ast.Call, source: Source) -> None:
         try:
-            follower = self._followers.get(function)
-            if follower is None:
-                follower = Follower(function, self.effects(function), self.settings.exceptions)
-                self._followers[function] = follower
-            outcome = follower.outcome(call)
+            outcome = self._follower(function).outcome(call)
         except (TooLarge, TooManyStates, RecursionError) as error:
             why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
             reason = why.get(type(error), "nested too deeply")
@@ -146,6 +148,11 @@ class Analysis:
             self.received.setdefault(target, []).append(outcome)
         if outcome.returned is not None and not function.is_context_manager:
             self._note_wrapper(function, source, outcome)
+
+    def _follower(self, function: Function) -> Follower:
+        if function not in self._followers:
+            self._followers[function] = Follower(function, self.effects(function), self.settings.exceptions)
+        return self._followers[function]
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
         if source.handle is Handle.NONE or (
@@ -171,9 +178,9 @@ class Analysis:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
         pools = {half.cls for half in self.recogniser.acquiring if half.cls is not None}
         fields = Fields(self.project, self.model, self.summaries, self.effects, pools).stored(outcomes)
+        custom = customary((outcome.lease for outcome in outcomes), self._lines)
         leases = tuple(
-            replace(outcome.lease, fields=fields.get(id(outcome.call), ()), callers=self._callers(outcome))
-            for outcome in outcomes
+            self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes
         )
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
@@ -193,7 +200,31 @@ class Analysis:
             ),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
+            misuses=self._misuses(outcomes),
         )
+
+    def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
+        lease = replace(outcome.lease, fields=fields, callers=self._callers(outcome))
+        if not (lease.leaks or fields):
+            return lease  # nothing to repair
+        way = giving_back(self.recogniser, outcome.function, outcome.call)
+        by_lease = custom.get(lease.protocol)
+        if by_lease and outcome.acquisition.handle is Handle.RESULT and not (way and way.lending):
+            way = GivingBack(by_lease)
+        return replace(lease, giving_back=way)
+
+    def _lines(self, path: str) -> Sequence[str]:
+        module = self.project.module(path)
+        return module.lines if module is not None else ()
+
+    def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
+        """What else is wrong with leases, besides their loss."""
+        endings = Endings(self.recogniser, self.effects)
+        misused = Misused(self.project, self.recogniser, endings, self.relevant, self._known)
+        return misused.misuses(outcomes)
+
+    def _known(self, function: Function) -> dict[int, Knowledge]:
+        return self._follower(function).known
 
     def _callers(self, outcome: Outcome) -> Callers | None:
         """Who gets the lease that a public function returns."""

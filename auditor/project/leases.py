@@ -12,6 +12,7 @@ from auditor.flow.lease import Leak, Lease
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Move, Path, is_temporary
+from auditor.model import Span
 from auditor.project.effects import FunctionEffects
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
@@ -109,6 +110,7 @@ class Follower:
         lease = replace(
             lease,
             released=bool(endings.released),
+            releases=self._releases(endings),
             handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
@@ -119,6 +121,11 @@ class Follower:
         outcome.stored = sorted(endings.stored.items())
         outcome.unknown = bool(endings.unknown)
         return outcome
+
+    def _releases(self, endings: Endings) -> tuple[Span, ...]:
+        """The calls that give it back."""
+        calls = (self.graph.ops[node] for node in endings.released)
+        return tuple(sorted({self.losses.span(op.at) for op in calls if isinstance(op, Call)}))
 
     def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
         """Constants returned beside the lease, where every return of it agrees."""
@@ -194,6 +201,7 @@ class Follower:
             protocol=acquisition.protocol,
             holder=self._holder(op),
             leaks=leaks,
+            value=acquisition.value,
         )
 
     def _holder(self, op: Call) -> str:
@@ -215,6 +223,7 @@ def _merge(one: Outcome, other: Outcome) -> Outcome:
         leaks=tuple(leaks.values()),
         released=one.lease.released or other.lease.released,
         handed_over=one.lease.handed_over or other.lease.handed_over,
+        releases=tuple(sorted({*one.lease.releases, *other.lease.releases})),
     )
     one.returned = one.returned or other.returned
     one.stored += other.stored

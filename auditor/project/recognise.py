@@ -120,13 +120,19 @@ class Recogniser(Releases):
         return None
 
     def _by_name(self, call: ast.Call) -> Source | None:
+        found = self.called_like(call)
+        if found is None:
+            return None
+        return _discovered(*found)
+
+    def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct and _called_like(call.func.value, pair):
-                return _discovered(pair, half)
+                return pair, half
         return None
 
     def acquisition(self, function: Function, call: Call) -> Acquisition | None:

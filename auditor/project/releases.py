@@ -49,7 +49,7 @@ class Releases:
                 if half.handle is Handle.RECEIVER:
                     return position == -1
                 return position != -1 or not is_bound(target, call)
-        if targets or constructed is not None:
+        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if self._release_pattern(self.built_in, names_of(targets, None, dotted), text, call, position):
             return True
@@ -96,7 +96,8 @@ class Releases:
             *(k.arg for k in call.keywords if k.arg),
         )
         names, text = names_of(targets, constructed, dotted), callee_text(call)
-        for protocol in (*self.declared, *(() if targets else self.built_in)):
+        known = targets and not all(target.is_abstract for target in targets)
+        for protocol in (*self.declared, *(() if known else self.built_in)):
             if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
                 return protocol.name, protocol.origin
         return None

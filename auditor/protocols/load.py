@@ -15,8 +15,8 @@ def built_in() -> tuple[tuple[Protocol, bool], ...]:
     found = []
     folder = resources.files("auditor.protocols")
     for entry in sorted(folder.iterdir(), key=lambda item: item.name):
-        if entry.name.endswith(".toml") and entry.name != "tensor-operations.toml":
-            for table in tomllib.loads(entry.read_text(encoding="utf-8"))["protocols"]:
+        if entry.name.endswith(".toml"):
+            for table in tomllib.loads(entry.read_text(encoding="utf-8")).get("protocols", ()):
                 found.append((_from_table(table), bool(table.get("default", True))))
     return tuple(found)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from auditor.model import Span
+from auditor.source.lifetime.sighting import Sighting
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,9 @@ class ClassIndex:
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """One file. `renames` are the names that its imports bind under another name, for re-exports."""
+    """One file. `renames` are the names that its imports bind under another name, for re-exports.
+    `sightings` are what its tensors may outlive their use by.
+    """
 
     path: str
     lines: int
@@ -123,6 +126,7 @@ class FileIndex:
     uses_pool: bool = False
     classes: tuple[ClassIndex, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
+    sightings: tuple[Sighting, ...] = ()
 
 
 @cache

@@ -55,6 +55,11 @@ def decode(data: bytes) -> str:
     return text
 
 
+def encoding_of(data: bytes) -> str:
+    """The codec that `decode` reads `data` with, a byte order mark apart."""
+    return _declared(data.removeprefix(codecs.BOM_UTF8))[0] or "utf-8"
+
+
 def _declared(data: bytes) -> tuple[str, int]:
     """The encoding that a comment on the first two lines names, and that line; ("", 0) if none does."""
     if b"coding" not in data[:_COOKIE_WITHIN]:

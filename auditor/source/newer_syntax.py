@@ -17,7 +17,7 @@ DEEPEST = 60
 
 def in_older_syntax(text: str) -> str | None:
     """The text as this Python can parse it; None where it is wrong in any Python."""
-    if _depth(text) > DEEPEST:
+    if bracket_depth(text) > DEEPEST:
         return None
     import libcst
 
@@ -29,7 +29,7 @@ def in_older_syntax(text: str) -> str | None:
     return older if older.count("\n") == text.count("\n") else None
 
 
-def _depth(text: str) -> int:
+def bracket_depth(text: str) -> int:
     deepest = depth = 0
     for character in text:
         if character in "([{":

@@ -12,6 +12,7 @@ from auditor.model import Failure
 from auditor.source.clue import Clue, is_relevant
 from auditor.source.discover import SourceFile
 from auditor.source.index import FileIndex, Need, index_file, prefilter
+from auditor.source.lifetime.read import suspects
 from auditor.source.load import Unreadable, decode, digest, read
 from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.suppress import Suppression, suppressions
@@ -79,17 +80,18 @@ def _failure(path: str, error: Exception) -> Failure:
 def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
     """The index of a file that is valid Python, or would be to a newer one."""
     need = Need.WHOLE if relevant else prefilter(data)
+    readers = suspects(path, data)
     try:
-        return _checked_index(path, text, need)
+        return _checked_index(path, text, need, readers)
     except SyntaxError:
         older = in_older_syntax(text)
         if older is None:
             raise
-        return _checked_index(path, older, need)
+        return _checked_index(path, older, need, readers)
 
 
-def _checked_index(path: str, text: str, need: Need) -> FileIndex:
+def _checked_index(path: str, text: str, need: Need, readers: tuple[int, ...]) -> FileIndex:
     """Whether a file is valid has to be asked where it is not parsed for its index."""
-    if need is Need.NOTHING:
+    if need is Need.NOTHING and not readers:
         symtable.symtable(text, path, "exec")  # two thirds of what ast.parse costs, and it checks as much
-    return index_file(path, text, need)
+    return index_file(path, text, need, readers)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from reference_modules.attention.geometry import Branch, Chunk, HeadRun, OffsetRule, Tile, tiles
 from reference_modules.attention.kernels import Kernel, Need, choose
+from reference_modules.attention.operands import Operands
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.workspace import Pool, temporary
 
@@ -175,8 +176,7 @@ def forward_tile(
 ) -> tuple[Tensor, Tensor]:
     """(b, segments, heads, rows, d) and (b, segments, heads, rows) of one kernel call."""
     with ExitStack() as held:
-        q, k, v, keys = _load(tile, inputs, pool, held)
-        out, lse = kernel.forward(q, k, v, scale, tile.causal, keys)
+        out, lse = kernel.forward(_load(tile, inputs, scale, pool, held))
     batch = (inputs.q_BNHD.shape[0], tile.segments)
     return out.view(*batch, *out.shape[1:]), lse.view(*batch, *lse.shape[1:])
 
@@ -193,15 +193,15 @@ def backward_tile(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of one kernel call; `dout`, `out` and `lse` come as the views of the tile's head runs."""
     with ExitStack() as held:
-        q, k, v, keys = _load(tile, inputs, pool, held)
-        apart = tile.dilation > 1
-        if q.dtype == torch.float32 and lse[0].dtype == torch.float64:
-            dout_ = _pack(dout, apart, q.dtype, pool, held, [_rounding(x) for x in lse])
+        x = _load(tile, inputs, scale, pool, held)
+        dtype, apart = x.q_BHLD.dtype, tile.dilation > 1
+        if dtype == torch.float32 and lse[0].dtype == torch.float64:
+            dout_ = _pack(dout, apart, dtype, pool, held, [_rounding(x) for x in lse])
         else:
-            dout_ = _pack(dout, apart, q.dtype, pool, held)
-        out_ = _pack(out, apart, q.dtype, pool, held)
-        lse_ = _pack(lse, apart, accumulation_dtype(q.dtype), None, held).squeeze(-1)
-        grads = kernel.backward(dout_, q, k, v, out_, lse_, scale, tile.causal, keys)
+            dout_ = _pack(dout, apart, dtype, pool, held)
+        out_ = _pack(out, apart, dtype, pool, held)
+        lse_ = _pack(lse, apart, accumulation_dtype(dtype), None, held).squeeze(-1)
+        grads = kernel.backward(x, dout_, out_, lse_)
     batch = (inputs.q_BNHD.shape[0], tile.segments)
     dq, dk, dv = (grad.reshape(*batch, *grad.shape[1:]) for grad in grads)
     return dq, dk, dv
@@ -221,18 +221,16 @@ def _rounding(lse: Tensor) -> Tensor:
     return off.exp_().float()
 
 
-def _load(
-    tile: Tile, inputs: Inputs, pool: Pool | None, held: ExitStack
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _load(tile: Tile, inputs: Inputs, scale: float, pool: Pool | None, held: ExitStack) -> Operands:
     dtype = compute_dtype(inputs.q_BNHD)
     apart = tile.dilation > 1
     q = _pack(tile.query_views(inputs.q_BNHD), apart, dtype, pool, held)
     k = _pack(tile.key_views(inputs.k_BNHD), apart, dtype, pool, held)
     v = _pack(tile.key_views(inputs.v_BNHD), apart, dtype, pool, held)
-    if inputs.visible_BNH1 is None:
-        return q, k, v, None
-    keys = _pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held)
-    return q, k, v, keys.squeeze(-1)
+    keys = None
+    if inputs.visible_BNH1 is not None:
+        keys = _pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held).squeeze(-1)
+    return Operands(q, k, v, scale, tile.causal, keys)
 
 
 def _pack(

@@ -1,7 +1,5 @@
 """The attention kernels a tile can run on: fused ones that return log-sum-exps, plain ones for the rest.
 
-Shapes: B segments (times batch), H heads, L query rows, S key rows, D head dimension.
-
 A kernel's backward takes `out` and `lse` as arguments instead of what its own forward returned.  Handed the
 *joint* out and lse of all branches, the flash recurrence
 
@@ -18,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from reference_modules.attention.operands import Operands
 from reference_modules.attention.plain import Plain, finite_lse
 from reference_modules.attention.workspace import Pool
 
@@ -34,32 +33,13 @@ Grads = tuple[Tensor, Tensor, Tensor]
 
 
 class Kernel(Protocol):
-    """out_BHLD (any strides), lse_BHL; keys_BHS is True where a key may be seen, None where all may."""
+    """out_BHLD (any strides) and lse_BHL of some operands, and their gradients."""
 
     name: str
 
-    def forward(
-        self,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Operands) -> tuple[Tensor, Tensor]: ...
 
-    def backward(
-        self,
-        dout_BHLD: Tensor,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        out_BHLD: Tensor,
-        lse_BHL: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> Grads: ...
+    def backward(self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor) -> Grads: ...
 
 
 class FlashCPU:
@@ -67,41 +47,21 @@ class FlashCPU:
 
     name = "flash-cpu"
 
-    def forward(
-        self,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        bias = _bias(keys_BHS, q_BHLD)
-        out_BHLD, lse_BHL = _flash_cpu(q_BHLD, k_BHSD, v_BHSD, 0.0, causal, attn_mask=bias, scale=scale)
-        if keys_BHS is not None:  # the kernel says lse 0 where there is no key at all
-            nothing_BHL = ~_sees_a_key(keys_BHS, q_BHLD.shape[2], causal)
+    def forward(self, x: Operands) -> tuple[Tensor, Tensor]:
+        out_BHLD, lse_BHL = _flash_cpu(
+            x.q_BHLD, x.k_BHSD, x.v_BHSD, 0.0, x.causal, attn_mask=x.bias_BHLS(), scale=x.scale
+        )
+        if x.keys_BHS is not None:  # the kernel says lse 0 where there is no key at all
+            nothing_BHL = ~x.rows_with_a_key()
             lse_BHL = lse_BHL.masked_fill(nothing_BHL, float("-inf"))
             out_BHLD = out_BHLD.masked_fill(nothing_BHL.unsqueeze(-1), 0.0)
         return out_BHLD, lse_BHL
 
-    def backward(
-        self,
-        dout_BHLD: Tensor,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        out_BHLD: Tensor,
-        lse_BHL: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> Grads:
-        bias = _bias(keys_BHS, q_BHLD)
-        if keys_BHS is not None:
+    def backward(self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor) -> Grads:
+        if x.keys_BHS is not None:
             lse_BHL = finite_lse(lse_BHL)
-        grads: Grads = _flash_cpu_backward(
-            dout_BHLD, q_BHLD, k_BHSD, v_BHSD, out_BHLD, lse_BHL, 0.0, causal, attn_mask=bias, scale=scale
-        )
+        saved = (dout_BHLD, x.q_BHLD, x.k_BHSD, x.v_BHSD, out_BHLD, lse_BHL)
+        grads: Grads = _flash_cpu_backward(*saved, 0.0, x.causal, attn_mask=x.bias_BHLS(), scale=x.scale)
         return grads
 
 
@@ -110,47 +70,16 @@ class FlashCUDA:
 
     name = "flash-cuda"
 
-    def forward(
-        self,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        out_BHLD, lse_BHL, *_ = _flash_cuda(q_BHLD, k_BHSD, v_BHSD, 0.0, causal, False, scale=scale)
+    def forward(self, x: Operands) -> tuple[Tensor, Tensor]:
+        out_BHLD, lse_BHL, *_ = _flash_cuda(x.q_BHLD, x.k_BHSD, x.v_BHSD, 0.0, x.causal, False, scale=x.scale)
         return out_BHLD, lse_BHL
 
-    def backward(
-        self,
-        dout_BHLD: Tensor,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        out_BHLD: Tensor,
-        lse_BHL: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> Grads:
-        unused_rng = torch.zeros(2, dtype=torch.uint64, device=q_BHLD.device)
+    def backward(self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor) -> Grads:
+        saved = (dout_BHLD, x.q_BHLD, x.k_BHSD, x.v_BHSD, out_BHLD, lse_BHL.contiguous())
+        varlen = (None, None, x.q_BHLD.shape[2], x.k_BHSD.shape[2])
+        unused_rng = torch.zeros(2, dtype=torch.uint64, device=x.q_BHLD.device)
         grads: Grads = _flash_cuda_backward(
-            dout_BHLD,
-            q_BHLD,
-            k_BHSD,
-            v_BHSD,
-            out_BHLD,
-            lse_BHL.contiguous(),
-            None,
-            None,
-            q_BHLD.shape[2],
-            k_BHSD.shape[2],
-            0.0,
-            causal,
-            unused_rng,
-            unused_rng,
-            scale=scale,
+            *saved, *varlen, 0.0, x.causal, unused_rng, unused_rng, scale=x.scale
         )
         return grads
 
@@ -160,48 +89,19 @@ class EfficientCUDA:
 
     name = "efficient-cuda"
 
-    def forward(
-        self,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        out_BHLD, lse_BHL, *_ = _efficient_cuda(q_BHLD, k_BHSD, v_BHSD, None, True, 0.0, causal, scale=scale)
-        return out_BHLD, lse_BHL[..., : q_BHLD.shape[2]]
+    def forward(self, x: Operands) -> tuple[Tensor, Tensor]:
+        out_BHLD, lse_BHL, *_ = _efficient_cuda(
+            x.q_BHLD, x.k_BHSD, x.v_BHSD, None, True, 0.0, x.causal, scale=x.scale
+        )
+        return out_BHLD, lse_BHL[..., : x.q_BHLD.shape[2]]
 
-    def backward(
-        self,
-        dout_BHLD: Tensor,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        out_BHLD: Tensor,
-        lse_BHL: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> Grads:
+    def backward(self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor) -> Grads:
         padding = -lse_BHL.shape[2] % _EFFICIENT_LSE_ALIGNMENT
         lse_BHL = torch.nn.functional.pad(lse_BHL, (0, padding), value=float("inf")).contiguous()
-        rng = torch.zeros((), dtype=torch.int64, device=q_BHLD.device)
-        dq, dk, dv, _ = _efficient_cuda_backward(
-            dout_BHLD,
-            q_BHLD,
-            k_BHSD,
-            v_BHSD,
-            None,
-            out_BHLD,
-            lse_BHL,
-            rng,
-            rng,
-            0.0,
-            [True, True, True, False],
-            causal,
-            scale=scale,
-        )
+        saved = (dout_BHLD, x.q_BHLD, x.k_BHSD, x.v_BHSD, None, out_BHLD, lse_BHL)
+        rng = torch.zeros((), dtype=torch.int64, device=x.q_BHLD.device)
+        wanted = [True, True, True, False]
+        dq, dk, dv, _ = _efficient_cuda_backward(*saved, rng, rng, 0.0, wanted, x.causal, scale=x.scale)
         return dq, dk, dv
 
 
@@ -238,18 +138,3 @@ def choose(need: Need, wanted: str, pool: Pool | None, seed: int | None = None) 
     if half and ampere and need.head_dim <= 256:
         return FlashCUDA()
     return EfficientCUDA() if need.dtype != torch.float64 else Plain(pool, 0.0, None)
-
-
-def _bias(keys_BHS: Tensor | None, q_BHLD: Tensor) -> Tensor | None:
-    if keys_BHS is None:
-        return None
-    bias_BHS = torch.zeros(keys_BHS.shape, dtype=q_BHLD.dtype, device=q_BHLD.device)
-    bias_BHS.masked_fill_(~keys_BHS, float("-inf"))
-    return bias_BHS.unsqueeze(2).expand(-1, -1, q_BHLD.shape[2], -1)
-
-
-def _sees_a_key(keys_BHS: Tensor, rows: int, causal: bool) -> Tensor:
-    """(B, H, L): whether row l sees any key."""
-    if causal:
-        return keys_BHS.cumsum(-1) > 0
-    return keys_BHS.any(-1, keepdim=True).expand(-1, -1, rows)

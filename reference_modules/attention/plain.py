@@ -1,17 +1,18 @@
 """Attention over one tile in plain tensor operations: any type and device, dropout, a check on the others.
 
 Works through blocks of rows so that the scores, which come from the pool, stay under a fixed size.
-Shapes: B segments (times batch), H heads, L query rows, S key rows, D head dimension.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from reference_modules.attention.operands import Operands
 from reference_modules.attention.workspace import Pool, temporary
 
 _SCORES_PER_BLOCK = 1 << 22
@@ -32,31 +33,15 @@ class Plain:
         assert dropout == 0.0 or seed is not None
         self.pool, self.dropout, self.seed = pool, dropout, seed
 
-    def forward(
-        self,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        work = accumulation_dtype(q_BHLD.dtype)
-        q, k, v = (x.to(work) for x in (q_BHLD, k_BHSD, v_BHSD))
+    def forward(self, x: Operands) -> tuple[Tensor, Tensor]:
+        work = accumulation_dtype(x.q_BHLD.dtype)
+        q, k, v = (side.to(work) for side in (x.q_BHLD, x.k_BHSD, x.v_BHSD))
         out_BHLD = torch.empty_like(q)
         lse_BHL = q.new_empty(q.shape[:3])
         generator = self._generator(q.device)
         for b, rows in _blocks(q, k):
             with temporary(self.pool, _scores_shape(q, k, b, rows), work, q.device) as p:
-                _scores(
-                    p,
-                    q[b, :, rows],
-                    k[b],
-                    scale,
-                    causal,
-                    rows.start,
-                    None if keys_BHS is None else keys_BHS[b],
-                )
+                _scores(p, _part(x, q, k, b, rows), rows.start)
                 largest = p.amax(-1, keepdim=True)
                 total = p.sub_(finite_lse(largest)).exp_().sum(-1, keepdim=True)
                 lse_BHL[b, :, rows] = (total.log() + largest).squeeze(-1)
@@ -65,19 +50,11 @@ class Plain:
         return out_BHLD, lse_BHL
 
     def backward(
-        self,
-        dout_BHLD: Tensor,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        out_BHLD: Tensor,
-        lse_BHL: Tensor,
-        scale: float,
-        causal: bool,
-        keys_BHS: Tensor | None,
+        self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        work = accumulation_dtype(q_BHLD.dtype)
-        do, q, k, v, out = (x.to(work) for x in (dout_BHLD, q_BHLD, k_BHSD, v_BHSD, out_BHLD))
+        work = accumulation_dtype(x.q_BHLD.dtype)
+        q, k, v = (side.to(work) for side in (x.q_BHLD, x.k_BHSD, x.v_BHSD))
+        do, out = dout_BHLD.to(work), out_BHLD.to(work)
         delta_BHL1 = (do * out).sum(-1, keepdim=True)
         lse_BHL1 = finite_lse(lse_BHL.to(work)).unsqueeze(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -88,15 +65,7 @@ class Plain:
                 temporary(self.pool, shape, work, q.device) as p,
                 temporary(self.pool, shape, work, q.device) as ds,
             ):
-                _scores(
-                    p,
-                    q[b, :, rows],
-                    k[b],
-                    scale,
-                    causal,
-                    rows.start,
-                    None if keys_BHS is None else keys_BHS[b],
-                )
+                _scores(p, _part(x, q, k, b, rows), rows.start)
                 p.sub_(lse_BHL1[b, :, rows]).exp_()
                 torch.matmul(do[b, :, rows], v[b].mT, out=ds)
                 if (kept := self._kept(p, generator)) is not None:
@@ -105,8 +74,8 @@ class Plain:
                 else:
                     dv[b] += p.mT @ do[b, :, rows]
                 ds.sub_(delta_BHL1[b, :, rows]).mul_(p)
-                dq[b, :, rows] = ds @ k[b] * scale
-                dk[b] += ds.mT @ q[b, :, rows] * scale
+                dq[b, :, rows] = ds @ k[b] * x.scale
+                dk[b] += ds.mT @ q[b, :, rows] * x.scale
         return dq, dk, dv
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
@@ -143,19 +112,17 @@ def _scores_shape(q: Tensor, k: Tensor, b: slice, rows: slice) -> tuple[int, int
     return (b.stop - b.start, q.shape[1], rows.stop - rows.start, k.shape[2])
 
 
-def _scores(
-    into_BHLS: Tensor,
-    q_BHLD: Tensor,
-    k_BHSD: Tensor,
-    scale: float,
-    causal: bool,
-    first_row: int,
-    keys_BHS: Tensor | None,
-) -> None:
-    torch.matmul(q_BHLD, k_BHSD.mT, out=into_BHLS).mul_(scale)
-    if keys_BHS is not None:
-        into_BHLS.masked_fill_(~keys_BHS.unsqueeze(2), float("-inf"))
-    if causal:
+def _part(x: Operands, q_BHLD: Tensor, k_BHSD: Tensor, b: slice, rows: slice) -> Operands:
+    """Some segments' rows against all their keys, in the type of q and k as given."""
+    keys = None if x.keys_BHS is None else x.keys_BHS[b]
+    return replace(x, q_BHLD=q_BHLD[b, :, rows], k_BHSD=k_BHSD[b], keys_BHS=keys)
+
+
+def _scores(into_BHLS: Tensor, x: Operands, first_row: int) -> None:
+    torch.matmul(x.q_BHLD, x.k_BHSD.mT, out=into_BHLS).mul_(x.scale)
+    if x.keys_BHS is not None:
+        into_BHLS.masked_fill_(~x.keys_BHS.unsqueeze(2), float("-inf"))
+    if x.causal:
         rows, columns = into_BHLS.shape[2:]
         row = torch.arange(first_row, first_row + rows, device=into_BHLS.device)
         later_LS = torch.arange(columns, device=into_BHLS.device) > row.unsqueeze(1)

@@ -2,6 +2,10 @@
 
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -46,6 +50,17 @@ class Lease:
             self.run.lost.add(self.site)
 
 
+def leases_in(value: object) -> set[int]:
+    """The sites whose leases a value holds: what was handed over."""
+    if isinstance(value, Lease):
+        return {value.site}
+    if isinstance(value, SimpleNamespace):
+        value = list(vars(value).values())
+    if isinstance(value, list | tuple):
+        return {site for item in value for site in leases_in(item)}
+    return set()
+
+
 class Flag:
     """A truth value that is decided when it is first asked for, and kept."""
 
@@ -80,8 +95,8 @@ class Run:
         self.lost: set[int] = set()
         self.unwinding = False
         self.call_failed = False
-        self.release_failed = False
-        self.held_then: set[int] = set()  # owed when the first release failed
+        self.doubtful: set[int] = set()  # owed while a release failed
+        self.returning: set[int] = set()  # given to a `return`, which a `finally` may overrule
 
     def may_raise(self, why: str = BY_A_CALL) -> None:
         kind = self.choices.choose(1 + len(self.raises))
@@ -90,8 +105,8 @@ class Run:
         self.unwinding = True
         if why is BY_A_CALL:
             self.call_failed = True
-        elif not self.release_failed:
-            self.release_failed, self.held_then = True, set(self.owed)
+        else:
+            self.doubtful |= self.owed
         raise self.raises[kind - 1](why)
 
     def acquire(self, site: int) -> Lease | None:
@@ -126,3 +141,13 @@ class Run:
         error = sys.exception()
         assert error is not None
         error.args = ()
+        self.unwinding = True
+
+    def returned(self, value: T) -> T:
+        self.returning |= leases_in(value)
+        return value
+
+    def unwind(self, error: type[Exception] | None = None) -> type[Exception] | None:
+        """What the program itself raises: a value that a `return` had ready may die on the way."""
+        self.unwinding = True
+        return error

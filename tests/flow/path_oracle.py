@@ -11,13 +11,14 @@ from enum import StrEnum
 from types import CodeType, SimpleNamespace
 from typing import Any
 
-from tests.flow.mock_pool import BY_A_CALL, BY_A_RELEASE, Choices, Flag, Lease, Run
+from tests.flow.mock_pool import BY_A_CALL, BY_A_RELEASE, Choices, Flag, Run, leases_in
 from tests.flow.programs import Program
 
 
 class Verdict(StrEnum):
     NORMAL = "lost on a normal way out"
     SWALLOWED = "lost on a normal way out, after a handler swallowed what a call raised"
+    OVERRULED = "lost in a cleanup after an exception overruled the return that was to hand it over"
     EXCEPTIONAL = "lost by an exception only"
     DOUBTFUL = "lost only where a release itself failed"
     KEPT = "never lost"
@@ -25,17 +26,6 @@ class Verdict(StrEnum):
 
 class TooManyPaths(Exception):
     """The program has more runs than we are willing to make."""
-
-
-def _leases(value: object) -> set[int]:
-    """The sites whose leases a value holds: what was handed over."""
-    if isinstance(value, Lease):
-        return {value.site}
-    if isinstance(value, SimpleNamespace):
-        value = list(vars(value).values())
-    if isinstance(value, list | tuple):
-        return {site for item in value for site in _leases(item)}
-    return set()
 
 
 @dataclass(slots=True)
@@ -49,14 +39,19 @@ class _Losses:
 
     def ordinary(self, run: Run, sites: set[int]) -> None:
         verdict = Verdict.SWALLOWED if run.call_failed else Verdict.NORMAL
-        self.by_verdict[Verdict.DOUBTFUL if run.release_failed else verdict] |= sites
+        self.by_verdict[verdict] |= sites - run.doubtful
+        self.by_verdict[Verdict.DOUBTFUL] |= sites & run.doubtful
 
     def exceptional(self, run: Run, sites: set[int], why: str) -> None:
-        """A release that fails is nobody's fault: what was held then is not lost by it."""
-        if run.release_failed:
-            self.by_verdict[Verdict.DOUBTFUL] |= sites - run.held_then
-        elif why in self.counted:
-            self.by_verdict[Verdict.EXCEPTIONAL] |= sites
+        """A release that fails is nobody's fault: what was held then is not lost by it, what is acquired
+        after it is."""
+        if why in self.counted:
+            self.by_verdict[Verdict.EXCEPTIONAL] |= sites - run.doubtful
+
+    def overruled(self, run: Run, sites: set[int]) -> None:
+        """The analysis lets what a `return` had ready live on to the end of the function: it sees the loss,
+        and calls it one by that exception."""
+        self.by_verdict[Verdict.OVERRULED] |= sites - run.doubtful
 
     def of(self, site: int) -> Verdict:
         """Verdicts are listed with the worst first."""
@@ -64,7 +59,12 @@ class _Losses:
 
 
 def _run_once(code: CodeType, run: Run, losses: _Losses) -> None:
-    scope: dict[str, Any] = {"reached": run.reached, "raising": run.raising}
+    scope: dict[str, Any] = {
+        "reached": run.reached,
+        "raising": run.raising,
+        "unwind": run.unwind,
+        "returned": run.returned,
+    }
     exec(code, scope)
     flags = [Flag(run.choices) for _ in range(3)]
     holder = SimpleNamespace()
@@ -73,10 +73,12 @@ def _run_once(code: CodeType, run: Run, losses: _Losses) -> None:
         result = scope["target"](run, holder, sink, run.work, run.probe, *flags)
     except (ValueError, KeyError, RuntimeError, AssertionError) as error:
         run.unwinding = True
-        losses.exceptional(run, run.owed - _leases([holder, sink]), "".join(error.args) or BY_A_STATEMENT)
+        losses.overruled(run, run.lost & run.returning)
+        run.lost -= run.returning
+        losses.exceptional(run, run.owed - leases_in([holder, sink]), "".join(error.args) or BY_A_STATEMENT)
     else:
         run.unwinding = True  # what dies from here on dies with the run
-        losses.ordinary(run, run.owed - _leases([result, holder, sink]))
+        losses.ordinary(run, run.owed - leases_in([result, holder, sink]))
     losses.ordinary(run, run.lost)
 
 

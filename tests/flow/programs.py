@@ -12,6 +12,8 @@ PAIRS = ("p", "q")
 FLAGS = ("c0", "c1", "c2")
 HEADER = "def target(pool, holder, sink, work, probe, c0, c1, c2):"
 _ACQUIRE = re.compile(r"pool\.acquire\((\d+)\)")
+_RETURN = re.compile(r"return (.+)")
+_ASSERT = re.compile(r"assert (c\d)")
 _HANDLERS = (
     "except ValueError:",
     "except KeyError:",
@@ -45,13 +47,20 @@ def program(body: str) -> Program:
 
 def _finished(marked: list[str]) -> Program:
     lines = tuple(line for line in marked if "#" not in line)
-    traced = tuple(line.replace("#reached", "reached()").replace("#raising", "raising()") for line in marked)
+    traced = tuple(_traced(line) for line in marked)
     sites = {
         int(call[1]): (number, call.start() + 1)
         for number, line in enumerate(lines, 1)
         for call in _ACQUIRE.finditer(line)
     }
     return Program(lines, traced, sites)
+
+
+def _traced(line: str) -> str:
+    line = line.replace("#reached", "reached()").replace("#raising", "raising()")
+    line = line.replace("raise ValueError", "raise unwind(ValueError)")
+    line = _RETURN.sub(r"return returned((\1))", line)
+    return _ASSERT.sub(r"assert \1 or unwind()", line)
 
 
 @dataclass(slots=True)

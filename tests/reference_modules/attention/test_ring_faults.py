@@ -155,6 +155,7 @@ def test_a_rank_without_memory_for_its_buffers_holds_nothing_and_the_others_do_n
 def tight(rank: int, ranks: int) -> tuple[float, list[str]]:
     """Every kernel call over more than one head runs out of memory."""
     from reference_modules.attention.kernels import FlashCPU
+    from reference_modules.attention.operands import Operands
 
     torch.manual_seed(rank)
     inputs = [torch.randn(1, 16, 4, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
@@ -164,10 +165,10 @@ def tight(rank: int, ranks: int) -> tuple[float, list[str]]:
     kind = FlashCPU.forward, FlashCPU.backward
 
     def short(real: Any) -> Any:
-        def call(self: Any, first: torch.Tensor, *rest: Any) -> Any:
-            if first.shape[0] * first.shape[1] > 1:
+        def call(self: Any, x: Operands, *rest: Any) -> Any:
+            if x.q_BHLD.shape[0] * x.q_BHLD.shape[1] > 1:
                 raise torch.OutOfMemoryError("no room")
-            return real(self, first, *rest)
+            return real(self, x, *rest)
 
         return call
 

@@ -1,11 +1,9 @@
-"""Runs the command in a process of its own, beside one file with an honest leak."""
+"""Audits what is odd or broken beside one file with an honest leak."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.command_line import Done, poolaudit
 
 LEAK = "def leak(pool):\n    buf = pool.acquire(8)\n    buf[0] = 1\n"
 LEAK_LINE = 2
@@ -22,27 +20,23 @@ class Audit:
     stderr: str
 
 
-def run(folder: Path, *arguments: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, timeout: int = 120) -> Done:
     """`poolaudit audit` with nothing remembered and no settings but these; never a traceback."""
-    command = [sys.executable, "-m", "auditor.cli", "audit", *arguments]
-    command += ["--no-cache", "--no-progress", "--isolated"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    assert "Traceback" not in done.stderr, done.stderr[-4000:]
+    alone = ("--no-cache", "--no-progress", "--isolated")
+    done = poolaudit("audit", *arguments, *alone, cwd=folder, timeout=timeout)
+    assert "Traceback" not in done.err, done.err[-4000:]
     return done
 
 
 def audit(folder: Path, *paths: str, timeout: int = 120) -> Audit:
     done = run(folder, *(paths or (".",)), "--format", "json", "--select", "PA1", timeout=timeout)
-    assert done.stdout, f"status {done.returncode}, nothing on standard output: {done.stderr[-4000:]}"
-    said = json.loads(done.stdout)
+    assert done.out, f"status {done.status}, nothing on standard output: {done.err[-4000:]}"
+    said = done.json
     return Audit(
-        done.returncode,
+        done.status,
         {(f["path"], f["line"], f["code"]) for f in said["findings"]},
         {f["path"] for f in said["failures"]},
-        done.stderr,
+        done.err,
     )
 
 

@@ -1,0 +1,1 @@
+"""`poolaudit adopt`: the standard mixin into modules, and their true temporaries into the pool."""

@@ -1,0 +1,90 @@
+"""`poolaudit fix`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.baseline import BaselineError
+from auditor.cache import DIRECTORY
+from auditor.changed_lines import DiffError
+from auditor.cli.completion import rule_codes
+from auditor.cli.fix_run import FixOptions, run_fix
+from auditor.cli.manual import CACHE, SETTINGS, manual
+from auditor.cli.settings_options import settings_options
+from auditor.fixes.verify import CannotVerify
+from auditor.settings_file import SettingsError
+from auditor.source.discover import NoSuchPath
+
+MANUAL = manual(
+    {
+        "poolaudit fix --diff src": "What would change, as a patch.",
+        "poolaudit fix src": "Apply the safe fixes.",
+        "poolaudit fix --unsafe-fixes --interactive src": "Ask about each fix.",
+        "poolaudit fix - < module.py": "Standard input, fixed, on standard output.",
+    },
+    SETTINGS | CACHE,
+)
+
+
+@click.command("fix", epilog=MANUAL)
+@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH ...]")
+@click.option("--diff", is_flag=True, help="Print what would change, write nothing.")
+@click.option("--unsafe-fixes", is_flag=True, help="Also fixes that may change the program's meaning.")
+@click.option("--interactive", is_flag=True, help="Show each fix and ask: y, n, a (all of its rule), q.")
+@click.option(
+    "--verify", is_flag=True, help="Run the generated leak tests before and after, in copies; see below."
+)
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="CODES",
+    shell_complete=rule_codes,
+    help="Rules to fix: codes, prefixes (PA1) or ALL.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CODES",
+    shell_complete=rule_codes,
+    help="Rules not to fix: codes or prefixes.",
+)
+@click.option(
+    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
+)
+@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave findings in FILE.")
+@click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0 where it would be 1.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes (default: one a CPU)."
+)
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help=f"Where the cache lives (default: {DIRECTORY} beside the settings file).",
+)
+@settings_options
+@click.option("--verbose", is_flag=True, help="List every finding that stays, and tracebacks of our errors.")
+@click.option("--quiet", is_flag=True, help="Print only what failed.")
+@click.option("--no-progress", is_flag=True, help="Show no progress bar.")
+def command(**options: Any) -> int:
+    """Apply the fixes of findings in the Python files under each PATH.
+
+    PATH is a file or a folder (default: the working directory); with `-` standard input is fixed and printed
+    on standard output. Every fix is analysed again before it is written: the finding must be gone and no
+    other one may have come. A file is written whole or not at all, and only if it is still what was analysed.
+
+    --verify is the only option that runs the code: it generates leak tests for the modules concerned.
+
+    \b
+    Exit status:
+      0  nothing left that could be fixed (with --diff: no change)
+      1  a fix failed or was not written (with --diff: something would change)
+      2  wrong use, bad settings, a file not analysed, or an internal error
+    """
+    try:
+        return run_fix(FixOptions(**options))
+    except (SettingsError, NoSuchPath, BaselineError, DiffError, CannotVerify) as error:
+        raise click.UsageError(str(error)) from error

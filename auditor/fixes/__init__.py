@@ -1,0 +1,1 @@
+"""Repairs: edits that belong together, applied as one, kept only if the code is better for them."""

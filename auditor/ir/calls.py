@@ -1,0 +1,64 @@
+"""Calls: who is called with what, and whether it can be expected to raise."""
+
+import ast
+
+from auditor.ir.iterations import IterationLowering
+from auditor.ir.ops import Call, Path
+
+LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
+
+QUIET_CALLS = frozenset(
+    {
+        "isinstance", "issubclass", "len", "id", "type", "hasattr", "callable", "print", "range", "repr",
+        "str", "bool",
+        "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super",
+        "perf_counter", "monotonic", "time", "time_ns",
+        "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback",
+        "suppress", "append", "extend", "insert", "update", "appendleft", "add", "discard", "clear",
+        "items", "values", "keys", "setdefault",
+        "size", "dim", "data_ptr", "numel", "is_contiguous", "element_size", "startswith", "endswith", "cast",
+    }
+)  # fmt: skip
+"""Calls that practice never sees raise: an exception edge out of each would bury the ones that matter."""
+
+
+class CallLowering(IterationLowering):
+    """Lowers calls."""
+
+    def value_Call(self, node: ast.Call, *, entered: bool = False) -> Path:
+        if getattr(node.func, "id", "") == "super" and self.scope.parameters:
+            return (self.scope.parameters[0],)
+        read = self._attribute_read(node)
+        if read is not None:
+            return read
+        receiver = callee = None
+        method = ""
+        if isinstance(node.func, ast.Attribute):
+            receiver = self.value(node.func.value)
+            method = node.func.attr
+            callee = (*receiver, "." + method)
+        else:
+            callee = self.value(node.func)
+            method = node.func.id if isinstance(node.func, ast.Name) else ""
+        args = tuple((self.value(arg), isinstance(arg, ast.Starred)) for arg in node.args)
+        kwargs = tuple((keyword.arg, self.value(keyword.value)) for keyword in node.keywords)
+        target = self.builder.temporary()
+        call = Call(node, target, callee, receiver, method, args, kwargs, entered)
+        if _is_quiet(method, receiver):
+            self.builder.emit(call)
+        else:
+            self.builder.emit_raising(call)
+        return target
+
+    def _attribute_read(self, node: ast.Call) -> Path | None:
+        """`getattr(x, "name", default)` reads an attribute."""
+        match node:
+            case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
+                return (*self.value(owner), "." + name)
+        return None
+
+
+def _is_quiet(method: str, receiver: Path | None) -> bool:
+    if method in LOGGING:
+        return receiver is not None and "log" in receiver[-1].lower()
+    return method in QUIET_CALLS or (receiver is None and method.endswith(("Error", "Exception", "Warning")))

@@ -1,0 +1,115 @@
+"""Branches and loops."""
+
+import ast
+
+from auditor.ir.assignments import AssignmentLowering
+from auditor.ir.builder import End, LoopFrame
+from auditor.ir.conditions import called_name, condition
+from auditor.ir.ops import ANY_ITEM, Assume, Edge, Havoc, Move, Nop, Path
+
+
+class ControlFlowLowering(AssignmentLowering):
+    """Lowers `if`, `match`, `for`, `while` and the jumps out of them."""
+
+    def do_If(self, node: ast.If) -> None:
+        yes, no = self.decide(node.test)
+        self.builder.ends = yes
+        self.body(node.body)
+        after = self.builder.ends
+        self.builder.ends = no
+        self.body(node.orelse)
+        self.builder.ends = after + self.builder.ends
+
+    def do_Match(self, node: ast.Match) -> None:
+        subject = self.value(node.subject)
+        after: list[End] = []
+        for case in node.cases:
+            fork = self.builder.emit(Nop(case.pattern))
+            self.builder.ends = [(fork, Edge.NORMAL)]
+            self._pattern(case.pattern, subject)
+            missed: list[End] = [] if _irrefutable(case.pattern) else [(fork, Edge.NORMAL)]
+            if case.guard is not None:
+                yes, no = self.branch(case.guard)
+                missed += no
+                self.builder.ends = yes
+            self.body(case.body)
+            after += self.builder.ends
+            self.builder.ends = missed
+        self.builder.ends += after
+
+    def _pattern(self, pattern: ast.pattern, subject: Path) -> None:
+        """Names bound by a pattern may be the subject or a part of it."""
+        value = pattern.value if isinstance(pattern, ast.MatchSingleton) else ...
+        if value is None:
+            key = "".join(subject) + " is None"
+            names = frozenset({subject[0]})
+            self.graph.condition_names[key] = names
+            self.builder.emit(Assume(pattern, key, True, names, subject, "none"))
+        for inner in ast.walk(pattern):
+            name = getattr(inner, "name", None) or getattr(inner, "rest", None)
+            if isinstance(name, str):
+                whole = inner is pattern or inner in getattr(pattern, "patterns", [None])[:0]
+                self.builder.emit(Move(inner, (self.root(name),), subject if whole else (*subject, ANY_ITEM)))
+
+    def do_For(self, node: ast.For | ast.AsyncFor) -> None:
+        source = self._iterated(node.iter)
+        counted = called_name(node.iter) in ("range", "enumerate")
+        head, exits = self.loop_head(node.target, source, isinstance(node, ast.AsyncFor), counted)
+        self._loop(node, LoopFrame(head), exits)
+
+    do_AsyncFor = do_For
+
+    def _iterated(self, node: ast.expr) -> Path:
+        """Iterating an intermediate container: it lives as long as the loop. `range(len(x))` goes over x."""
+        path = self.value(_counted(node) or node)
+        if path[0][0] != "%":
+            return path
+        holder = (f"iterated~{len(self.graph.ops)}",)
+        self.builder.emit(Move(node, holder, path))
+        return holder
+
+    def do_While(self, node: ast.While) -> None:
+        head = self.builder.emit(Havoc(node, _conditions_in(node.test)))
+        yes, no = self.decide(node.test)
+        self.builder.ends = yes
+        self._loop(node, LoopFrame(head), no)
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: LoopFrame, exits: list[End]) -> None:
+        self.builder.frames.append(frame)
+        self.body(node.body)
+        self.builder.close_loop(frame.head)
+        self.builder.frames.pop()
+        self.builder.ends = exits
+        if self.builder.reachable:
+            self.body(node.orelse)
+        self.builder.ends = self.builder.ends + frame.breaks
+
+    def do_Break(self, node: ast.Break) -> None:
+        self.builder.emit(Nop(node))
+        self.builder.jump("break")
+
+    def do_Continue(self, node: ast.Continue) -> None:
+        self.builder.emit(Nop(node))
+        self.builder.jump("continue")
+
+
+def _counted(node: ast.expr) -> ast.expr | None:
+    match node:
+        case ast.Call(func=ast.Name(id="range"), args=[ast.Call(func=ast.Name(id="len"), args=[counted])]):
+            return counted
+    return None
+
+
+def _irrefutable(pattern: ast.pattern) -> bool:
+    return isinstance(pattern, ast.MatchAs) and pattern.pattern is None
+
+
+def _conditions_in(test: ast.expr) -> frozenset[str]:
+    """Keys of a loop's own test that read attributes: the body may change them out of sight."""
+    keys = set()
+    for node in ast.walk(test):
+        if isinstance(node, (ast.Compare, ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
+            asked = condition(node)
+            if asked is not None and any(name.startswith(".") for name in asked.names):
+                keys.add(asked.key)
+    return frozenset(keys)

@@ -1,0 +1,115 @@
+"""Tests to branches: which way is taken when, in words that later tests of the same thing share."""
+
+import ast
+
+from auditor.ir.builder import End
+from auditor.ir.conditions import Condition, condition, path_of
+from auditor.ir.lowering import Branches, Lowering
+from auditor.ir.ops import Assume, Edge, Fresh, Nop, Path
+
+
+class DecisionLowering(Lowering):
+    """Lowers tests for their outcome."""
+
+    def branch(self, test: ast.expr) -> Branches:
+        """Lower a test for its outcome; returns the ends on which it is true and those on which it is
+        false."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            yes, no = self.branch(test.operand)
+            return no, yes
+        if isinstance(test, ast.BoolOp):
+            return self._short_circuit(test)
+        if isinstance(test, ast.Constant):
+            return self._constant_test(bool(test.value))
+        if isinstance(test, ast.NamedExpr):
+            return self._test_of(test.target, self.value(test))
+        asked = condition(test)
+        if asked is None and isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return self._compare_value(test)
+        if asked is None:
+            return self._test_of(test, self.value(test))
+        subject = self._pure_path(asked.subject)
+        return self._assume(test, asked, subject)
+
+    def _pure_path(self, node: ast.expr | None) -> Path | None:
+        """The path of a subject that needs no evaluation."""
+        path = path_of(node) if node is not None else None
+        return (self.root(path[0]), *path[1:]) if path else None
+
+    def _compare_value(self, test: ast.Compare) -> Branches:
+        """`f(x) is None`, `(t := acquire()) is not None`: the tested object is an intermediate value."""
+        left = self.value(test.left)
+        self.value(test.comparators[0])
+        op, right = test.ops[0], test.comparators[0]
+        none = isinstance(right, ast.Constant) and right.value is None
+        if none and isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq)):
+            name = left[0] if len(left) == 1 else "".join(left)
+            asked = Condition(
+                f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind="none"
+            )
+            return self._assume(test, asked, left)
+        result = self.builder.temporary()
+        self.builder.emit(Fresh(test, result, (left,)))
+        return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
+
+    def _test_of(self, node: ast.expr, path: Path) -> Branches:
+        """The truth of a value already computed."""
+        asked = condition(node)
+        if asked is not None and asked.kind == "truth" and asked.subject is not None and path[0][0] != "%":
+            return self._assume(node, asked, self._pure_path(asked.subject) or path)
+        key = "".join(path)
+        return self._assume(node, Condition(key, True, frozenset({path[0]})), path)
+
+    def _short_circuit(self, test: ast.BoolOp) -> Branches:
+        decided: list[End] = []
+        stop_when = isinstance(test.op, ast.Or)
+        for operand in test.values:
+            yes, no = self.branch(operand)
+            decided += yes if stop_when else no
+            self.builder.ends = no if stop_when else yes
+        last = self.builder.ends
+        yes, no = (decided, last) if stop_when else (last, decided)
+        return self._remember_whole(test, yes, no)
+
+    def _remember_whole(self, test: ast.BoolOp, yes: list[End], no: list[End]) -> Branches:
+        """`if a or b` twice: which of the two held is forgotten where the ways meet, that one of them did
+        is not."""
+        asked = condition(test)
+        if asked is None:
+            return yes, no
+        self.graph.condition_names[asked.key] = asked.names
+        ways = []
+        for ends, value in ((yes, True), (no, False)):
+            self.builder.ends = ends
+            if ends:
+                self.builder.emit(Assume(test, asked.key, value, asked.names))
+            ways.append(self.builder.ends)
+        return ways[0], ways[1]
+
+    def _constant_test(self, value: bool) -> Branches:
+        return (self.builder.ends, []) if value else ([], self.builder.ends)
+
+    def _assume(self, node: ast.expr, asked: Condition, subject: Path | None) -> Branches:
+        self.graph.condition_names[asked.key] = asked.names
+        fork = self.builder.emit(Nop(node))
+        branches = []
+        for value in (True, False):
+            self.builder.ends = [(fork, Edge.NORMAL)]
+            truth = value == asked.positive
+            other = self._pure_path(asked.other)
+            self.builder.emit(Assume(node, asked.key, truth, asked.names, subject, asked.kind, other))
+            branches.append(self.builder.ends)
+        return branches[0], branches[1]
+
+    def decide(self, test: ast.expr) -> tuple[list[End], list[End]]:
+        """The two ways on from a statement's test; what the test computed on the way dies on both."""
+        before = self.builder.temporaries
+        yes, no = self.branch(test)
+        if self.builder.temporaries == before:
+            return yes, no
+        ways = []
+        for ends in (yes, no):
+            self.builder.ends = ends
+            self._end(test)
+            ways.append(self.builder.ends)
+        return ways[0], ways[1]

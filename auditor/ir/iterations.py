@@ -1,0 +1,86 @@
+"""Comprehensions, and what they share with loops: taking one element after the other."""
+
+import ast
+
+from auditor.ir.builder import End
+from auditor.ir.decisions import DecisionLowering
+from auditor.ir.ops import Constant, Edge, Make, Move, Next, Path, Store
+
+
+class IterationLowering(DecisionLowering):
+    """Lowers comprehensions and the heads of loops."""
+
+    def value_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Path:
+        return self._comprehension(node, node.generators, (node.elt,))
+
+    value_SetComp = value_ListComp
+    value_GeneratorExp = value_ListComp
+
+    def value_DictComp(self, node: ast.DictComp) -> Path:
+        return self._comprehension(node, node.generators, (node.key, node.value))
+
+    def _comprehension(
+        self, node: ast.expr, generators: list[ast.comprehension], elements: tuple[ast.expr, ...]
+    ) -> Path:
+        """As a loop that appends to a fresh container; its variables get names of their own."""
+        self._comprehensions += 1
+        names = {
+            name.id: f"{name.id}~{self._comprehensions}"
+            for generator in generators
+            for name in ast.walk(generator.target)
+            if isinstance(name, ast.Name)
+        }
+        target = (f"comprehension~{self._comprehensions}",)
+        self.builder.emit(Make(node, target, ()))
+        exits = self._comprehension_level(node, generators, elements, target, names)
+        self.builder.ends = exits
+        result = self.builder.temporary()
+        self.builder.emit(Move(node, result, target))
+        self.builder.emit(Constant(node, target, None))
+        return result
+
+    def _comprehension_level(
+        self,
+        node: ast.expr,
+        generators: list[ast.comprehension],
+        elements: tuple[ast.expr, ...],
+        target: Path,
+        names: dict[str, str],
+    ) -> list[End]:
+        generator, rest = generators[0], generators[1:]
+        source = self.value(generator.iter)
+        self._renamed.append(names)
+        head, exits = self.loop_head(generator.target, source, generator.is_async)
+        skipped: list[End] = []
+        for test in generator.ifs:
+            yes, no = self.branch(test)
+            skipped += no
+            self.builder.ends = yes
+        if rest:
+            self.builder.ends = self._comprehension_level(node, rest, elements, target, names)
+        else:
+            for element in elements[:-1]:
+                self.value(element)
+            self._append(node, target, self.value(elements[-1]))
+        self.builder.ends += skipped
+        self.builder.close_loop(head)
+        self._renamed.pop()
+        return exits
+
+    def _append(self, node: ast.expr, target: Path, element: Path) -> None:
+        self.builder.emit(Store(node, (*target, "[*]"), element))
+
+    def loop_head(
+        self, target: ast.expr, source: Path, is_async: int | bool, counted: bool = False
+    ) -> tuple[int, list[End]]:
+        """Emits the `Next` of a loop; returns it and the ends on which the loop is exhausted."""
+        element = self.builder.temporary() if not isinstance(target, ast.Name) else (self.root(target.id),)
+        op = Next(target, element, source, counted)
+        if is_async:
+            head = self.builder.emit_interruptible(op, Edge.CANCEL)
+        else:
+            head = self.builder.emit(op)
+        self.builder.ends = [(head, Edge.BODY)]
+        if not isinstance(target, ast.Name):
+            self.assign(target, element)
+        return head, [(head, Edge.EXHAUSTED)]

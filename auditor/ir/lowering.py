@@ -1,0 +1,57 @@
+"""What every part of the lowering shares: the builder it grows, the names of the function, and each other."""
+
+import ast
+from abc import ABC, abstractmethod
+
+from auditor.ir.builder import Builder, End
+from auditor.ir.ops import EndStatement, Fresh, Path
+from auditor.ir.scope import Scope
+
+Branches = tuple[list[End], list[End]]
+"""The ends on which a test is true, and those on which it is false."""
+
+
+class Lowering(ABC):
+    """Lowers one function into a builder; each class that derives from it adds one kind of syntax."""
+
+    def __init__(self, builder: Builder, scope: Scope) -> None:
+        self.builder = builder
+        self.scope = scope
+        self.graph = builder.graph
+        self._renamed: list[dict[str, str]] = []
+        self._comprehensions = 0
+
+    def root(self, name: str) -> str:
+        for names in reversed(self._renamed):
+            if name in names:
+                return names[name]
+        return self.scope.root(name)
+
+    def value(self, node: ast.expr) -> Path:
+        method = getattr(self, f"value_{type(node).__name__}", None)
+        result: Path = method(node) if method is not None else self._opaque(node)
+        return result
+
+    def _opaque(self, node: ast.AST) -> Path:
+        """An expression whose value is none of its parts."""
+        uses = tuple(self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+        target = self.builder.temporary()
+        self.builder.emit(Fresh(node, target, uses))
+        return target
+
+    def _end(self, node: ast.AST) -> None:
+        """A statement is over: its intermediate values die."""
+        if self.builder.reachable:
+            self.builder.emit(EndStatement(node))
+
+    @abstractmethod
+    def branch(self, test: ast.expr) -> Branches:
+        """Lower a test for its outcome."""
+
+    @abstractmethod
+    def assign(self, target: ast.expr, source: Path) -> None:
+        """`target = source`, whatever the target looks like."""
+
+    @abstractmethod
+    def body(self, statements: list[ast.stmt]) -> None:
+        """Statements one after the other, as far as they can be reached."""

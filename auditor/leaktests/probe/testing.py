@@ -1,0 +1,18 @@
+"""Runs pytest over one generated file, in a process that has done nothing else."""
+
+import faulthandler
+import os
+from collections.abc import Sequence
+
+
+def run_tests(arguments: Sequence[str], limit: float, device: str) -> int:
+    """pytest's exit status; what hangs is ended a little before the limit, with the stack of every thread."""
+    import pytest
+    import torch
+
+    os.environ["POOLAUDIT_DEVICE"] = device
+    if device == "cpu":
+        torch.set_num_threads(1)  # steps are small: more threads only wait for each other
+
+    faulthandler.dump_traceback_later(limit * 0.9, exit=True)
+    return int(pytest.main(list(arguments)))

@@ -1,0 +1,136 @@
+"""Pools as a leak test sees them: objects that lend something by one method and take it back by another.
+
+Any pool will do: its methods are known by name, and are wrapped on its class while a pass looks on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+
+PAIRS = (
+    ("allocate", "deallocate"),
+    ("alloc", "free"),
+    ("allocate", "free"),
+    ("acquire", "release"),
+    ("get_buffer", "return_buffer"),
+    ("get_tensor", "return_tensor"),
+    ("alloc_blocks", "free_blocks"),
+    ("allocate_blocks", "free_blocks"),
+    ("borrow", "give_back"),
+    ("borrow", "return_"),
+    ("checkout", "checkin"),
+)
+"""Methods that lend, and the ones that take back. `allocate_...` lends as `allocate` does."""
+_NO_POOLS = ("builtins", "threading", "_thread", "multiprocessing", "asyncio", "torch", "numpy")
+
+
+def pair_of(pool: object) -> tuple[str, str] | None:
+    """The names by which an object lends and takes back; None if it is no pool."""
+    kind = type(pool)
+    if kind.__module__.partition(".")[0] in _NO_POOLS or isinstance(pool, (type, ModuleType)):
+        return None
+    for lend, take_back in PAIRS:
+        if callable(getattr(kind, lend, None)) and callable(getattr(kind, take_back, None)):
+            return lend, take_back
+    return None
+
+
+def pools_of(target: object) -> tuple[Any, ...]:
+    """Every pool that a module, or a part of it, holds in an attribute or hands out for its device."""
+    found: dict[int, Any] = {}
+    parts = list(target.modules()) if isinstance(target, torch.nn.Module) else [target]
+    for part in parts:
+        values = list(getattr(part, "__dict__", {}).values())
+        if getattr(part, "enable_memory_pool", False) and hasattr(part, "_pool_on"):  # the standard mixin
+            values.append(part._pool_on(_device_of(part)))
+        for value in values:
+            for pool in value.values() if isinstance(value, dict) else (value,):
+                if pair_of(pool) is not None:
+                    found[id(pool)] = pool
+    return tuple(found.values())
+
+
+def _device_of(part: Any) -> torch.device:
+    first = next(part.parameters(), None) if isinstance(part, torch.nn.Module) else None
+    return first.device if first is not None else torch.get_default_device()
+
+
+Called = Callable[[str, Any, tuple[Any, ...]], None]
+"""Given `ask`, the pool, and the lending method's name and arguments; or `lend` or `take back`, the pool,
+and the handles that went over the counter.
+"""
+
+
+class _Depth(threading.local):
+    depth = 0
+
+
+@dataclass(frozen=True)
+class _Watch:
+    pools: tuple[Any, ...]
+    called: Called
+    inside: _Depth = field(default_factory=_Depth)
+
+
+@contextmanager
+def counter_watched(pools: tuple[Any, ...], called: Called) -> Iterator[None]:
+    """While entered, every outermost lend and take-back of these pools is reported."""
+    with ExitStack() as exits:
+        wrapped: set[tuple[type, str]] = set()
+        watch = _Watch(pools, called)
+        for pool in pools:
+            pair = pair_of(pool)
+            if pair is None:
+                raise TypeError(
+                    f"{type(pool).__name__} is no pool that a leak test knows: it has none of the pairs "
+                    f"{', '.join('/'.join(names) for names in PAIRS)}"
+                )
+            for kind, name, act in _methods(pool, *pair):
+                if (kind, name) not in wrapped:
+                    wrapped.add((kind, name))
+                    exits.enter_context(_wrapped(kind, name, act, watch))
+        yield
+
+
+def _methods(pool: object, lend: str, take_back: str) -> Iterator[tuple[type, str, str]]:
+    for kind in type(pool).__mro__:
+        for name, value in list(vars(kind).items()):
+            if callable(value) or hasattr(value, "__get__"):
+                if name == lend or name.startswith(f"{lend}_"):
+                    yield kind, name, "lend"
+                elif name == take_back:
+                    yield kind, name, "take back"
+
+
+@contextmanager
+def _wrapped(kind: type, name: str, act: str, watch: _Watch) -> Iterator[None]:
+    original = vars(kind)[name]
+
+    @wraps(getattr(kind, name))
+    def method(pool: Any, *args: Any, **kwargs: Any) -> Any:
+        call = original.__get__(pool, type(pool))
+        if watch.inside.depth or not any(pool is known for known in watch.pools):
+            return call(*args, **kwargs)  # a method that lends through another lends once
+        if act == "lend":
+            watch.called("ask", pool, (name, args, kwargs))
+        watch.inside.depth += 1
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            watch.inside.depth -= 1
+        watch.called(act, pool, (result,) if act == "lend" else (*args, *kwargs.values()))
+        return result
+
+    setattr(kind, name, method)
+    try:
+        yield
+    finally:
+        setattr(kind, name, original)

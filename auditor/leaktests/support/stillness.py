@@ -1,0 +1,31 @@
+"""What moves by itself is held still, so that memory comes and goes by the code under test alone."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def held_still() -> Iterator[None]:
+    """What exists now is frozen (later looks around are short), no collection starts by itself, and
+    operations use one thread: on shared machines threads that wait for each other take most of the time of
+    small steps.
+    """
+    was_enabled, were_frozen, threads = gc.isenabled(), gc.get_freeze_count() > 0, torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        gc.unfreeze()
+        if were_frozen:
+            gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,92 @@
+"""Whether changed files pass the leak tests that can be generated for them: `--verify` of fix and adopt.
+
+The tree is copied twice, with and without the changes, and only the copies are run. A change stands if every
+generated test of its file passes; what the tests said of the file before is part of the reason if one fails.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from auditor.fixes.verify import CannotVerify
+from auditor.fixes.write import Change
+from auditor.leaktests.generate import Order, generate
+from auditor.leaktests.render import file_name
+from auditor.leaktests.running import Case, TestOrder, run_files
+from auditor.leaktests.workshop import Workshop, WorkshopError, workshop
+from auditor.source.discover import SourceFile
+
+UNPLANNED = "no leak test could be planned for it"
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".poolaudit_cache", "node_modules")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the tests of one file said; None where there was none."""
+
+    cases: tuple[Case, ...] | None
+
+    @property
+    def bad(self) -> tuple[Case, ...]:
+        return tuple(case for case in self.cases or () if case.outcome in ("failed", "error"))
+
+
+def verify(changes: Sequence[Change]) -> Mapping[str, str]:
+    """Why each path must stay as it is; paths whose tests pass are not in it. Raises CannotVerify."""
+    try:
+        return _verify(changes)
+    except WorkshopError as error:
+        raise CannotVerify(str(error)) from error
+
+
+def _verify(changes: Sequence[Change]) -> Mapping[str, str]:
+    with workshop() as shop, tempfile.TemporaryDirectory(prefix="poolaudit-verify-") as scratch:
+        now = _verdicts(changes, Path(scratch) / "after", shop, changed=True)
+        doubtful = [change for change in changes if now[change.file.path].bad]
+        then = _verdicts(doubtful, Path(scratch) / "before", shop, changed=False) if doubtful else {}
+    refused = {path: UNPLANNED for path, verdict in now.items() if verdict.cases is None}
+    for path, before in then.items():
+        refused[path] = _reason(now[path].bad[0], before)
+    return refused
+
+
+def _reason(failed: Case, before: Verdict) -> str:
+    line = (failed.message.splitlines() or [failed.outcome])[0]
+    as_before = any(case.name == failed.name for case in before.bad)
+    return f"its leak test {failed.name} fails{', as it did before' if as_before else ''}: {line}"
+
+
+def _verdicts(
+    changes: Sequence[Change], folder: Path, shop: Workshop, *, changed: bool
+) -> dict[str, Verdict]:
+    """The tests of every changed file, run on a copy of the tree."""
+    top = _top(change.file.location for change in changes)
+    copy = folder / "tree"
+    shutil.copytree(top, copy, ignore=_NOT_COPIED, symlinks=True, ignore_dangling_symlinks=True)
+    files = []
+    for change in changes:
+        place = copy / os.path.relpath(os.path.realpath(change.file.location), top)
+        if changed:
+            place.write_bytes(change.after.data)
+        files.append(SourceFile(change.file.path, os.fspath(place)))
+    generated = generate(Order(files, (), folder / "tests"), shop)
+    tests = {folder / "tests" / file_name(plan): plan.target.path for plan in generated.planned.plans}
+    found: dict[str, Verdict] = {file.path: Verdict(None) for file in files}
+    for run in run_files(TestOrder(sorted(tests)), shop):
+        path = tests[run.file]
+        found[path] = Verdict((*(found[path].cases or ()), *run.cases))
+    return found
+
+
+def _top(locations: Iterable[str]) -> Path:
+    """The folder that holds the packages of all files: what has to be copied to import any of them."""
+    roots = []
+    for location in locations:
+        folder = Path(os.path.realpath(location)).parent
+        while (folder / "__init__.py").exists() and folder.parent != folder:
+            folder = folder.parent
+        roots.append(os.fspath(folder))
+    return Path(os.path.commonpath(roots))

@@ -1,0 +1,292 @@
+"""How a lease would be given back where it was acquired: the words that a fix writes.
+
+The pool's own class says it best; then settings; then the built-in tables, which know names only. What a
+wrapper returned is given back as the wrapper would do it, in the caller's words.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from auditor.flow.effects import Handle
+from auditor.flow.lease import GivingBack, Lease
+from auditor.project.calls import is_bound, parameter_for
+from auditor.project.class_model import ClassModel
+from auditor.project.discovery import Half, Pair
+from auditor.project.modules import Class, Function
+from auditor.project.recognise import Recogniser
+from auditor.project.releases import callee_text, names_of
+from auditor.protocols.protocol import Pattern, Protocol
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, split, take_apart
+
+DEEPEST = 4
+"""Wrappers of wrappers beyond this are not looked through."""
+
+NATURAL = {
+    "allocate": ("deallocate", "free", "release"),
+    "alloc": ("free", "dealloc", "deallocate", "release"),
+    "malloc": ("free",),
+    "acquire": ("release",),
+    "get": ("put", "release", "return", "free"),
+    "take": ("put", "release", "return"),
+    "pop": ("push",),
+    "borrow": ("return", "giveback", "release"),
+    "checkout": ("checkin", "return"),
+    "rent": ("return",),
+    "reserve": ("unreserve", "release"),
+}
+"""The usual counterparts of a verb, the first being what most would write."""
+
+
+def giving_back(
+    recogniser: Recogniser, function: Function, call: ast.Call, depth: int = 0
+) -> GivingBack | None:
+    """How `function` gives back what `call` acquires in it; None where nothing says so."""
+    targets, constructed, dotted = recogniser.calls.targets(function, call)
+    names = names_of(targets, constructed, dotted)
+    declared = _by_patterns(recogniser.declared, names, function, call, certain=True)
+    if declared is not None:
+        return declared
+    for target in targets:
+        if target in recogniser.acquiring:
+            return _by_pair(recogniser.calls.model, *recogniser.acquiring[target], function, call)
+        if target in recogniser.wrappers:
+            return _through(recogniser, target, function, call, depth) if depth < DEEPEST else None
+    if targets or constructed is not None:
+        return None
+    alike = recogniser.called_like(call) if dotted is None else None
+    if alike is not None:
+        return _by_pair(recogniser.calls.model, *alike, function, call)
+    return _by_patterns(recogniser.built_in, names, function, call, certain=False)
+
+
+def customary(leases: Iterable[Lease], lines_of: Callable[[str], Sequence[str]]) -> dict[str, str]:
+    """By protocol, the method of the lease itself by which the project gives most of them back."""
+    used: dict[str, Counter[str]] = {}
+    for lease in leases:
+        for span in lease.releases:
+            line = lines_of(span.path)[span.line - 1][span.column - 1 : span.end_column - 1]
+            method = re.fullmatch(r"\w+\.(\w+)\(\)", line)
+            used.setdefault(lease.protocol, Counter())[f"{{}}.{method[1]}()" if method else ""] += 1
+    found = {}
+    for protocol, forms in used.items():
+        form, count = min(forms.items(), key=lambda item: (-item[1], item[0]))
+        if form and count > 1:
+            found[protocol] = form
+    return found
+
+
+# The pool's class -------------------------------------------------------------------------------------------
+
+
+def _by_pair(
+    model: ClassModel, pair: Pair, half: Half, function: Function, call: ast.Call
+) -> GivingBack | None:
+    if half.handle is not Handle.RESULT:
+        return None
+    partners = [
+        other.function
+        for other in pair.releases
+        if pairs_with(half.name, other.name) and _takes_what_it_gave(half.function, other.function)
+    ]
+    chosen = _best(half.function.name, partners)
+    if chosen is None:
+        return None
+    callee = _beside(call, chosen.name, function)
+    if callee is None:
+        return None
+    waits = "await " if isinstance(chosen.node, ast.AsyncFunctionDef) else ""
+    lending = _lending(model, pair.owner, half.function, chosen) if pair.owner and not waits else None
+    return GivingBack(
+        f"{waits}{callee}({{}})",
+        _beside(call, lending, function) if lending else None,
+        _is_plain(call.func),
+    )
+
+
+def _best(acquire: str, releases: Iterable[Function]) -> Function | None:
+    """The release that is named most like the acquire."""
+    words = split(acquire)
+    verb = next((word for word in words if word in NATURAL), "")
+    natural = NATURAL.get(verb, ())
+
+    def rank(release: Function) -> tuple[bool, int, str]:
+        its = split(release.name)
+        order = next((natural.index(word) for word in its if word in natural), len(natural))
+        same = set(words) - ACQUIRE_WORDS == set(its) - RELEASE_WORDS
+        return not same, order, release.name
+
+    return min(releases, key=rank, default=None)
+
+
+def _takes_what_it_gave(acquire: Function, release: Function) -> bool:
+    """One argument is enough, and it is not a list where a single thing was acquired, or the reverse."""
+    if isinstance(release.node, (ast.Module, ast.Lambda)):
+        return False
+    args = release.node.args
+    positional = [*args.posonlyargs, *args.args][1 if release.is_method and not release.is_static else 0 :]
+    required = len(positional) - len(args.defaults)
+    if not positional or required > 1 or any(default is None for default in args.kw_defaults):
+        return False
+    given, taken = getattr(acquire.node, "returns", None), positional[0].annotation
+    return given is None or taken is None or _is_list(given) == _is_list(taken)
+
+
+def _is_list(annotation: ast.expr) -> bool:
+    text = ast.unparse(annotation).lower()
+    return any(word in text for word in ("list", "sequence", "iterable", "set[", "tuple["))
+
+
+def _lending(model: ClassModel, owner: Class, acquire: Function, release: Function) -> str | None:
+    """The pool's own context manager around this very pair, called with the same arguments."""
+    found = []
+    for cls in model.lineage(owner):
+        found += [
+            method.name
+            for method in cls.methods.values()
+            if "contextmanager" in method.decorators
+            and _parameters(method) == _parameters(acquire)
+            and {acquire.name, release.name} <= _own_methods_called(method)
+        ]
+    return min(found, default=None)
+
+
+def _parameters(function: Function) -> tuple[Sequence[str], Sequence[str], str | None, str | None]:
+    assert not isinstance(function.node, ast.Module)
+    args = function.node.args
+    return (
+        [arg.arg for arg in (*args.posonlyargs, *args.args)],
+        [arg.arg for arg in args.kwonlyargs],
+        args.vararg.arg if args.vararg else None,
+        args.kwarg.arg if args.kwarg else None,
+    )
+
+
+def _own_methods_called(function: Function) -> set[str]:
+    own = function.parameters[:1]
+    return {
+        call.func.attr
+        for call in function.calls
+        if isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id in own
+    }
+
+
+# Settings and tables ----------------------------------------------------------------------------------------
+
+
+def _by_patterns(
+    protocols: Sequence[Protocol],
+    names: tuple[str, ...],
+    function: Function,
+    call: ast.Call,
+    *,
+    certain: bool,
+) -> GivingBack | None:
+    text = callee_text(call)
+    for protocol in protocols:
+        if protocol.handle is Handle.RESULT and any(
+            pattern.name.fullmatch(name) for pattern in protocol.acquire for name in (text, *names)
+        ):
+            return _of_protocol(protocol, function, call, certain)
+    return None
+
+
+def _of_protocol(protocol: Protocol, function: Function, call: ast.Call, certain: bool) -> GivingBack | None:
+    written = []
+    for pattern in protocol.release:
+        word = pattern.text.removeprefix("$.").partition("(")[0].rpartition(".")[2].lstrip("*")
+        if pattern.on_lease:
+            return GivingBack(f"{{}}.{word}()", None, certain)
+        callee = _beside(call, word, function) if word.isidentifier() else None
+        if callee is not None and pattern.name.fullmatch(callee) and pattern.operands:
+            written.append((word, callee, pattern))
+    if not written:
+        return None
+    if not certain:  # tables list every name that was ever seen: the counterpart is wanted, and used
+        written = _counterparts(call, written, function)
+        if not written:
+            return None
+    _, callee, pattern = written[0]
+    operand = pattern.operands[0]
+    argument = f"{operand}={{}}" if isinstance(operand, str) else "{}"
+    return GivingBack(f"{callee}({argument})", None, certain or _is_plain(call.func))
+
+
+def _counterparts(
+    call: ast.Call, written: list[tuple[str, str, Pattern]], function: Function
+) -> list[tuple[str, str, Pattern]]:
+    """The releases that a reader expects of this acquire: those that the file uses, then the natural one."""
+    own = callee_text(call).rpartition(".")[2]
+    acquire = take_apart(own, ACQUIRE_WORDS)
+    if acquire is None:
+        return []
+    paired = []
+    for word, callee, pattern in written:
+        release = take_apart(word, RELEASE_WORDS)
+        if release is not None and pairs_with(acquire, release) and acquire.affix == release.affix:
+            order = NATURAL.get(acquire.verb, ())
+            rank = order.index(release.verb) if release.verb in order else len(order)
+            used = f"{callee}(" in function.module.text
+            paired.append((not used, rank, word, callee, pattern))
+    return [(word, callee, pattern) for _, _, word, callee, pattern in sorted(paired, key=lambda p: p[:3])]
+
+
+# Wrappers ---------------------------------------------------------------------------------------------------
+
+
+def _through(
+    recogniser: Recogniser, wrapper: Function, function: Function, call: ast.Call, depth: int
+) -> GivingBack | None:
+    """As the wrapper itself would release it, in the words of its caller."""
+    if recogniser.wrappers[wrapper].rest:
+        return None
+    inner = [each for each in wrapper.calls if recogniser.source(wrapper, each) is not None]
+    ways = {giving_back(recogniser, wrapper, each, depth + 1) for each in inner}
+    way = ways.pop() if len(ways) == 1 else None
+    if way is None or way.call.startswith("{"):
+        return way
+    waits, written = ("await ", way.call[6:]) if way.call.startswith("await ") else ("", way.call)
+    root, dot, rest = written.partition(".")
+    here = _in_callers_words(root, wrapper, function, call) if dot else None
+    if here is None:
+        return None
+    hidden = here != "self" and rest.startswith("_")
+    return GivingBack(f"{waits}{here}.{rest}", None, way.certain and not hidden)
+
+
+def _in_callers_words(root: str, wrapper: Function, function: Function, call: ast.Call) -> str | None:
+    """What the caller calls the wrapper's `root`: its receiver, an argument, or the same global."""
+    bound = is_bound(wrapper, call)
+    if bound and wrapper.parameters and root == wrapper.parameters[0]:
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        return ast.unparse(receiver) if receiver is not None and _is_plain(receiver) else None
+    if root in wrapper.parameters:
+        given: list[tuple[int | str, ast.expr]] = [*enumerate(call.args)]
+        given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
+        for position, value in given:
+            if parameter_for(wrapper, position, bound) == root:
+                return ast.unparse(value) if _is_plain(value) else None
+        return None
+    is_global = root in wrapper.module.assigned or root in wrapper.module.imports
+    return root if is_global and wrapper.module is function.module else None
+
+
+# Words ------------------------------------------------------------------------------------------------------
+
+
+def _beside(call: ast.Call, name: str, function: Function) -> str | None:
+    """`name` on the receiver that the acquire was called on; a plain function only where it is visible."""
+    if isinstance(call.func, ast.Attribute):
+        return f"{ast.unparse(call.func.value)}.{name}"
+    module = function.module
+    return name if name in module.functions or name in module.imports else None
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Names and attributes only: reading it twice gives the same object and does nothing else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)

@@ -1,0 +1,1 @@
+"""The editor server: audits as one types, in a process of its own; speaks the language server protocol."""

@@ -1,0 +1,81 @@
+"""Which files may hold something that outlives its use, decided from bytes, and what is found in them."""
+
+import re
+from collections.abc import Callable, Iterator
+
+from auditor.source.entries import Source
+from auditor.source.lifetime.accumulation import graphs_kept
+from auditor.source.lifetime.code import Code
+from auditor.source.lifetime.contexts import tensors_on_context
+from auditor.source.lifetime.handlers import exceptions_held
+from auditor.source.lifetime.hooks import hooks_closed, hooks_dropped
+from auditor.source.lifetime.module_caches import objects_cached
+from auditor.source.lifetime.recording import recordings
+from auditor.source.lifetime.recurrence import states_carried
+from auditor.source.lifetime.retained import graphs_retained
+from auditor.source.lifetime.shape_caches import shapes_cached
+from auditor.source.lifetime.sighting import Kind, Sighting
+from auditor.source.lifetime.steps import caches_emptied, gradients_on
+
+Reader = Callable[[Code], Iterator[Sighting]]
+
+_PATTERNS = {
+    b"@cache": re.compile(rb"@[\w.]*cache\b"),
+    b"lru_cache()()": re.compile(rb"lru_cache\([^\n]*\)\("),
+    b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
+    b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
+}
+_CELLS = tuple(b"nn." + kind + end for kind in (b"LSTM", b"GRU", b"RNN") for end in (b"(", b"Cell("))
+_OUT_OF_MEMORY = (b"OutOfMemoryError", b"out of memory", b"is_oom", b"should_reduce_")
+
+# For each reader what the bytes of a file that says torch must hold for it to find anything: one of these.
+_READERS: tuple[tuple[tuple[bytes, ...], Reader], ...] = (
+    ((b".backward(", b".eval()"), graphs_kept),
+    ((b".backward(", *_CELLS), states_carried),
+    ((b"_hook(",), hooks_dropped),
+    ((b"@cache", b"lru_cache()()"), objects_cached),
+    ((b".backward(", *_OUT_OF_MEMORY), exceptions_held),
+    ((b"def backward(",), tensors_on_context),
+    ((b"_graph=True",), graphs_retained),
+    ((b"cache[]", b"CACHE[]", b"@cache"), shapes_cached),
+    ((b"_hook(",), hooks_closed),
+    ((b"_record_memory_history", b"profile("), recordings),
+    ((b"empty_cache(",), caches_emptied),
+    ((b".eval()",), gradients_on),
+)
+_WORDS = tuple(dict.fromkeys(word for words, _ in _READERS for word in words))
+_TEST = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
+
+
+def suspects(path: str, data: bytes) -> tuple[int, ...]:
+    """The readers that may find something, by number; tests are not read, for they end."""
+    if b"torch" not in data or _TEST.search(path):
+        return ()
+    there = {word for word in _WORDS if _is_there(word, data)}
+    return tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
+
+
+def _is_there(word: bytes, data: bytes) -> bool:
+    pattern = _PATTERNS.get(word)
+    return word in data if pattern is None else pattern.search(data) is not None
+
+
+def sightings(source: Source, readers: tuple[int, ...]) -> tuple[Sighting, ...]:
+    """What these readers find in a file, in the order of its text."""
+    if not readers:
+        return ()
+    code = Code(source)
+    found = {each for number in readers for each in _READERS[number][1](code)}
+    return tuple(sorted(_told_once(found), key=lambda each: (each.span, each.kind)))
+
+
+def _told_once(found: set[Sighting]) -> set[Sighting]:
+    """One cause, one sighting: a sum that keeps graphs says more than the missing `no_grad` that lets it."""
+    kept = {each.symbol for each in found if each.kind is Kind.GRAPH_KEPT and each.how == "in evaluation"}
+    carried = {(each.symbol) for each in found if each.kind is Kind.STATE_CARRIED}
+    return {
+        each
+        for each in found
+        if not (each.kind is Kind.GRADIENTS_ON and each.symbol in kept)
+        and not (each.kind is Kind.GRAPH_RETAINED and each.how == "for nobody" and each.symbol in carried)
+    }

@@ -1,0 +1,39 @@
+"""The labelled misuse: enough of it, in its place, and the goals hold."""
+
+from tests.field.score_misuse import HERE, Site, audit, compare, labels
+
+SITE = Site("misuse", "a.py", 3, "PA201", "free(x)", "own", "")
+CLEAN = Site("misuse", "a.py", 5, None, "free(x)", "own", "")
+
+
+def test_the_goals_hold_on_our_own_files() -> None:
+    own = [site for site in labels() if site.package == "misuse"]
+    score = compare(own, audit(HERE / "misuse"))
+    assert score.good and score.alarms == () and score.elsewhere == ()
+    assert [site.reason for site in score.missed] == ["released by an ExitStack at its end"]
+
+
+def test_there_are_enough_labels_of_every_rule() -> None:
+    codes = [site.code for site in labels() if site.code is not None]
+    assert len(codes) >= 40
+    assert {code for code in codes if codes.count(code) >= 3} == {f"PA20{number}" for number in range(1, 9)}
+
+
+def test_labels_name_the_lines_they_speak_of() -> None:
+    for site in labels():
+        if site.package == "misuse":
+            line = (HERE / "misuse" / site.file).read_text(encoding="utf-8").splitlines()[site.line - 1]
+            assert site.text in line
+
+
+def test_another_rule_on_the_line_is_a_miss_and_any_rule_on_a_clean_line_is_an_alarm() -> None:
+    score = compare([SITE, CLEAN], {("a.py", 3, "PA202"), ("a.py", 5, "PA202"), ("a.py", 9, "PA202")})
+    assert score.missed == (SITE,)
+    assert score.alarms == (CLEAN,)
+    assert score.elsewhere == (("a.py", 9, "PA202"),)
+    assert not score.good
+
+
+def test_found_and_silent_are_good() -> None:
+    score = compare([SITE, CLEAN], {("a.py", 3, "PA201")})
+    assert (score.recall, score.false_rate, score.good) == (1.0, 0.0, True)

@@ -1,0 +1,150 @@
+"""Bytes outside of edited statements never change: leaks planted into real files, whatever these look like.
+
+The files are Python's own library and the installed packages', and odd ones made here. After a fix the file
+is the old one but for the lines from the acquire to the end of its life, and in these nothing but margins and
+the release are new.
+"""
+
+import ast
+import random
+import sysconfig
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from auditor.case import Parsed
+from auditor.config import Settings
+from auditor.engine import Request
+from auditor.fixes.document import Document
+from auditor.fixes.lines import indentation, indented, split
+from auditor.fixing import plan_fixes
+from auditor.model import Finding
+from auditor.source.load import Unreadable, lines_of
+
+PLANTED = ["def planted(pool, x):", "    lease = pool.allocate(x)", "    lease.use(x)", "    return 1"]
+REPAIRED = [
+    "def planted(pool, x):",
+    "    lease = pool.allocate(x)",
+    "    try:",
+    "        lease.use(x)",
+    "    finally:",
+    "        pool.deallocate(lease)",
+    "    return 1",
+]
+ODD = {
+    "tabs": b"if 1:\n\tx = (1,\n\t\t2)\n",
+    "crlf": b"a = 1\r\nb = '''x\r\ny'''\r\n",
+    "cr": b"a = 1\rb = 2\r",
+    "mixed": b"a = 1\r\nb = 2\nc = 3\r",
+    "bom": b"\xef\xbb\xbfa = 1\n",
+    "latin": b"# coding: latin-1\na = '\xe9\xff'\n",
+    "shift_jis": "# coding: shift_jis\na = '\u8868\u793a'\n".encode("shift_jis"),
+    "form feed": b"a = 1\n\x0c\nb = 2\n\x0cc = 3\n",
+    "backslash": b"a = 1 + \\\n  2\nassert a, \\\n 'x'\n",
+    "decorators": b"@property\n# why\n@staticmethod\ndef f(a, /, *, b=1): # type: (int) -> None\n  pass\n",
+    "type comment": b"x = []  # type: list[int]\nfor y in x:  # type: int\n    pass\n",
+    "pep 695": b"type X[T] = list[T]\ndef f[T](x: T) -> T: return x\nclass C[T: int]: pass\n",
+    "pep 701": b'a = f"{"x" + f"{1}"}"\nb = f"""{\n  1  # one\n}"""\n',
+    "notebook": b"#!/usr/bin/env python\n# coding: utf-8\n\n# In[1]:\n\n\nget_ipython\n\n\n# In[ ]:\n",
+    "no newline at the end": b"a = 1",
+    "lonely surrogates": b"a = '\\ud800'\n",
+    "wide": "a = '\U0001f600\u00e9'; b = 1\n".encode(),
+}
+
+
+def real_files() -> list[Path]:
+    folders = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    files = sorted(
+        file for folder in folders for file in folder.rglob("*.py") if file.stat().st_size < 60_000
+    )
+    return random.Random(7).sample(files, 60)
+
+
+def sources() -> Iterator[tuple[str, bytes]]:
+    yield from ODD.items()
+    for file in real_files():
+        yield file.name, file.read_bytes()
+
+
+def fixed(file: Path) -> dict[str, Document]:
+    def choose(finding: Finding, documents: Mapping[str, Document]) -> str:
+        return ""
+
+    settings = Settings(select=("PA101",))
+    plan = plan_fixes(Request((str(file),), settings, file.parent), choose)
+    return dict(plan.repaired.documents)
+
+
+def planted(data: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """What stands before the plant (with an end of line), and the plant before and after its repair."""
+    try:
+        text = Document("x.py", data).text
+    except Unreadable:
+        return None
+    document = Document("x.py", data)
+    newline = document.newline.encode()
+    head = data if data.endswith((b"\n", b"\r")) or not text else data + newline
+    return (
+        head,
+        newline.join(line.encode() for line in PLANTED),
+        newline.join(line.encode() for line in REPAIRED),
+    )
+
+
+def test_only_the_statements_concerned_change(tmp_path: Path) -> None:
+    changed = 0
+    for number, (name, data) in enumerate(sources()):
+        parts = planted(data)
+        if parts is None:
+            continue
+        head, before, after = parts
+        file = tmp_path / f"m{number}.py"
+        file.write_bytes(head + before)
+        documents = fixed(file)
+        if documents:
+            (document,) = documents.values()
+            assert document.data == head + after, name
+            changed += 1
+        else:
+            assert name not in ODD, name
+    assert changed > 60
+
+
+@pytest.mark.parametrize("file", real_files()[:25], ids=lambda file: file.name)
+def test_any_function_body_can_be_indented_and_means_the_same(file: Path) -> None:
+    """Each body one step deeper is the same syntax tree, strings and all; lines differ in margins only."""
+    text = Document("x.py", file.read_bytes()).text
+    with warnings.catch_warnings(action="ignore"):
+        tree = ast.parse(text)
+    lines = split(text)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.body[0].lineno == node.lineno:
+            continue
+        decorators = getattr(node.body[0], "decorator_list", [])
+        first = min([node.body[0].lineno, *(each.lineno for each in decorators)])
+        body = lines[first - 1 : node.end_lineno]
+        deeper = indented(body, "    ")
+        if deeper is None:
+            assert not lines_of(body[0])[0].startswith(" "), f"{file}:{first}"
+            continue
+        assert [line.lstrip() for line in deeper] == [line.lstrip() for line in body]
+        wrapped = [*lines[: first - 1], indentation(body[0]) + "if 1:\n", *deeper]
+        wrapped += lines[node.end_lineno or 0 :]
+        with warnings.catch_warnings(action="ignore"):
+            again = ast.parse("".join(wrapped))
+        (same,) = [
+            each.body[0].body
+            for each in ast.walk(again)
+            if isinstance(each, type(node))
+            and each.lineno == node.lineno
+            and isinstance(each.body[0], ast.If)
+        ]
+        assert [ast.dump(each) for each in same] == [ast.dump(each) for each in node.body]
+
+
+def test_columns_of_trees_are_characters() -> None:
+    text = "é = '\U0001f600'; name = 1\n"
+    parsed = Parsed("x.py", text, lines_of(text), ast.parse(text), frozenset())
+    assert parsed.source(parsed.tree.body[1]) == "name = 1"

@@ -1,0 +1,144 @@
+# poolaudit leaktests, sha256 a95ee718a7f161cc: written again as long as that is the digest of the rest
+"""Names what grew: per place of birth how much a step, by which operation, from whose line, held by whom."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from .births import Births, Place, readable
+from .errors import Culprit, CycleGarbage, Leak
+from .referrers import cycle_of, holders
+from .unseen import where_unseen
+
+if TYPE_CHECKING:
+    from .ledger import Level
+
+MOST_NAMED = 5
+STACK_SHOWN = 4
+
+
+def growth_report(
+    births: Births, levels: Sequence[Level], steps: int, step: Callable[[], object] | None = None
+) -> Leak:
+    """The failure of a ledger whose level did not come to rest. With `step`, one more tells where memory was
+    made that no operation showed.
+    """
+    run = (len(levels) - 1) * steps
+    first, last = levels[0], levels[-1]
+    head = (
+        f"memory grows by {amount((last.bytes - first.bytes) / run)} and "
+        f"{count((last.storages - first.storages) / run)} a step ({run} steps after the warm-up; "
+        f"live bytes after each window of {steps}: {', '.join(str(level.bytes) for level in levels)})"
+    )
+    storages = last.storages_by_place - first.storages_by_place
+    sizes = last.bytes_by_place - first.bytes_by_place
+    gc.unfreeze()  # who holds it may be older than the pass
+    culprits = []
+    for place in sorted(storages | sizes, key=lambda place: -sizes[place])[:MOST_NAMED]:
+        newest = _newest(births, place)
+        if newest is not None:
+            culprits.append(_culprit(place, storages[place] / run, sizes[place] / run, holders(newest)))
+    if step is not None and any(not culprit.stack for culprit in culprits):
+        stack = where_unseen(births, step)
+        culprits = [culprit if culprit.stack else _placed(culprit, stack) for culprit in culprits]
+    return Leak(_told(head, culprits), tuple(culprits))
+
+
+def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], object]) -> CycleGarbage:
+    """The failure of a ledger at rest whose garbage only the cycle collector frees: one more step shows
+    it.
+    """
+    births.turn += 1
+    step()
+    before = {birth.place for birth, _ in births.living() if birth.turn == births.turn}
+    garbage = _unreachable()
+    culprits = []
+    for place in before:
+        newest = _newest(births, place)
+        path = cycle_of(newest, garbage) if newest is not None else ()
+        if newest is not None and path:
+            culprits.append(_culprit(place, 1, newest.nbytes(), path))
+    culprits.sort(key=lambda culprit: -culprit.bytes_a_step)
+    head = f"{count(storages / steps)} a step are freed by the cycle collector alone: until it runs they stay"
+    return CycleGarbage(_told(head, culprits[:MOST_NAMED]), tuple(culprits[:MOST_NAMED]))
+
+
+def _placed(culprit: Culprit, stack: tuple[str, ...]) -> Culprit:
+    return replace(culprit, line=stack[0], stack=stack) if stack else culprit
+
+
+def fault_report(births: Births, before: Level, after: Level, names: Sequence[str]) -> Leak:
+    """The failure of a fault pass after which more (or less) is alive than before."""
+    storages = after.storages_by_place - before.storages_by_place
+    sizes = after.bytes_by_place - before.bytes_by_place
+    living, culprits, faults = births.living(), [], set()
+    gc.unfreeze()
+    for place in sorted(storages | sizes, key=lambda place: -sizes[place])[:MOST_NAMED]:
+        stayed = [(birth.turn, storage) for birth, storage in living if birth.place == place]
+        faults |= {turn for turn, _ in stayed if 0 < turn <= len(names)}
+        culprits.append(_culprit(place, storages[place], sizes[place], holders(stayed[-1][1])))
+    named = ", ".join(f"{turn} ({names[turn - 1]})" for turn in sorted(faults)[:MOST_NAMED])
+    head = (
+        f"after {len(names)} injected faults {amount(after.bytes - before.bytes)} in "
+        f"{count(after.storages - before.storages)} stay held"
+        + (f"; first of all after fault {named}" if named else "")
+    )
+    return Leak(_told(head, culprits, each=""), tuple(culprits))
+
+
+def _unreachable() -> list[object]:
+    """What a collection now would free, kept for a look."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def _newest(births: Births, place: Place) -> torch.UntypedStorage | None:
+    found = [storage for birth, storage in births.living() if birth.place == place]
+    return found[-1] if found else None
+
+
+def _culprit(place: Place, storages: float, size: float, held_by: tuple[str, ...]) -> Culprit:
+    operation, frames = place
+    stack = readable(frames)
+    return Culprit(operation, storages, size, stack[0] if stack else "an unknown line", tuple(stack), held_by)
+
+
+def _told(head: str, culprits: Sequence[Culprit], *, each: str = " a step") -> str:
+    lines = [head]
+    for culprit in culprits:
+        grown = f"{amount(culprit.bytes_a_step)}, {count(culprit.storages_a_step)}{each}"
+        lines.append(f"  {grown}: made by {culprit.operation}")
+        for number, place in enumerate(culprit.stack[:STACK_SHOWN]):
+            source = source_of(place) if number == 0 else ""
+            lines.append(f"    {'called from' if number else 'born at'} {place}{source}")
+        lines += [f"    held by {holder}" for holder in culprit.held_by]
+    return "\n".join(lines)
+
+
+def source_of(place: str) -> str:
+    """The text of a `path:line in function`, set off to be put behind it."""
+    path, _, rest = place.rpartition(":")
+    line = linecache.getline(path, int(rest.split()[0])).strip() if rest.split()[:1] else ""
+    return f":  {line}" if line else ""
+
+
+def amount(size: float) -> str:
+    """Bytes, as exact as they are."""
+    return f"{size:,.0f} bytes" if size == int(size) else f"{size:,.2f} bytes"
+
+
+def count(number: float) -> str:
+    """A number of storages, as exact as it is."""
+    words = f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
+    return f"{words} storage{'' if number == 1 else 's'}"

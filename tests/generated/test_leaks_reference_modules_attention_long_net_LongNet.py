@@ -1,0 +1,71 @@
+# poolaudit leaktests, sha256 fc42cbdf11da6170: written again as long as that is the digest of the rest
+"""Leak tests of reference_modules.attention.long_net.LongNet.
+
+`poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
+alive as before it: no tolerances, no second tries. Change what you like: a changed file is never
+written over. POOLAUDIT_DEVICE=cuda runs it on a GPU.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from leak_support import Leak, assert_no_growth, assert_quiet, make_step, plant  # noqa: E402
+from reference_modules.attention.config import LongNetConfig  # noqa: E402
+from reference_modules.attention.long_net import LongNet  # noqa: E402
+
+device = os.environ.get("POOLAUDIT_DEVICE", "cpu")
+SHAPES = [(2, 32), (1, 33), (3, 16), (2, 1)]  # sequences, tokens in each
+SCENARIOS = [
+    "train",
+    "eval",
+    "no_grad",
+    "checkpointed",
+    "autocast",
+    "changing_shapes",
+    "two_threads",
+    "deepcopied",
+    "pickled",
+]
+
+
+def build(**options):
+    torch.manual_seed(0)
+    return LongNet(
+        config=LongNetConfig(vocab_size=100, embed_dim=64, num_heads=4, depth=2),
+        **options,
+    ).to(device)
+
+
+def feed(turn=0):
+    b, n = SHAPES[turn % len(SHAPES)]
+    torch.manual_seed(turn)
+    return (), {
+        "tokens_BN": torch.randint(0, 100, (b, n,), device=device),
+    }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_memory_stays_level(scenario):
+    assert_no_growth(make_step(build, feed, scenario))
+
+
+def test_a_planted_leak_is_found():
+    with pytest.raises(Leak, match="memory grows by"):
+        assert_no_growth(make_step(lambda: plant(build()), feed, "train"), settle=0)
+
+
+def test_nothing_grows_unseen():
+    """Neither Python's heap nor C's, nor the device's memory, with nobody looking on."""
+    assert_quiet(make_step(build, feed, "train"))
+
+
+def test_a_planted_object_is_found():
+    with pytest.raises(Leak):
+        assert_quiet(make_step(lambda: plant(build(), "object"), feed, "train"), settle=0, named=False)
