@@ -18,7 +18,8 @@ Example:
 class Attention(nn.Module): def forward(self, q, k, v): return torch.empty(q.shape) # the pool was
 imported for this
 
-Fix: use the pool where the file allocates, or delete the import.
+Fix: use the pool where the file allocates, or delete the import (`fix --unsafe-fixes` does: importing a
+module runs it, so that deleting is not provably without effect).
 """
 
 from collections.abc import Iterator

@@ -197,15 +197,16 @@ def _keeping_pool(home: Home) -> Iterator[Edit]:
 
 
 def _into(home: Home, method: FunctionDef) -> Edit | None:
-    """At the end of the cleanup method that there is."""
-    last = method.body[-1]
-    if not is_whole(home.file, last) or last.lineno == method.lineno:
+    """At the beginning of the cleanup method that there is, when it has not let go of the pool yet."""
+    said = isinstance(method.body[0], ast.Expr) and isinstance(method.body[0].value, ast.Constant)
+    first = method.body[1] if said and len(method.body) > 1 else method.body[0]
+    if not is_whole(home.file, first) or first.lineno == method.lineno:
         return None
-    margin = indentation(home.file.lines[last.lineno - 1])
-    lines = home.giving_back(margin, unit_around(home.file, last))
-    if isinstance(last, (ast.Return, ast.Raise)):
-        return above(home.file, last, lines)
-    return below(home.file, last, lines)
+    margin = indentation(home.file.lines[first.lineno - 1])
+    lines = home.giving_back(margin, unit_around(home.file, first))
+    if said and first is method.body[0]:
+        return below(home.file, first, lines)
+    return above(home.file, first, lines)
 
 
 def _new_methods(home: Home) -> Edit | None:

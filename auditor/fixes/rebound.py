@@ -9,7 +9,7 @@ from auditor.facts import Leak, Loss
 from auditor.fixes.escape import Carriers
 from auditor.fixes.life import LOOPS, Life, called_by, life_of, mentions, names_in, statements_in
 from auditor.fixes.lines import above, below, indentation, whole
-from auditor.fixes.region import Region
+from auditor.fixes.region import Region, is_pure
 from auditor.fixes.try_finally import guarded, lent, stands_alone
 from auditor.model import FixOffer, Safety
 
@@ -83,11 +83,15 @@ def _renamed(life: Life, statement: ast.stmt) -> FixOffer | None:
 
 def _wrong_releases(life: Life, later: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Statements that give back what the name means by then, which no pool has handed out."""
-    assert life.lease.giving_back is not None
-    written = ast.unparse(ast.parse(life.lease.giving_back.call.format(life.holder).removeprefix("await ")))
-    return [
-        each for each in statements_in(later) if (call := called_by(each)) and ast.unparse(call) == written
-    ]
+    receiver = ast.unparse(life.call.func.value) if isinstance(life.call.func, ast.Attribute) else ""
+    found = []
+    for each in statements_in(later):
+        call = called_by(each)
+        if call is None or not isinstance(call.func, ast.Attribute) or not is_pure(each, life.holder):
+            continue
+        if ast.unparse(call.func.value) in (receiver, life.holder):
+            found.append(each)
+    return found
 
 
 def _safety(life: Life, statement: ast.stmt) -> Safety:

@@ -8,6 +8,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from auditor.flow.effects import Handle
 from auditor.flow.lease import GivingBack, Lease
@@ -56,9 +57,18 @@ def giving_back(
     if targets or constructed is not None:
         return None
     alike = recogniser.called_like(call) if dotted is None else None
-    if alike is not None:
-        return _by_pair(recogniser.calls.model, *alike, function, call)
-    return _by_patterns(recogniser.built_in, names, function, call, certain=False)
+    way = _by_patterns(recogniser.built_in, names, function, call, certain=False)
+    if alike is None or (way is not None and _is_used(way, function)):
+        return way
+    guess = _by_pair(recogniser.calls.model, *alike, function, call)
+    if guess is None or _is_used(guess, function) or alike[1].function.module is function.module:
+        return guess
+    return replace(guess, certain=False)  # some class of that name gives back so; nobody says it is this one
+
+
+def _is_used(way: GivingBack, function: Function) -> bool:
+    """Whether the file calls it somewhere."""
+    return way.call.partition("(")[0].removeprefix("await ") + "(" in function.module.text
 
 
 def customary(leases: Iterable[Lease], lines_of: Callable[[str], Sequence[str]]) -> dict[str, str]:
