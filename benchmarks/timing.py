@@ -17,15 +17,17 @@ import json, resource, subprocess, sys, time
 start = time.perf_counter()
 status = subprocess.call(sys.argv[2:])
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+peak, cpu = used.ru_maxrss, used.ru_utime + used.ru_stime
 unit = 1 if sys.platform == "darwin" else 1024
-json.dump({"status": status, "seconds": seconds, "peak": peak * unit}, open(sys.argv[1], "w"))
+json.dump({"status": status, "seconds": seconds, "cpu": cpu, "peak": peak * unit}, open(sys.argv[1], "w"))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     seconds: float
+    cpu_seconds: float  # of all its processes; on a busy machine the only figure that means something
     peak_mb: float
     output: str
 
@@ -52,7 +54,8 @@ def run(command: list[str], stdin: str = "", accepted: tuple[int, ...] = (0,)) -
         raise CommandFailed(
             f"{' '.join(command[:6])} ended with {measured['status']}:\n{done.stderr[-2000:]}"
         )
-    return Timing(round(measured["seconds"], 3), round(measured["peak"] / 1e6, 1), done.stdout)
+    seconds, cpu = round(measured["seconds"], 3), round(measured["cpu"], 3)
+    return Timing(seconds, cpu, round(measured["peak"] / 1e6, 1), done.stdout)
 
 
 def python_files(tree: Path) -> list[Path]:

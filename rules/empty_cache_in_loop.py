@@ -7,8 +7,8 @@ Why: it frees nothing that the program uses. It gives the blocks that the next s
 back to the driver, waits for the device, and has them allocated again: `cudaMalloc` for each size, every
 step. Where memory seems to need it, something else is held too long; that is what to look for.
 
-In production: the GPU idles between steps; steps take up to several times as long; reserved memory
-zigzags while allocated memory is as before.
+In production: the GPU idles between steps while the host waits in cudaFree and cudaMalloc; reserved
+memory zigzags, allocated memory is as before.
 
 Not reported: once an epoch, every so many steps or under another condition, in a handler of out of memory
 or a finally, between models or layers that come and go.

@@ -5,8 +5,8 @@ takes no optimizer step and asks nothing for its gradient, without `no_grad` or 
 it, on the function, or around every call of the function in the file.
 
 Why: `eval()` changes dropout and normalisation, not autograd. Every forward pass saves its activations
-for a backward pass that never comes: a step needs two to four times the memory, and whatever is kept of
-its output keeps all of that too.
+for a backward pass that never comes: its peak is that of a training step's forward, where it could be a
+layer or two, and whatever is kept of its output keeps all of that too.
 
 In production: validation runs out of memory with a batch size that trains; outputs collected in a list
 fill the GPU after some hundred batches.

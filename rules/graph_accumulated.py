@@ -6,8 +6,9 @@ same in a loop that evaluates (`model.eval()` or a function called evaluate, val
 gradients on.
 
 Why: the sum is a tensor whose graph leads to every earlier loss. After `backward()` only the nodes of the
-graphs stay, some kilobytes a step and no activations: what is kept is small and grows until the epoch
-ends. Where nobody goes back, the activations of every step stay as well, and memory ends with the data.
+graphs stay, no activations: about 2 kB for each layer of the network and each step (measured: 210 kB a
+step with 100 linear layers), so it is small in a small network and never stops before the epoch ends.
+Where nobody goes back, the activations of every step stay as well.
 
 In production: host memory that climbs by the same amount each step and falls back when the epoch ends;
 with evaluation, CUDA out of memory after a number of batches that depends on the validation set.
@@ -76,5 +77,5 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _message(each: Sighting) -> str:
     kept = f"`{each.where}` keeps the graph of every `{each.what}`"
     if each.how == "after backward":
-        return f"{kept}: its nodes, some kilobytes a step, for backward has freed what they saved"
+        return f"{kept}: its nodes, some kilobytes a layer and step, for backward has freed what they saved"
     return f"{kept}, activations included: gradients are on and nobody goes back"

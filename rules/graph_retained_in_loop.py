@@ -10,8 +10,8 @@ cycle that Python's collector cannot see, so that nothing of it is ever freed, a
 bound anew: the peak is two turns instead of one, and the error that it hides (a state carried along,
 PA502) becomes a leak.
 
-In production: memory up by one graph a step with create_graph; a third to twice the memory that the same
-step needs with retain_graph.
+In production: with create_graph memory rises by a graph on every step; with retain_graph the peak is up
+to two graphs, and the batch has to be smaller for it.
 
 Not reported: `autograd.grad`, which has no cycle; loops that call `zero_grad()` or set `.grad = None`;
 several backward passes in a turn; graphs from outside of the loop (rows of a Jacobian, shared features).

@@ -12,7 +12,7 @@ from auditor.adopt.run import Order, Planned, diff, left, plan, with_copies, wit
 from auditor.cli.auditing import CLEAN, FAILED, FOUND
 from auditor.cli.manual import SETTINGS, manual
 from auditor.cli.settings_options import settings_options
-from auditor.fixes.verify import Verifier, verifier
+from auditor.fixes.verify import CannotVerify, Verifier, verifier
 from auditor.git_state import uncommitted
 from auditor.model import Failure
 from auditor.settings_file import SettingsError, effective
@@ -93,11 +93,9 @@ def command(
 
 
 def _that_passed(planned: Planned, tests: Verifier) -> Planned:
-    from auditor.leaktests.workshop import WorkshopError  # only for those who ask for tests
-
     try:
         return without(planned, tests(with_copies(planned)))
-    except WorkshopError as error:
+    except CannotVerify as error:
         raise click.UsageError(str(error)) from error
 
 

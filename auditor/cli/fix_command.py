@@ -12,6 +12,7 @@ from auditor.cli.completion import rule_codes
 from auditor.cli.fix_run import FixOptions, run_fix
 from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.settings_options import settings_options
+from auditor.fixes.verify import CannotVerify
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
@@ -85,5 +86,5 @@ def command(**options: Any) -> int:
     """
     try:
         return run_fix(FixOptions(**options))
-    except (SettingsError, NoSuchPath, BaselineError, DiffError) as error:
+    except (SettingsError, NoSuchPath, BaselineError, DiffError, CannotVerify) as error:
         raise click.UsageError(str(error)) from error

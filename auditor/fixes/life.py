@@ -131,16 +131,8 @@ def call_at(file: Parsed, span: Span) -> ast.Call | None:
     """The call that is written exactly there."""
     if not file.moved.isdisjoint(range(span.line, span.end_line + 1)):
         return None
-    for node in ast.walk(file.tree):
+    for node in file.nodes_at(span.line):
         if isinstance(node, ast.Call) and node.lineno == span.line and file.span(node) == span:
-            return node
-    return None
-
-
-def node_at(file: Parsed, span: Span, kinds: tuple[type[ast.stmt], ...]) -> ast.stmt | None:
-    """The statement of one of these kinds that is written exactly there."""
-    for node in ast.walk(file.tree):
-        if isinstance(node, kinds) and node.lineno == span.line and file.span(node) == span:
             return node
     return None
 

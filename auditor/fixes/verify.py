@@ -9,6 +9,11 @@ from auditor.fixes.write import Change
 Verifier = Callable[[Sequence[Change]], Mapping[str, str]]
 """Runs the tests on copies with and without the changes; says why for each path that must stay as it is."""
 
+
+class CannotVerify(Exception):
+    """The tests cannot be run at all; the message says what is missing."""
+
+
 MODULE = "auditor.leaktests.verify"
 
 

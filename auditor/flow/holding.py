@@ -140,10 +140,12 @@ class Holding:
 
 
 def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[str]:
-    """Names of a list or tuple that the acquire returned with the lease in it: nobody else has that list."""
-    if site < 0 or acquisition.handle is not Handle.RESULT:
+    """Names of a list or tuple that the acquire returned with the lease in it: nobody else has that list.
+    An object with the lease in one of its fields may well be known to others."""
+    root, *inside = acquisition.places[0]
+    if site < 0 or acquisition.handle is not Handle.RESULT or not all(p.startswith("[") for p in inside):
         return frozenset()
-    names = {acquisition.places[0][0]}
+    names = {root}
     for op in graph.ops:
         if isinstance(op, Move) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
             names.add(op.target[0])

@@ -61,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True):
     shapes: tuple[Shape, ...]
     scenarios: tuple[str, ...]
     differentiable: bool
-    operations: int  # of a training step at `fault_shape`, which has the fewest
+    operations: int  # of a step at `fault_shape`, which has the fewest; 0: the target itself runs none
     fault_shape: int = 0  # an index into `shapes`
     left_out: tuple[tuple[str, str], ...] = ()  # scenarios that do not run, and why
     imports: tuple[str, ...] = ()

@@ -17,6 +17,8 @@ from auditor.leaktests.workshop import Workshop
 
 SECONDS = 30.0
 """How long one target may take, import of its file aside, until it counts as hanging."""
+MOST_ROUNDS = 3
+"""A wrapper of a model of layers needs the model first, which needs the layers."""
 _STACK_LINES = 8
 
 
@@ -52,12 +54,16 @@ def plan_all(found: Found, probe: Probe, shop: Workshop) -> Planned:
     planned = Planned()
     targets = [target for target in found.targets if not _skipped(target, probe, planned)]
     _round(targets, found, probe, planned, shop, "planning")
-    again = [u.target for u in planned.unplanned if u.parts]
-    if again and planned.plans:
+    for _ in range(MOST_ROUNDS):
+        again, known = [u.target for u in planned.unplanned if u.parts], len(planned.plans)
+        if not again or not known:
+            break
         before = {u.target.key: u for u in planned.unplanned}
         planned.unplanned = [u for u in planned.unplanned if u.target not in again]
         _round(again, found, probe, planned, shop, "planning with parts")
         planned.unplanned = [_clearer(before.get(u.target.key), u) for u in planned.unplanned]
+        if len(planned.plans) == known:
+            break
     planned.plans.sort(key=lambda plan: plan.target)
     planned.unplanned.sort(key=lambda entry: entry.target)
     return planned

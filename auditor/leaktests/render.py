@@ -63,6 +63,7 @@ def _facts(plan: Plan, folder: Path) -> dict[str, Any]:
         "arguments": _arguments(plan.feed, 4),
         "switch": ", ".join(argument.text for argument in plan.switch),
         "first": first,
+        "cheapest": "no_grad" if "no_grad" in plan.scenarios else first,  # the pass is quadratic
         "faults": 0 < plan.operations <= MOST_FAULTS,
         "pool_scenarios": None,
         "aims": [_aim(plan, variation) for variation in plan.aimed],

@@ -1,108 +1,92 @@
-"""`--verify`: the generated tests of changed files, run on copies of the code before and after the change.
+"""Whether changed files pass the leak tests that can be generated for them: `--verify` of fix and adopt.
 
-A file may be changed if every test that its code has afterwards passes, but for those that failed before too;
-and if there are such tests at all.
+The tree is copied twice, with and without the changes, and only the copies are run. A change stands if every
+generated test of its file passes; what the tests said of the file before is part of the reason if one fails.
 """
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from auditor.fixes.verify import CannotVerify
+from auditor.fixes.write import Change
 from auditor.leaktests.generate import Order, generate
 from auditor.leaktests.render import file_name
-from auditor.leaktests.running import TestOrder, run_files
-from auditor.leaktests.workshop import Workshop, need_pytest, workshop
+from auditor.leaktests.running import Case, TestOrder, run_files
+from auditor.leaktests.workshop import Workshop, WorkshopError, workshop
 from auditor.source.discover import SourceFile
 
-_NOT_COPIED = shutil.ignore_patterns(
-    ".*", "__pycache__", "node_modules", "build", "dist", "venv", "*.so.dSYM"
-)
-
-
-class _Text(Protocol):
-    @property
-    def data(self) -> bytes: ...
-
-
-class Change(Protocol):
-    """A file, and its bytes afterwards; one that is not there yet is made."""
-
-    @property
-    def file(self) -> SourceFile: ...
-    @property
-    def after(self) -> _Text: ...
+UNPLANNED = "no leak test could be planned for it"
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".poolaudit_cache", "node_modules")
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
-    """What the tests of one copy said: by path as reports show it, and by test, whether it was good."""
+class Verdict:
+    """What the tests of one file said; None where there was none."""
 
-    results: Mapping[str, Mapping[str, str]]
-    unplanned: Mapping[str, str]
+    cases: tuple[Case, ...] | None
+
+    @property
+    def bad(self) -> tuple[Case, ...]:
+        return tuple(case for case in self.cases or () if case.outcome in ("failed", "error"))
 
 
 def verify(changes: Sequence[Change]) -> Mapping[str, str]:
-    """Why each of the paths must stay as it is that must. Raises WorkshopError where nothing can be run."""
-    need_pytest()
-    root = _root(changes)
-    with tempfile.TemporaryDirectory(prefix="poolaudit-") as folder, workshop() as shop:
-        copies = {name: Path(folder) / name / root.name for name in ("before", "after")}
-        for copy in copies.values():
-            shutil.copytree(root, copy, ignore=_NOT_COPIED)
-        for change in changes:
-            target = copies["after"] / _within(change, root)
-            target.write_bytes(change.after.data)
-        tested = {name: _tested(changes, root, copy, shop) for name, copy in copies.items()}
-    return dict(_objections(changes, tested["before"], tested["after"]))
+    """Why each path must stay as it is; paths whose tests pass are not in it. Raises CannotVerify."""
+    try:
+        return _verify(changes)
+    except WorkshopError as error:
+        raise CannotVerify(str(error)) from error
 
 
-def _objections(changes: Sequence[Change], before: Tested, after: Tested) -> Iterator[tuple[str, str]]:
-    for path in (change.file.path for change in changes):
-        failed = after.results.get(path, {})
-        earlier = before.results.get(path, {})
-        new = sorted(name for name, why in failed.items() if why and not earlier.get(name))
-        if new:
-            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            reason = failed[new[0]].strip().splitlines()[-1:] or [""]
-            yield path, f"failed its tests: {new[0]}{more}: {reason[0]}"
-        elif path in after.unplanned and not failed:
-            yield path, f"has no test that could be run: {after.unplanned[path]}"
+def _verify(changes: Sequence[Change]) -> Mapping[str, str]:
+    with workshop() as shop, tempfile.TemporaryDirectory(prefix="poolaudit-verify-") as scratch:
+        now = _verdicts(changes, Path(scratch) / "after", shop, changed=True)
+        doubtful = [change for change in changes if now[change.file.path].bad]
+        then = _verdicts(doubtful, Path(scratch) / "before", shop, changed=False) if doubtful else {}
+    refused = {path: UNPLANNED for path, verdict in now.items() if verdict.cases is None}
+    for path, before in then.items():
+        refused[path] = _reason(now[path].bad[0], before)
+    return refused
 
 
-def _tested(changes: Sequence[Change], root: Path, copy: Path, shop: Workshop) -> Tested:
-    """The tests of the changed files of one copy, made and run there."""
-    shown = {}
+def _reason(failed: Case, before: Verdict) -> str:
+    line = (failed.message.splitlines() or [failed.outcome])[0]
+    as_before = any(case.name == failed.name for case in before.bad)
+    return f"its leak test {failed.name} fails{', as it did before' if as_before else ''}: {line}"
+
+
+def _verdicts(
+    changes: Sequence[Change], folder: Path, shop: Workshop, *, changed: bool
+) -> dict[str, Verdict]:
+    """The tests of every changed file, run on a copy of the tree."""
+    top = _top(change.file.location for change in changes)
+    copy = folder / "tree"
+    shutil.copytree(top, copy, ignore=_NOT_COPIED, symlinks=True, ignore_dangling_symlinks=True)
+    files = []
     for change in changes:
-        location = copy / _within(change, root)
-        if location.exists():
-            shown[os.fspath(location)] = change.file.path
-    files = [SourceFile(location, location) for location in sorted(shown)]
-    folder = copy.parent / "tests"
-    generated = generate(Order(files, (), folder), shop)
-    tests = {folder / file_name(plan): shown[plan.target.path] for plan in generated.planned.plans}
-    results: dict[str, dict[str, str]] = {}
+        place = copy / os.path.relpath(os.path.realpath(change.file.location), top)
+        if changed:
+            place.write_bytes(change.after.data)
+        files.append(SourceFile(change.file.path, os.fspath(place)))
+    generated = generate(Order(files, (), folder / "tests"), shop)
+    tests = {folder / "tests" / file_name(plan): plan.target.path for plan in generated.planned.plans}
+    found: dict[str, Verdict] = {file.path: Verdict(None) for file in files}
     for run in run_files(TestOrder(sorted(tests)), shop):
-        bad = {case.name: case.message or case.outcome for case in run.bad}
-        of_path = results.setdefault(tests[run.file], {})
-        of_path |= {f"{run.file.stem}: {case.name}": bad.get(case.name, "") for case in run.cases}
-    unplanned = {shown[each.target.path]: each.reason for each in generated.planned.short}
-    return Tested(results, unplanned)
+        path = tests[run.file]
+        found[path] = Verdict((*(found[path].cases or ()), *run.cases))
+    return found
 
 
-def _root(changes: Sequence[Change]) -> Path:
-    """The folder that holds every changed file with the packages that it belongs to."""
-    tops = []
-    for change in changes:
-        folder = Path(os.path.realpath(change.file.location)).parent
-        while (folder / "__init__.py").exists():
+def _top(locations: Iterable[str]) -> Path:
+    """The folder that holds the packages of all files: what has to be copied to import any of them."""
+    roots = []
+    for location in locations:
+        folder = Path(os.path.realpath(location)).parent
+        while (folder / "__init__.py").exists() and folder.parent != folder:
             folder = folder.parent
-        tops.append(os.fspath(folder))
-    return Path(os.path.commonpath(tops))
-
-
-def _within(change: Change, root: Path) -> Path:
-    return Path(os.path.realpath(change.file.location)).relative_to(root)
+        roots.append(os.fspath(folder))
+    return Path(os.path.commonpath(roots))

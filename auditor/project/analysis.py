@@ -176,7 +176,8 @@ class Analysis:
 
     def _result(self) -> FlowResult:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        fields = Fields(self.project, self.model, self.summaries, self.effects).stored(outcomes)
+        pools = {half.cls for half in self.recogniser.acquiring if half.cls is not None}
+        fields = Fields(self.project, self.model, self.summaries, self.effects, pools).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         leases = tuple(
             self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes

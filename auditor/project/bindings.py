@@ -3,6 +3,8 @@
 import ast
 from collections.abc import Iterator
 
+from auditor.project.modules import Function
+
 
 def statements_of(function: ast.AST) -> Iterator[ast.stmt]:
     """All statements of a function, those of nested functions and classes left out."""
@@ -28,3 +30,32 @@ def own_attribute(target: ast.expr, owner: str) -> str | None:
     if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == owner:
         return target.attr
     return None
+
+
+def own_name(function: Function) -> str | None:
+    """`self`: what a method does to its own fields is asked of the class's family instead."""
+    return (
+        function.parameters[0]
+        if function.is_method and function.parameters and not function.is_static
+        else None
+    )
+
+
+def names_bound(node: ast.stmt) -> Iterator[str]:
+    """Names that a statement binds, or says something about."""
+    targets: list[ast.expr] = []
+    match node:
+        case ast.Assign():
+            targets = list(node.targets)
+        case ast.AnnAssign(target=target) | ast.For(target=target) | ast.AsyncFor(target=target):
+            targets = [target]
+        case ast.With(items=items):
+            targets = [item.optional_vars for item in items if item.optional_vars is not None]
+        case ast.Assert(test=ast.Call(args=[ast.Name() as target, *_])):
+            targets = [target]
+    while targets:
+        target = targets.pop()
+        if isinstance(target, ast.Name):
+            yield target.id
+        elif isinstance(target, ast.Tuple):
+            targets += target.elts

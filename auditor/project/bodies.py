@@ -21,6 +21,13 @@ MUTATORS = REMOVERS - {"get"} | frozenset(
     {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
      "difference_update", "fill_", "append_n", "extendleft", "copy_"}
 )  # fmt: skip
+NUMBERS = frozenset(
+    pattern.format(kind)
+    for kind in ("int", "list[int]", "List[int]", "set[int]", "tuple[int, ...]")
+    for pattern in ("{}", "Optional[{}]", "{} | None")
+)
+"""Annotations that say that only numbers are handed out."""
+
 TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
                            "new_empty",
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
@@ -199,7 +206,7 @@ def value_of(function: Function) -> Value:
                     return Value.INDEX
     if "Tensor" in text and "list" not in text.lower() and "tuple" not in text.lower():
         return Value.TENSOR
-    if text in ("int", "Optional[int]", "int | None"):
+    if text in NUMBERS:
         return Value.INDEX
     if not text and any(name in TENSOR_MAKERS for name in called(function)):
         return Value.TENSOR

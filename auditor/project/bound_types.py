@@ -4,7 +4,7 @@ import ast
 
 from auditor.project import annotations
 from auditor.project.annotations import Type, Written, named, type_named
-from auditor.project.bindings import own_attribute, statements_of
+from auditor.project.bindings import names_bound, own_attribute, own_name, statements_of
 from auditor.project.lineage import Lineage
 from auditor.project.modules import Class, Function
 from auditor.project.project import Project
@@ -22,6 +22,8 @@ class BoundTypes(Lineage):
         self._declared: dict[Class, dict[str, Written]] = {}
         self._locals: dict[Function, dict[str, Type | None]] = {}
         self._written: dict[Function, dict[str, Written]] = {}
+        self._unasked: dict[Function, dict[str, list[ast.stmt | ast.arg]]] = {}
+        self._asking: list[str] = []
         self._busy: set[object] = set()
 
     def type_of(self, function: Function, node: ast.expr) -> Type | None:
@@ -103,27 +105,23 @@ class BoundTypes(Lineage):
                     if found is not None:
                         self._attributes[cls][attr] = found
 
-    def local_types(self, function: Function) -> dict[str, Type | None]:
-        """Names of one function whose bindings agree on a type."""
-        if function not in self._locals:
-            types: dict[str, Type | None] = {}
-            self._locals[function] = types
-            self._written[function] = {}
-            self._parameter_types(function, types)
-            if function.qualname != "<module>":
-                for node in statements_of(function.node):
-                    self._bind(function, node, types)
-        return self._locals[function]
+    def local_types(self, function: Function, name: str) -> dict[str, Type | None]:
+        """Types of names of one function, where all bindings agree; that of `name` is among them if bound.
 
-    def _parameter_types(self, function: Function, types: dict[str, Type | None]) -> None:
-        if isinstance(function.node, (ast.Module, ast.Lambda)):
-            return
-        args = function.node.args
-        for index, arg in enumerate((*args.posonlyargs, *args.args, *args.kwonlyargs)):
-            if index == 0 and function.is_method and not function.is_static:
-                types[arg.arg] = function.cls
-            elif arg.annotation is not None:
-                self._write(function, arg.arg, (function.module, arg.annotation), types)
+        Only what is asked for is looked up: each type may lead to another file."""
+        types = self._locals.setdefault(function, {})
+        self._written.setdefault(function, {})
+        if function not in self._unasked:
+            self._unasked[function] = _binding(function)
+        if len(self._asking) >= DEPTH:
+            return types
+        self._asking.append(name)
+        try:
+            for node in self._unasked[function].pop(name, ()):
+                self._bind(function, node, types)
+        finally:
+            self._asking.pop()
+        return types
 
     def _write(
         self, function: Function, name: str, written: Written | None, types: dict[str, Type | None]
@@ -137,14 +135,18 @@ class BoundTypes(Lineage):
             self._agree(name, found, types)
 
     def _agree(self, name: str, found: Type | None, types: dict[str, Type | None]) -> None:
-        if name in types and types[name] is not found:
+        if name in types and types[name] != found:
             if found is not None:
                 types[name] = None if types[name] is not None else found
         else:
             types[name] = found
 
-    def _bind(self, function: Function, node: ast.stmt, types: dict[str, Type | None]) -> None:
+    def _bind(self, function: Function, node: ast.stmt | ast.arg, types: dict[str, Type | None]) -> None:
         match node:
+            case ast.arg(arg=name) if name == own_name(function):
+                types[name] = function.cls
+            case ast.arg(arg=name, annotation=ast.expr() as annotation):
+                self._write(function, name, (function.module, annotation), types)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._agree(name, self.type_of(function, value), types)
                 self._write(function, name, self.written(function, value), {})
@@ -181,3 +183,17 @@ class BoundTypes(Lineage):
         elif isinstance(target, ast.Tuple):
             for index, each in enumerate(target.elts):
                 self._bind_element(function, each, annotations.part(written, index), types)
+
+
+def _binding(function: Function) -> dict[str, list[ast.stmt | ast.arg]]:
+    """What binds each name of a function, in source order."""
+    found: dict[str, list[ast.stmt | ast.arg]] = {}
+    if isinstance(function.node, ast.Module):
+        return found
+    args = function.node.args
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+        found.setdefault(arg.arg, []).append(arg)
+    for node in statements_of(function.node):
+        for name in names_bound(node):
+            found.setdefault(name, []).append(node)
+    return found

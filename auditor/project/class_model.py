@@ -35,7 +35,7 @@ class ClassModel(BoundTypes):
     def _name_type(self, function: Function, name: str) -> Type | None:
         scope: Function | None = function
         while scope is not None:
-            local = self.local_types(scope)
+            local = self.local_types(scope, name)
             if name in local:
                 return local[name]
             scope = scope.parent
@@ -89,7 +89,7 @@ class ClassModel(BoundTypes):
     def _local_annotation(self, function: Function, name: str) -> Written | None:
         scope: Function | None = function
         while scope is not None:
-            self.local_types(scope)
+            self.local_types(scope, name)
             if name in self._written[scope]:
                 return self._written[scope][name]
             scope = scope.parent
@@ -141,7 +141,7 @@ class ClassModel(BoundTypes):
         while scope is not None:
             if node.id in scope.nested:
                 return scope.nested[node.id]
-            local = self.local_types(scope).get(node.id)
+            local = self.local_types(scope, node.id).get(node.id)
             if isinstance(local, Class) and scope.qualname != "<module>":
                 return self.method(local, "forward") or self.method(local, "__call__")
             scope = scope.parent

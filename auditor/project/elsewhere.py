@@ -4,7 +4,7 @@ release of something so named counts."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.bindings import statements_of
+from auditor.project.bindings import own_name, statements_of
 from auditor.project.modules import Class, Function, Module
 from auditor.project.project import Project
 from auditor.project.sites import last_name
@@ -83,15 +83,6 @@ def released_attributes(function: Function) -> dict[str, set[str]]:
             for attribute, base in _sources(operand, carried, own_name(function)):
                 found.setdefault(attribute, set()).add(base)
     return found
-
-
-def own_name(function: Function) -> str | None:
-    """`self`: what a method does to its own fields is asked of the class's family instead."""
-    return (
-        function.parameters[0]
-        if function.is_method and function.parameters and not function.is_static
-        else None
-    )
 
 
 def looks_releasing(call: ast.Call) -> bool:

@@ -5,7 +5,7 @@ the field through objects of unknown type, so there the attribute's name decides
 something so named counts: a missed leak is better than a false one."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from auditor.flow.effects import Acquisition, Fate, Handle, Value
 from auditor.flow.follow import EDGES, follow_given
@@ -16,8 +16,9 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Leave, Path
 from auditor.model import Span
+from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
-from auditor.project.elsewhere import Elsewhere, looks_releasing, own_name
+from auditor.project.elsewhere import Elsewhere, looks_releasing
 from auditor.project.forgetting import CLEANUP, INITIAL, escaped_by_name, forgets, given_away
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
@@ -35,12 +36,18 @@ ENTERS = frozenset({"__enter__", "__aenter__"})
 
 class Fields:
     def __init__(
-        self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf
+        self,
+        project: Project,
+        model: ClassModel,
+        summaries: Summaries,
+        effects_of: EffectsOf,
+        pools: Set[Class],
     ) -> None:
         self.project = project
         self.model = model
         self.summaries = summaries
         self.effects_of = effects_of
+        self.pools = pools
         self.elsewhere = Elsewhere(project, frozenset())
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
@@ -64,12 +71,22 @@ class Fields:
         seen: set[Path] = set()
         for node, path in outcome.stored:
             path = _shortened(path)
-            if path in seen or not _own_field(outcome.function, path):
+            if path in seen or not _own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
             seen.add(path)
             yield self._describe(outcome, node, path)
         if not outcome.stored:
             yield from self._entered(outcome)
+
+    def _of_the_pool(self, outcome: Outcome) -> bool:
+        """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life."""
+        function, op = outcome.function, outcome.call.func
+        own = (
+            isinstance(op, ast.Attribute)
+            and isinstance(op.value, ast.Name)
+            and op.value.id == own_name(function)
+        )
+        return own and function.cls in self.pools
 
     def _entered(self, outcome: Outcome) -> Iterator[StoredField]:
         """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""

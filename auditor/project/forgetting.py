@@ -3,7 +3,8 @@
 import ast
 import re
 
-from auditor.project.elsewhere import looks_releasing, own_name
+from auditor.project.bindings import own_name
+from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Function
 from auditor.project.sites import last_name
 

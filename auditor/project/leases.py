@@ -27,6 +27,9 @@ STARTING = frozenset(
     {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
 )
 
+AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complete", "as_completed"})
+"""Functions that run the coroutines they are given and hand on what these return."""
+
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
 
@@ -100,6 +103,7 @@ class Follower:
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
+        elsewhere = elsewhere or self._still_to_run(op)
         if elsewhere:
             leaks = ()
         lease = self._lease(op, acquisition, leaks)
@@ -170,6 +174,19 @@ class Follower:
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _still_to_run(self, op: Call) -> bool:
+        """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""
+        targets, _, _ = self.effects.recogniser.calls.targets(self.function, op.at)
+        if not targets or not all(isinstance(target.node, ast.AsyncFunctionDef) for target in targets):
+            return False
+        return any(
+            isinstance(other, Call)
+            and other.method not in AWAITING
+            and other.receiver != ("asyncio",)
+            and any(path == op.target for path, _ in other.args)
+            for other in self.graph.ops
+        )
 
     def _made_for_the_test(self, op: Call) -> bool:
         """A test's own pool dies with the test: what it leaves held there is often the point."""

@@ -85,6 +85,8 @@ class OutsideEffects:
             return _carried(call.method, table)
         if position == "out":
             return SAME
+        if value is Value.OBJECT and known_torch and call.method in ARRAYS:
+            return SAME  # only numbers can be put into a tensor: what was handed out were numbers
         if table is not None and (value is Value.TENSOR or known_torch):
             as_function = call.receiver is None or known_torch or dotted is not None
             return table if position == 0 and as_function else BORROWED
@@ -116,6 +118,7 @@ class OutsideEffects:
         return isinstance(held, str) and ".nn." in held
 
 
+ARRAYS = frozenset({"tensor", "as_tensor", "asarray", "array", "LongTensor", "IntTensor"})
 CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",
                       "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int",
                       "cpu",

@@ -21,8 +21,14 @@ def numbered(name: str) -> bool:
 def released_value(recogniser: Recogniser, function: Function, call: Call) -> Value | None:
     """Of the leases that a release takes; None where an object is marked, not handed out."""
     value = _value(recogniser, function, call)
-    given = "".join(call.args[0][0]) if call.args else ""
-    return Value.INDEX if value is Value.TENSOR and numbered(given) else value
+    given = [*call.at.args[:1], *(keyword.value for keyword in call.at.keywords)]
+    names = (node for expression in given for node in ast.walk(expression))
+    numbers = any(
+        numbered(node.id if isinstance(node, ast.Name) else node.attr)
+        for node in names
+        if isinstance(node, (ast.Name, ast.Attribute))
+    )
+    return Value.INDEX if value is Value.TENSOR and numbers else value
 
 
 def _value(recogniser: Recogniser, function: Function, call: Call) -> Value | None:

@@ -114,7 +114,7 @@ def test_only_the_statements_concerned_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", real_files()[:25], ids=lambda file: file.name)
 def test_any_function_body_can_be_indented_and_means_the_same(file: Path) -> None:
-    """Each body one step deeper is the same syntax tree, strings and all; lines differ in their margin only."""
+    """Each body one step deeper is the same syntax tree, strings and all; lines differ in margins only."""
     text = Document("x.py", file.read_bytes()).text
     with warnings.catch_warnings(action="ignore"):
         tree = ast.parse(text)

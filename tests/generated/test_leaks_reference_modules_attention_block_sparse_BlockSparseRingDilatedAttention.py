@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 2fdead553e663393: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 ab1591c8180ac4d1: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.block_sparse.BlockSparseRingDilatedAttention.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -93,8 +93,9 @@ def test_nothing_stays_held_after_a_failure():
 
 
 def test_what_a_planted_failure_holds_is_found():
+    step = make_step(lambda: plant(build(), "fault"), lambda turn: feed(1), "no_grad")
     with pytest.raises(Leak):
-        inject_faults(make_step(lambda: plant(build(), "fault"), lambda turn: feed(1), "train"))
+        inject_faults(step)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 fc42cbdf11da6170: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 fc42cbdf11da6170: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.long_net.LongNet.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be

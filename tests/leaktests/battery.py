@@ -41,5 +41,6 @@ def names_the_line(leak: Leak) -> bool:
     if not leak.culprits:
         return False
     path, _, rest = leak.culprits[0].line.rpartition(":")
-    lines = Path(path).read_text().splitlines()
-    return lines[int(rest.split()[0]) - 1].rstrip().endswith("# leak")
+    if not Path(path).is_file():
+        return False
+    return Path(path).read_text().splitlines()[int(rest.split()[0]) - 1].rstrip().endswith("# leak")

@@ -131,7 +131,9 @@ def test_memory_kept_by_a_fault_is_named_with_the_fault():
         except RuntimeError:
             kept.append(scores)
 
-    with pytest.raises(Leak, match=r"20 bytes in 1 storage stay held; first of all after fault 2 \(aten.add.Tensor\)"):
+    with pytest.raises(
+        Leak, match=r"20 bytes in 1 storage stay held; first of all after fault 2 \(aten.add.Tensor\)"
+    ):
         inject_faults(step)
 
 

@@ -13,7 +13,9 @@ from auditor.source.discover import discover
 
 TREE = {
     "pkg/__init__.py": "",
-    "pkg/base.py": "from torch import nn\n\nclass Base(nn.Module):\n    pass\n\nclass SomeConfig:\n    pass\n",
+    "pkg/base.py": (
+        "from torch import nn\n\nclass Base(nn.Module):\n    pass\n\nclass SomeConfig:\n    pass\n"
+    ),
     "pkg/layers.py": (
         "from torch import Tensor\nfrom torch.autograd import Function\nfrom pkg.base import Base\n\n"
         "class Layer(Base):\n    'A layer.'\n\nclass Double(Function):\n    pass\n\n"
@@ -104,7 +106,8 @@ def test_the_likeliest_combination_comes_first_and_equal_ranks_early() -> None:
 def test_recipes_are_read(tmp_path: Path) -> None:
     file = tmp_path / "recipes.toml"
     file.write_text(
-        "[[recipe]]\ntarget = 'm:A'\nbuild = { dim = '8' }\nshapes = [[2, 4]]\n[[recipe]]\ntarget = 'm:B'\nskip = 'no'\n"
+        "[[recipe]]\ntarget = 'm:A'\nbuild = { dim = '8' }\nshapes = [[2, 4]]\n"
+        "[[recipe]]\ntarget = 'm:B'\nskip = 'no'\n"
     )
     recipes = read_recipes(file)
     assert recipes["m:A"].build == {"dim": "8"}

@@ -1,4 +1,4 @@
-"""Generated files: what they hold, that they are Python, that they are the same each time and never lose work."""
+"""Generated files: what they hold, that they are Python, the same each time, and never lose work."""
 
 import ast
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""The zoo of planted leaks, each kind once, and a part of the clean zoo. The whole: tests.leaktests.measure_*."""
+"""The zoo of planted leaks, each kind once, and a part of the clean zoo. The whole:
+tests.leaktests.measure_*.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from tests.leaktests.zoo import kinds
 
 SIZE = {name: (SMALL, LARGE)[number % 2] for number, name in enumerate(kinds())}
 NEEDS_A_PLAIN_HEAP = {"c_heap"}
-"""Named only where malloc keeps no chunks ready (GLIBC_TUNABLES), which this process cannot ask for any more."""
+"""Named only where malloc keeps no chunks ready (GLIBC_TUNABLES), which this process cannot ask for any
+more.
+"""
 CLEAN = list(makers())[::9]
 
 

@@ -128,10 +128,15 @@ class Proposer:
             yield f"{kind.__name__}({text})", (_import(kind),)
 
     def _built(self, wanted: Any) -> Iterator[Candidate]:
-        """Modules that were built for plans of their own; those of the same file come first."""
+        """Modules that were built for plans of their own: what the file imports comes first, then its own."""
         plans = [plan for plan in self.known if plan.target.kind == "module" and wanted(plan)]
-        here = self.module.__name__
-        for plan in sorted(plans, key=lambda p: (p.target.module != here, p.target.key))[:12]:
+        here, names = self.module.__name__, vars(self.module)
+
+        def distance(plan: Plan) -> tuple[bool, bool, str]:
+            near = plan.target.module == here
+            return near or plan.target.name not in names, not near, plan.target.key
+
+        for plan in sorted(plans, key=distance)[:12]:
             text = ", ".join(argument.text for argument in plan.build)
             line = f"from {plan.target.module} import {plan.target.name}"
             yield f"{plan.target.name}({text})", (line, *plan.imports)

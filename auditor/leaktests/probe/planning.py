@@ -74,7 +74,7 @@ def _confirmed(target: Target, thing: Any, way: Way, scope: Scope, recipe: Recip
         tuple(shapes),
         tuple(runs),
         steps[0].differentiable,
-        steps[cheapest].operations,
+        steps[cheapest].operations if steps[cheapest].own else 0,
         cheapest,
         tuple(left_out),
         way.imports,

@@ -20,6 +20,7 @@ class Ran:
     """A step that went well."""
 
     operations: int
+    own: int  # of those, how many the call itself made
     differentiable: bool
     why_not: str = ""
 
@@ -68,7 +69,7 @@ def forward(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> R
     counter = _Counter()
     with torch.no_grad(), counter:
         tensors_or_raise(target(*inputs[0], **inputs[1]))
-    return Ran(counter.operations, False)
+    return Ran(counter.operations, counter.operations, False)
 
 
 def step(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
@@ -78,7 +79,9 @@ def step(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
     why_not = ""
     with counter:
         args, kwargs = with_gradients((inputs[0], dict(inputs[1])))
+        before = counter.operations
         outputs = target(*args, **kwargs)
+        own = counter.operations - before
         tensors_or_raise(outputs)
         loss = loss_of(outputs)
         if loss is not None:
@@ -86,7 +89,7 @@ def step(target: Any, inputs: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Ran:
                 loss.backward()  # type: ignore[no-untyped-call]
             except Exception as error:
                 loss, why_not = None, said(error)
-    return Ran(counter.operations, loss is not None, why_not)
+    return Ran(counter.operations, own, loss is not None, why_not)
 
 
 def tensors_or_raise(outputs: Any) -> None:

@@ -25,6 +25,7 @@ from auditor.leaktests.probe.running import (
 )
 from auditor.leaktests.probe.signatures import Parameter
 from auditor.leaktests.probe.widths import widths_of
+from auditor.leaktests.proposals import known_size
 
 MOST_BUILDS = 150
 MOST_BUILT = 10
@@ -161,8 +162,14 @@ class Search:
                 self.proposer.overrides.setdefault(name, bound)
             return
         for parameter in signatures.constructor(self.thing):  # `assert self.causal ^ self.cross`
-            if isinstance(parameter.default, bool) and re.search(rf"\b{parameter.name}\b", source):
-                self.proposer.overrides.setdefault(parameter.name, str(not parameter.default))
+            named = re.search(rf"\b{parameter.name}\b", f"{source} {error}")
+            if not named or parameter.required or parameter.name in self.proposer.overrides:
+                continue
+            if isinstance(parameter.default, bool):
+                self.proposer.overrides[parameter.name] = str(not parameter.default)
+                return
+            if parameter.default is None and (size := known_size(parameter.name)):
+                self.proposer.overrides[parameter.name] = size
                 return
 
     # -- feeding
@@ -226,6 +233,8 @@ class Search:
                         self.best = Way(build, arguments, imports)
         if first is None and not lists:
             raise NoPlan("it takes nothing that could be fed")
+        if isinstance(first, NothingComesOut):
+            raise NoPlan(str(first))
         raise NoPlan(said(first) if first else "no time was left to feed it")
 
     def _run(self, callee: Any, arguments: Sequence[Argument], values: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
 _DRIVERS = {
     str(Path(_HERE, name))
-    for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py")
+    for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py", "unseen.py")
 }
 _WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__file__}
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
@@ -73,7 +73,7 @@ class Births:
 
     def look_around(self, *, known_before: bool = False) -> None:
         """Take down what Python objects hold and no operation showed."""
-        for storage in of_python_objects():
+        for _, storage in of_python_objects():
             if not self.knows(storage):
                 self.note(storage, UNSEEN, known_before=known_before)
 
@@ -165,6 +165,11 @@ def stack_here() -> Frames:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _WATCHERS:
         frame = frame.f_back
+    return stack_of(frame)
+
+
+def stack_of(frame: FrameType | None) -> Frames:
+    """From this frame out to what drives the step."""
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEEPEST_STACK and frame.f_code.co_filename not in _DRIVERS:
         found.append((frame.f_code, frame.f_lineno))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import linecache
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from .births import Births, Place, readable
 from .errors import Culprit, CycleGarbage, Leak
 from .referrers import cycle_of, holders
+from .unseen import where_unseen
 
 if TYPE_CHECKING:
     from .ledger import Level
@@ -20,8 +22,12 @@ MOST_NAMED = 5
 STACK_SHOWN = 4
 
 
-def growth_report(births: Births, levels: Sequence[Level], steps: int) -> Leak:
-    """The failure of a ledger whose level did not come to rest."""
+def growth_report(
+    births: Births, levels: Sequence[Level], steps: int, step: Callable[[], object] | None = None
+) -> Leak:
+    """The failure of a ledger whose level did not come to rest. With `step`, one more tells where memory was
+    made that no operation showed.
+    """
     run = (len(levels) - 1) * steps
     first, last = levels[0], levels[-1]
     head = (
@@ -37,6 +43,9 @@ def growth_report(births: Births, levels: Sequence[Level], steps: int) -> Leak:
         newest = _newest(births, place)
         if newest is not None:
             culprits.append(_culprit(place, storages[place] / run, sizes[place] / run, holders(newest)))
+    if step is not None and any(not culprit.stack for culprit in culprits):
+        stack = where_unseen(births, step)
+        culprits = [culprit if culprit.stack else _placed(culprit, stack) for culprit in culprits]
     return Leak(_told(head, culprits), tuple(culprits))
 
 
@@ -57,6 +66,10 @@ def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], o
     culprits.sort(key=lambda culprit: -culprit.bytes_a_step)
     head = f"{count(storages / steps)} a step are freed by the cycle collector alone: until it runs they stay"
     return CycleGarbage(_told(head, culprits[:MOST_NAMED]), tuple(culprits[:MOST_NAMED]))
+
+
+def _placed(culprit: Culprit, stack: tuple[str, ...]) -> Culprit:
+    return replace(culprit, line=stack[0], stack=stack) if stack else culprit
 
 
 def fault_report(births: Births, before: Level, after: Level, names: Sequence[str]) -> Leak:

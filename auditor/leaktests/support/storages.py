@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 _Storage = torch.UntypedStorage
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Handle:
@@ -41,20 +42,27 @@ class Handle:
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The memory behind a tensor; None for tensors that own none of their own (sparse, nested, wrappers)."""
-    return tensor.untyped_storage() if torch._C._has_storage(tensor) else None
+    if not torch._C._has_storage(tensor):
+        return None
+    if type(tensor) in _PLAIN:
+        return tensor.untyped_storage()
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse every question
+        return tensor.untyped_storage()
 
 
-def of_python_objects() -> Iterator[torch.UntypedStorage]:
-    """The storages behind every tensor and storage object the collector knows and has not frozen."""
+def of_python_objects(*, youngest: bool = False) -> Iterator[tuple[object, torch.UntypedStorage]]:
+    """Every tensor and storage object that the collector knows and has not frozen, with its storage; with
+    `youngest` only what was made since its last run.
+    """
     tensor_types, storage_types = _family(torch.Tensor), _family(torch.UntypedStorage)
-    for candidate in gc.get_objects():
+    for candidate in gc.get_objects(generation=0 if youngest else None):
         kind = type(candidate)
         if kind in tensor_types:
             storage = storage_of(candidate)
             if storage is not None:
-                yield storage
+                yield candidate, storage
         elif kind in storage_types:
-            yield candidate
+            yield candidate, candidate
 
 
 def _family(kind: type[Any]) -> set[type[Any]]:

@@ -39,29 +39,33 @@ class _Site:
 
 
 def graphs_kept(code: Code) -> Iterator[Sighting]:
-    for function in code.functions:
-        sites = list(_sites(function))
-        if not sites:
-            continue
+    by_function: dict[Function, list[_Site]] = {}
+    for site in _sites(code):
+        if (function := code.function_of(site.node)) is not None:
+            by_function.setdefault(function, []).append(site)
+    for function, sites in by_function.items():
         backwards = list(backward_calls(function))
-        for site in sites:
-            found = _after_backward(code, function, site, backwards) if backwards else None
-            if found is None and not backwards:
-                found = _in_evaluation(code, function, site)
+        fed = _fed_to_backward(function, backwards)
+        for site in (each for each in sites if _root(each.keeper) not in fed):
+            judge = _after_backward if backwards else _in_evaluation
+            found = judge(code, function, site, backwards)
             if found is not None and not grad_mode.off(code, site.node):
                 yield found
 
 
-def _sites(function: Function) -> Iterator[_Site]:
-    for node in within(function):
+def _sites(code: Code) -> Iterator[_Site]:
+    for node in code.of(ast.AugAssign, ast.Assign):
         match node:
             case ast.AugAssign(target=target, op=ast.Add(), value=value):
                 yield _Site(node, target, value)
             case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add(), right=right)):
-                if text_of(left) == text_of(target):
+                if type(left) is type(target) and text_of(left) == text_of(target):
                     yield _Site(node, target, right)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=kept, attr="append"), args=[value])):
-                yield _Site(node, kept, value)
+    for call in code.calls.get("append", ()):
+        statement = code.parents[call]
+        match call:
+            case ast.Call(func=ast.Attribute(value=kept), args=[value]) if isinstance(statement, ast.Expr):
+                yield _Site(statement, kept, value)
 
 
 def _after_backward(
@@ -103,7 +107,7 @@ def _outlives(code: Code, function: Function, site: _Site, turn: Loop | Function
         return False
     if any(len(assigned([s], root, plainly=True)) for s in turn.body if site.node not in list(within(s))):
         return False
-    if _drained([*turn.body], root) or _bounded(code, root) or root in _fed_to_backward(function):
+    if _drained([*turn.body], root) or _bounded(code, root):
         return False
     return isinstance(turn, ast.For | ast.AsyncFor | ast.While) or not _reset_elsewhere(code, function, root)
 
@@ -134,9 +138,9 @@ def _bounded(code: Code, text: str) -> bool:
     return False
 
 
-def _fed_to_backward(function: Function) -> set[str]:
+def _fed_to_backward(function: Function, backwards: list[ast.Call]) -> set[str]:
     """Every name that flows into something that is gone back from, or into `autograd.grad`."""
-    known = {text for call in backward_calls(function) for text in _mentioned(call)}
+    known = {text for call in backwards for text in _mentioned(call)}
     for call in calls_in(function):
         if last_name(call.func) == "grad":
             known |= _mentioned(call)
@@ -222,13 +226,19 @@ def _still_attached(turn: Loop | Function, carrier: ast.expr, call: ast.Call, si
     )
 
 
-def _in_evaluation(code: Code, function: Function, site: _Site) -> Sighting | None:
+def _in_evaluation(code: Code, function: Function, site: _Site, backwards: list[ast.Call]) -> Sighting | None:
     """A loss of a loop that evaluates, where nobody goes back from anything."""
     loops = code.loops_around(site.node)
     evaluates = _EVALUATES.match(function.name) or any(
         last_name(c.func) == "eval" for c in calls_in(function)
     )
-    if not loops or not evaluates or _trains(function) or not _outlives(code, function, site, loops[0]):
+    if (
+        not loops
+        or not evaluates
+        or backwards
+        or _trains(function)
+        or not _outlives(code, function, site, loops[0])
+    ):
         return None
     runs = [call for call in calls_in(*loops[0].body) if is_model(code, call.func, function)]
     if not runs:

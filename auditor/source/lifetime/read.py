@@ -19,49 +19,45 @@ from auditor.source.lifetime.steps import caches_emptied, gradients_on
 
 Reader = Callable[[Code], Iterator[Sighting]]
 
-_CACHED = re.compile(rb"@[\w.]*cache\b")
-_WRAPPED = re.compile(rb"lru_cache\([^\n]*\)\(")
-_TABLES = tuple(
-    re.compile(word + rb"\w*\[[^\n:]*\] = ") for word in (rb"ache", rb"CACHE")
-)  # literals first: fast
+_PATTERNS = {
+    b"@cache": re.compile(rb"@[\w.]*cache\b"),
+    b"lru_cache()()": re.compile(rb"lru_cache\([^\n]*\)\("),
+    b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
+    b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
+}
 _CELLS = tuple(b"nn." + kind + end for kind in (b"LSTM", b"GRU", b"RNN") for end in (b"(", b"Cell("))
+_OUT_OF_MEMORY = (b"OutOfMemoryError", b"out of memory", b"is_oom", b"should_reduce_")
 
-# For each reader what the bytes of a file that says torch must hold for it to find anything.
-_READERS: tuple[tuple[Callable[[bytes], object], Reader], ...] = (
-    (lambda data: b".backward(" in data or _evaluates(data), graphs_kept),
-    (lambda data: b".backward(" in data or any(cell in data for cell in _CELLS), states_carried),
-    (lambda data: b"_hook(" in data, hooks_dropped),
-    (lambda data: _CACHED.search(data) or _WRAPPED.search(data), objects_cached),
-    (lambda data: b"except" in data and (b".backward(" in data or _runs_out(data)), exceptions_held),
-    (lambda data: b"def backward(" in data and b"Function" in data, tensors_on_context),
-    (lambda data: b"_graph=True" in data, graphs_retained),
-    (lambda data: any(table.search(data) for table in _TABLES) or _CACHED.search(data), shapes_cached),
-    (lambda data: b"_hook(" in data, hooks_closed),
-    (lambda data: b"_record_memory_history" in data or b"profile(" in data, recordings),
-    (lambda data: b"empty_cache(" in data, caches_emptied),
-    (lambda data: _evaluates(data), gradients_on),
+# For each reader what the bytes of a file that says torch must hold for it to find anything: one of these.
+_READERS: tuple[tuple[tuple[bytes, ...], Reader], ...] = (
+    ((b".backward(", b".eval()"), graphs_kept),
+    ((b".backward(", *_CELLS), states_carried),
+    ((b"_hook(",), hooks_dropped),
+    ((b"@cache", b"lru_cache()()"), objects_cached),
+    ((b".backward(", *_OUT_OF_MEMORY), exceptions_held),
+    ((b"def backward(",), tensors_on_context),
+    ((b"_graph=True",), graphs_retained),
+    ((b"cache[]", b"CACHE[]", b"@cache"), shapes_cached),
+    ((b"_hook(",), hooks_closed),
+    ((b"_record_memory_history", b"profile("), recordings),
+    ((b"empty_cache(",), caches_emptied),
+    ((b".eval()",), gradients_on),
 )
+_WORDS = tuple(dict.fromkeys(word for words, _ in _READERS for word in words))
 _TEST = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
-
-
-def _evaluates(data: bytes) -> bool:
-    return b".eval()" in data
-
-
-def _runs_out(data: bytes) -> bool:
-    return (
-        b"OutOfMemoryError" in data
-        or b"out of memory" in data
-        or b"is_oom" in data
-        or b"should_reduce_" in data
-    )
 
 
 def suspects(path: str, data: bytes) -> tuple[int, ...]:
     """The readers that may find something, by number; tests are not read, for they end."""
     if b"torch" not in data or _TEST.search(path):
         return ()
-    return tuple(number for number, (may_hold, _) in enumerate(_READERS) if may_hold(data))
+    there = {word for word in _WORDS if _is_there(word, data)}
+    return tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
+
+
+def _is_there(word: bytes, data: bytes) -> bool:
+    pattern = _PATTERNS.get(word)
+    return word in data if pattern is None else pattern.search(data) is not None
 
 
 def sightings(source: Source, readers: tuple[int, ...]) -> tuple[Sighting, ...]:

@@ -13,14 +13,15 @@ from auditor.source.lifetime.code import (
     calls_in,
     last_name,
     names_in,
+    place,
     short,
     targets_of,
     text_of,
     within,
 )
-from auditor.source.lifetime.models import backward_calls
 from auditor.source.lifetime.sighting import Kind, Sighting
 
+_CELL_NAMES = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
 _CELLS = re.compile(r"^(?:nn\.|torch\.nn\.)?(?:LSTM|GRU|RNN)(?:Cell)?$")
 _STATE = re.compile(
     r"(?:^|_|\.)(?:h|c|hx|cx|hidden|hiddens|state|states|carry|memory|rnn_state)(?:_[a-z0-9]+)?$"
@@ -30,11 +31,14 @@ ON_SELF, IN_LOOP = "on self", "in a loop"
 
 
 def states_carried(code: Code) -> Iterator[Sighting]:
-    for each in code.classes:
+    cells = [call for name in _CELL_NAMES for call in code.calls.get(name, ())]
+    owners = {owner for call in cells if (owner := code.class_of(call)) is not None}
+    for each in sorted(owners, key=place):
         yield from _on_self(code, each)
-    for function in code.functions:
-        for call in backward_calls(function):
-            yield from _through_loop(code, function, call)
+    for name in ("backward", "manual_backward"):
+        for call in code.calls.get(name, ()):
+            if (function := code.function_of(call)) is not None:
+                yield from _through_loop(code, function, call)
 
 
 def _on_self(code: Code, owner: ast.ClassDef) -> Iterator[Sighting]:

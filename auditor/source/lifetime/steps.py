@@ -91,19 +91,26 @@ def _for_a_reason(code: Code, call: ast.Call, until: ast.AST) -> bool:
 
 
 def gradients_on(code: Code) -> Iterator[Sighting]:
-    for function in code.functions:
-        if not _may_predict(function):
-            continue
-        frozen = _frozen(function)
+    for function in _functions_with_eval(code):
         in_eval = _put_in_eval(code, function)
+        frozen = _frozen(function)
         for name, since in sorted(in_eval.items()):
             call = _run_in_loop(code, function, name, since)
             if call is not None and name not in frozen and not grad_mode.off(code, call):
                 yield code.sighting(Kind.GRADIENTS_ON, call, name)
 
 
-def _may_predict(function: Function) -> bool:
-    return any(isinstance(node, ast.For | ast.AsyncFor | ast.While) for node in within(function))
+def _functions_with_eval(code: Code) -> list[Function]:
+    """Those that put something into evaluation, and the methods of a class whose constructor does."""
+    found: dict[Function, None] = {}
+    for call in code.calls.get("eval", ()):
+        function = code.function_of(call)
+        owner = code.method_class(function) if function is not None else None
+        if function is not None:
+            found[function] = None
+        if function is not None and owner is not None and function.name == "__init__":
+            found.update((each, None) for each in owner.body if isinstance(each, Function))
+    return sorted(found, key=place)
 
 
 def _put_in_eval(code: Code, function: Function) -> dict[str, tuple[int, int]]:

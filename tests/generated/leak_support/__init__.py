@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 af7f21771705d7fc: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 af7f21771705d7fc: written again as long as that is the digest of the rest
 """Leak tests at run time, exact to the byte. Needs torch and the standard library; copied beside generated
 tests.
 """

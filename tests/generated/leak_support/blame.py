@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 b9ea481a165a2b9e: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 b9ea481a165a2b9e: written again as long as that is the digest of the rest
 """Who made what the quiet pass found growing: one more run, this time looked at closely."""
 
 from __future__ import annotations

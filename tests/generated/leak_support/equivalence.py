@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 1e64ff17f96dbb21: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 1e64ff17f96dbb21: written again as long as that is the digest of the rest
 """The equivalence pass: the pool changes nothing. Outputs and gradients are the same to the bit with it and
 without, on fresh blocks, on blocks that hold what others left in them, and on blocks full of NaN.
 """

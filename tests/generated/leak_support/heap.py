@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 7580bfdbce6d84fb: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 7580bfdbce6d84fb: written again as long as that is the digest of the rest
 """What this process holds, by every counter that there is: Python's blocks, C's heap, the device's
 allocator.
 """

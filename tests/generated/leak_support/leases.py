@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 4b58a7f4a5909c74: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 4b58a7f4a5909c74: written again as long as that is the digest of the rest
 """The pool pass: whatever a step borrows it has given back when it is over."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-# poolaudit leaktests, sha256 701ddd3623d553c1: as long as the rest of this file has that digest it is written again
-"""The ledger pass: every storage made is followed; after each window of steps as many must be alive as before.
+# poolaudit leaktests, sha256 5973121beafdbd33: written again as long as that is the digest of the rest
+"""The ledger pass: every storage made is followed; after each window of steps as many must be alive as
+before.
 
 No tolerance and no second try: a level that neither comes to rest (a cache that fills does, within `settle`
 windows) nor comes back (a buffer that is emptied every few steps does) is a failure, be it by one byte.
@@ -59,7 +60,7 @@ def assert_no_growth(
             collected.append(ledger.window(step, steps))
             levels.append(ledger.take_stock())
         if not _at_rest(levels, windows) and _climbs(levels):
-            raise growth_report(ledger.births, levels, steps)
+            raise growth_report(ledger.births, levels, steps, step)
         if cycles == "fail" and all(collected[-windows:]):
             raise cycle_report(ledger.births, collected[-1], steps, step)
     return Steady(levels[-1], len(levels) - 1)
@@ -82,8 +83,8 @@ def _at_rest(levels: list[Level], windows: int) -> bool:
 
 
 def _climbs(levels: list[Level]) -> bool:
-    """Whether the level only goes up. A buffer that is emptied every few steps never rests, but comes back: its
-    lowest and its highest level are the same in both halves of the run.
+    """Whether the level only goes up. A buffer that is emptied every few steps never rests, but comes back:
+    its lowest and its highest level are the same in both halves of the run.
     """
     half = (len(levels) + 1) // 2
     for read in (attrgetter("storages"), attrgetter("bytes")):

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 86005619b4ef042b: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 86005619b4ef042b: written again as long as that is the digest of the rest
 """The planted twin: the same module with one leak put into it. A test that it passes could not have
 failed.
 """

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 e562976e4a067f3b: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 74e08b392720ce65: written again as long as that is the digest of the rest
 """The quiet pass: nothing looks on while the steps run; afterwards the counters of the process are read.
 
 It sees what is no tensor: Python objects, nodes of autograd, memory of C libraries, the device's allocator.
@@ -81,12 +81,16 @@ def _least(counter: str, steps: int) -> float:
 
 
 def _loud(readings: list[Held], windows: int, steps: int) -> list[str]:
-    """The counters that had fewer quiet windows than asked for."""
-    return [
-        counter
-        for counter in Held._fields
-        if sum(grown < _least(counter, steps) for grown in _growth(readings, counter)) < windows
-    ]
+    """The counters that had fewer quiet windows than asked for. C's heap is noisier, but a single window
+    without any growth clears it: in that window each step of a leak would have taken a chunk.
+    """
+    found = []
+    for counter in Held._fields:
+        grown = _growth(readings, counter)
+        cleared = counter == "heap_bytes" and any(size <= 0 for size in grown)
+        if not cleared and sum(size < _least(counter, steps) for size in grown) < windows:
+            found.append(counter)
+    return found
 
 
 def _proven(readings: list[Held], loud: list[str], steps: int) -> bool:

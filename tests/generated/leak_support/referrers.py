@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 3cac5c7b8169c955: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 a62e83ff6e567f2a: written again as long as that is the digest of the rest
 """Who still refers to a storage: a chain from the memory outwards, in words.
 
 Python objects are asked through the collector. Where only C++ holds the memory, the graphs of autograd that
@@ -24,17 +24,17 @@ MOST_NODES = 100_000
 
 def holders(storage: torch.UntypedStorage) -> tuple[str, ...]:
     """The shortest chain of holders found from the storage to something that lives by itself."""
-    tensors = [found for found in _living_tensors() if _shares(found, storage)]
-    chain: list[object] = _chain(tensors) if tensors else []
+    chain = _chain(_tensors_over(storage))
     if len(chain) > 1:
         return tuple(_words(chain))
-    node_chain = _saved_by(storage)
-    if node_chain is not None:
-        holder, words = node_chain
-        return (words, *_words(_chain([holder])))
-    if tensors:
-        return (f"a {_kind(tensors[0])} that no Python object the collector knows refers to",)
-    return ()
+    found = _saved_by(storage)
+    if found is not None:
+        tensor, node = found
+        return (
+            f"autograd's node {node}, which saved it, in the graph of a tensor",
+            *_words(_chain([tensor])),
+        )
+    return tuple(_words(_chain([storage])))
 
 
 def holders_of(found: object) -> tuple[str, ...]:
@@ -46,11 +46,11 @@ def holders_of(found: object) -> tuple[str, ...]:
 def cycle_of(storage: torch.UntypedStorage, garbage: list[object]) -> tuple[str, ...]:
     """The way from the storage round a cycle of unreachable objects."""
     members = {id(member) for member in garbage}
-    start = [member for member in garbage if isinstance(member, torch.Tensor) and _shares(member, storage)]
-    if not start and not any(_saves(member, storage) for member in garbage):
+    start: list[object] = [m for m in garbage if isinstance(m, torch.Tensor) and _shares(m, storage)]
+    start = start or [member for member in garbage if _saves(member, storage)]
+    if not start:
         return ()
-    first: object = start[0] if start else next(m for m in garbage if _saves(m, storage))
-    chain = [first]
+    chain: list[object] = [start[0]]
     seen = {id(chain[0])}
     while len(chain) < LONGEST_CHAIN:
         around = [r for r in gc.get_referrers(chain[-1]) if id(r) in members]
@@ -66,6 +66,14 @@ def _living_tensors() -> Iterator[torch.Tensor]:
     return (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor))
 
 
+def _tensors_over(storage: torch.UntypedStorage) -> list[Any]:
+    tensors = []
+    for found in _living_tensors():  # no comprehension: its closure would be a holder of the storage
+        if _shares(found, storage):
+            tensors.append(found)
+    return tensors
+
+
 def _shares(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
     own = storage_of(tensor)
     return own is not None and own._cdata == storage._cdata
@@ -73,6 +81,8 @@ def _shares(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
 
 def _chain(start: list[Any]) -> list[object]:
     """Breadth first over referrers until a root; the path from the first held object to that root."""
+    if not start:
+        return []
     came_from: dict[int, Any] = {id(found): None for found in start}
     level = start[:WIDEST_SEARCH]
     kept: list[list[Any]] = [start]  # ids stay theirs, and our own lists are no holders
@@ -186,7 +196,7 @@ def _kind(found: object) -> str:
 
 
 def _saved_by(storage: torch.UntypedStorage) -> tuple[torch.Tensor, str] | None:
-    """A living tensor whose graph saved the storage, and which node it is."""
+    """A living tensor whose graph saved the storage, and the name of the node."""
     seen: set[int] = set()
     keep: list[Any] = []  # nodes' Python objects are made anew when asked for; ids must stay theirs
     for tensor in list(_living_tensors()):
@@ -200,7 +210,7 @@ def _saved_by(storage: torch.UntypedStorage) -> tuple[torch.Tensor, str] | None:
             seen.add(id(node))
             keep.append(node)
             if _saves(node, storage):
-                return tensor, f"autograd's node {node.name()}, which saved it, in the graph of a tensor"
+                return tensor, node.name()
             waiting += [following for following, _ in node.next_functions if following is not None]
     return None
 

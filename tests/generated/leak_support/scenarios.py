@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 0667a21a5ea3e936: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 0667a21a5ea3e936: written again as long as that is the digest of the rest
 """The ways a module is used: each scenario makes one step, a call without arguments that may run again and
 again.
 """

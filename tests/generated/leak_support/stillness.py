@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 c12b4ed58cdf9af0: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 c12b4ed58cdf9af0: written again as long as that is the digest of the rest
 """What moves by itself is held still, so that memory comes and goes by the code under test alone."""
 
 from __future__ import annotations

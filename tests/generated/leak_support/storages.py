@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 407a4ac69e53dbe4: as long as the rest of this file has that digest it is written again
+# poolaudit leaktests, sha256 ef6510e91e316679: written again as long as that is the digest of the rest
 """Weak handles of storages, as exact as C++ is: alive means that some tensor, node or kernel holds the
 memory.
 
@@ -45,17 +45,19 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return tensor.untyped_storage() if torch._C._has_storage(tensor) else None
 
 
-def of_python_objects() -> Iterator[torch.UntypedStorage]:
-    """The storages behind every tensor and storage object the collector knows and has not frozen."""
+def of_python_objects(*, youngest: bool = False) -> Iterator[tuple[object, torch.UntypedStorage]]:
+    """Every tensor and storage object that the collector knows and has not frozen, with its storage; with
+    `youngest` only what was made since its last run.
+    """
     tensor_types, storage_types = _family(torch.Tensor), _family(torch.UntypedStorage)
-    for candidate in gc.get_objects():
+    for candidate in gc.get_objects(generation=0 if youngest else None):
         kind = type(candidate)
         if kind in tensor_types:
             storage = storage_of(candidate)
             if storage is not None:
-                yield storage
+                yield candidate, storage
         elif kind in storage_types:
-            yield candidate
+            yield candidate, candidate
 
 
 def _family(kind: type[Any]) -> set[type[Any]]:

@@ -1,5 +1,5 @@
-"""What careful code does and a careless test would take for a leak: caches that fill, lazy tables, state that is
-replaced, buffers that are emptied now and then.
+"""What careful code does and a careless test would take for a leak: caches that fill, lazy tables, state
+that is replaced, buffers that are emptied now and then.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ def sparse_tensors(size):
 
     def step():
         values = torch.zeros(size)  # leak
-        tensors.append(torch.sparse_coo_tensor(torch.arange(size)[None], values, check_invariants=False))
+        places = torch.arange(size)[None]  # leak
+        tensors.append(torch.sparse_coo_tensor(places, values, check_invariants=False))
 
     return step
 

@@ -102,11 +102,9 @@ def backward_keeps_gradients(size):
 
 
 def create_graph(size):
-    weight = nn.Parameter(torch.ones(size))
-
     def step():
-        weight.grad = None
-        (weight**3).sum().backward(create_graph=True)  # leak
+        weight = nn.Parameter(torch.ones(size))  # leak
+        (weight**3).sum().backward(create_graph=True)
 
     return step
 
