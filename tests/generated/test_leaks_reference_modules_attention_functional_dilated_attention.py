@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 f72a21fd510c2311: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 53b4ae1d709c7f13: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.functional.dilated_attention.
 
 `poolaudit leaktests` wrote this file from its recipe. After every step exactly as much must be
@@ -29,6 +29,12 @@ from reference_modules.attention.functional import dilated_attention  # noqa: E4
 device = os.environ.get("POOLAUDIT_DEVICE", "cpu")
 SHAPES = [(2, 32), (1, 33), (3, 16), (2, 1)]  # sequences, tokens in each
 SCENARIOS = ["train", "no_grad", "checkpointed", "autocast", "changing_shapes", "two_threads"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """What is written to relative paths goes away with the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 def build():

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 edec1752f3b0c3a8: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 eb91367493d15153: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.transformer.DilatedTransformerDecoderLayer.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -42,6 +42,12 @@ SCENARIOS = [
     "deepcopied",
     "pickled",
 ]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """What is written to relative paths goes away with the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 def build(**options):

@@ -140,3 +140,10 @@ def test_what_a_person_wrote_is_not_written_over(tmp_path: Path, case: Case) -> 
     assert written.kept == ([file] if case.kept else [])
     assert file.read_text() == (case.present if case.kept else marked("x = 3\n"))
     assert untouched(file.read_text()) is not case.kept
+
+
+def test_the_support_beside_our_own_generated_tests_is_the_one_we_ship() -> None:
+    root = Path(__file__).parents[2]
+    shipped = {file.name: file.read_bytes() for file in (root / "auditor/leaktests/support").glob("*.py")}
+    copies = (root / "tests/generated/leak_support").glob("*.py")
+    assert {file.name: file.read_bytes() for file in copies} == shipped
