@@ -155,7 +155,19 @@ def with_header(indent: str, items: list[str]) -> list[str]:
         return [f"{indent}with (", *(f"{indent}{step}{item}," for item in items), f"{indent}):"]
     call, _, name = items[0].rpartition(" as ")
     opened, _, arguments = call.partition("(")
-    return [f"{indent}with {opened}(", f"{indent}{step}{arguments[:-1]}", f"{indent}) as {name}:"]
+    inner = [arguments[:-1]]
+    if len(indent) + len(step) + len(inner[0]) > WIDEST:
+        inner = [f"{each}," for each in _parts(inner[0])]
+    return [f"{indent}with {opened}(", *(f"{indent}{step}{each}" for each in inner), f"{indent}) as {name}:"]
+
+
+def _parts(arguments: str) -> list[str]:
+    """The arguments, taken apart at the commas between them."""
+    parsed = ast.parse(f"f({arguments})", mode="eval").body
+    assert isinstance(parsed, ast.Call)
+    whole = f"f({arguments})".encode()
+    nodes: list[ast.expr | ast.keyword] = [*parsed.args, *parsed.keywords]
+    return [whole[each.col_offset : each.end_col_offset].decode() for each in nodes]
 
 
 def _on_one_line(text: str) -> str:

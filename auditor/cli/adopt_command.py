@@ -12,7 +12,7 @@ from auditor.adopt.run import Order, Planned, diff, left, plan, with_copies, wit
 from auditor.cli.auditing import CLEAN, FAILED, FOUND
 from auditor.cli.manual import SETTINGS, manual
 from auditor.cli.settings_options import settings_options
-from auditor.fixes.verify import Verifier, verifier
+from auditor.fixes.verify import CannotVerify, Verifier, verifier
 from auditor.git_state import uncommitted
 from auditor.model import Failure
 from auditor.settings_file import SettingsError, effective
@@ -81,7 +81,7 @@ def command(
     except (SettingsError, NoSuchPath, UnknownClass) as error:
         raise click.UsageError(str(error)) from error
     if tests is not None and planned.changes:
-        planned = without(planned, tests(with_copies(planned)))
+        planned = _that_passed(planned, tests)
     if only_diff:
         sys.stdout.write(diff(planned))
     elif planned.changes:
@@ -90,6 +90,13 @@ def command(
     for line in _told(planned, verbose=verbose, quiet=quiet):
         click.echo(line, err=True)
     return _status(planned, pending=only_diff and bool(planned.changes))
+
+
+def _that_passed(planned: Planned, tests: Verifier) -> Planned:
+    try:
+        return without(planned, tests(with_copies(planned)))
+    except CannotVerify as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _verifier() -> Verifier:

@@ -190,6 +190,15 @@ LAYOUTS = {
         "        # rows\n        with self._lease_tensor((b, n, n), x.dtype, None) as t:\n"
         "            return t.sum()\n",
     ),
+    "a header that is long": (
+        "        t = torch.zeros((b, x.attention_heads_of_this_module_and_its_kin, n),"
+        " dtype=x.kind_of_the_weights,"
+        " device=x.place_of_weights)\n        return t.sum()\n",
+        "        with self._lease_tensor(\n            (b,"
+        " x.attention_heads_of_this_module_and_its_kin, n),\n"
+        "            x.kind_of_the_weights,\n            x.place_of_weights,\n        ) as t:\n"
+        "            return t.sum()\n",
+    ),
     "an annotation": (
         "        t: torch.Tensor = torch.zeros(b, n, n, dtype=x.dtype)\n        return t.sum()\n",
         "        t: torch.Tensor\n        with self._lease_tensor((b, n, n), x.dtype, None) as t:\n"

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 f72a21fd510c2311: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 01e3c1c8c6edfce9: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.functional.dilated_attention.
 
 `poolaudit leaktests` wrote this file from its recipe. After every step exactly as much must be
@@ -6,6 +6,7 @@ alive as before it: no tolerances, no second tries. Change what you like: a chan
 written over. POOLAUDIT_DEVICE=cuda runs it on a GPU.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -26,9 +27,18 @@ from leak_support import (  # noqa: E402
 )
 from reference_modules.attention.functional import dilated_attention  # noqa: E402
 
+gc.collect()
+gc.freeze()  # what the imports brought need not be looked through after every step
+
 device = os.environ.get("POOLAUDIT_DEVICE", "cpu")
 SHAPES = [(2, 32), (1, 33), (3, 16), (2, 1)]  # sequences, tokens in each
 SCENARIOS = ["train", "no_grad", "checkpointed", "autocast", "changing_shapes", "two_threads"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """What is written to relative paths goes away with the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 def build():

@@ -44,6 +44,7 @@ def functions(text: str) -> list[str]:
 
 def test_a_pooled_module_has_every_pass_and_its_planted_twin() -> None:
     assert functions(render(PLAN, FOLDER)) == [
+        "elsewhere",
         "build",
         "feed",
         "pooled",
@@ -77,6 +78,7 @@ def test_only_used_names_are_imported() -> None:
     for name in ("pools_of", "assert_no_leases", "assert_equivalent", "inject_faults"):
         assert name not in text
     assert functions(text) == [
+        "elsewhere",
         "build",
         "feed",
         "test_memory_stays_level",
@@ -140,3 +142,13 @@ def test_what_a_person_wrote_is_not_written_over(tmp_path: Path, case: Case) -> 
     assert written.kept == ([file] if case.kept else [])
     assert file.read_text() == (case.present if case.kept else marked("x = 3\n"))
     assert untouched(file.read_text()) is not case.kept
+
+
+def test_the_support_beside_our_own_generated_tests_is_the_one_we_ship() -> None:
+    root = Path(__file__).parents[2]
+    shipped = {
+        file.name: marked(file.read_text("utf-8"))
+        for file in (root / "auditor/leaktests/support").glob("*.py")
+    }
+    copies = (root / "tests/generated/leak_support").glob("*.py")
+    assert {file.name: file.read_text("utf-8") for file in copies} == shipped

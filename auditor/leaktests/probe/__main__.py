@@ -49,6 +49,7 @@ def _work(job: Job) -> None:
         if job.asks_for_cuda:
             status = 0 if torch.cuda.is_available() else 1
         elif job.request:
+            os.chdir(Path(job.request).parent)  # what the target writes is thrown away with it
             status = inquiry.answer(Path(job.request), Path(job.answers))
         else:
             status = testing.run_tests(job.arguments, job.limit, job.device)

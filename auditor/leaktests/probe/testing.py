@@ -14,5 +14,6 @@ def run_tests(arguments: Sequence[str], limit: float, device: str) -> int:
     if device == "cpu":
         torch.set_num_threads(1)  # steps are small: more threads only wait for each other
 
-    faulthandler.dump_traceback_later(limit * 0.9, exit=True)
+    ours = os.fdopen(os.dup(2), "w")  # pytest puts a file of its own in the place of standard error
+    faulthandler.dump_traceback_later(limit * 0.9, exit=True, file=ours)
     return int(pytest.main(list(arguments)))

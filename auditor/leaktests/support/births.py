@@ -22,6 +22,7 @@ from .storages import Handle, of_python_objects, storage_of
 DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
+_STARTED_IN = Path.cwd()  # generated tests go elsewhere, so that what they write is thrown away
 _DRIVERS = {
     str(Path(_HERE, name))
     for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py", "unseen.py")
@@ -153,7 +154,7 @@ def _is_machinery(filename: str) -> bool:
 def _short(filename: str) -> str:
     path = Path(filename)
     try:
-        return str(path.relative_to(Path.cwd()))
+        return str(path.relative_to(_STARTED_IN))
     except ValueError:
         return filename
 

@@ -40,7 +40,7 @@ class Planted(torch.nn.Module):
         elif self._kind == "object":
             KEPT.append(object())
         elif self._kind == "lease":
-            self._pool.allocate((1,))
+            self._pool.allocate((1,))  # poolaudit: ignore[PA104] - this is the leak
         return outputs
 
     def __getattr__(self, name: str) -> Any:

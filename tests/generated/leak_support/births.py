@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 a3974dc58c18e92f: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 97385790335353d1: written again as long as that is the digest of the rest
 """Watches every storage come into being: which operation made it, and from which lines.
 
 The dispatcher shows each operation of this thread and of the threads started below it, those of the backward
@@ -23,6 +23,7 @@ from .storages import Handle, of_python_objects, storage_of
 DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
+_STARTED_IN = Path.cwd()  # generated tests go elsewhere, so that what they write is thrown away
 _DRIVERS = {
     str(Path(_HERE, name))
     for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py", "unseen.py")
@@ -154,7 +155,7 @@ def _is_machinery(filename: str) -> bool:
 def _short(filename: str) -> str:
     path = Path(filename)
     try:
-        return str(path.relative_to(Path.cwd()))
+        return str(path.relative_to(_STARTED_IN))
     except ValueError:
         return filename
 

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 86005619b4ef042b: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 e00edf4a4ded1587: written again as long as that is the digest of the rest
 """The planted twin: the same module with one leak put into it. A test that it passes could not have
 failed.
 """
@@ -41,7 +41,7 @@ class Planted(torch.nn.Module):
         elif self._kind == "object":
             KEPT.append(object())
         elif self._kind == "lease":
-            self._pool.allocate((1,))
+            self._pool.allocate((1,))  # poolaudit: ignore[PA104] - this is the leak
         return outputs
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 ef6510e91e316679: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 c0a50033da07f79d: written again as long as that is the digest of the rest
 """Weak handles of storages, as exact as C++ is: alive means that some tensor, node or kernel holds the
 memory.
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 _Storage = torch.UntypedStorage
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Handle:
@@ -42,7 +43,12 @@ class Handle:
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The memory behind a tensor; None for tensors that own none of their own (sparse, nested, wrappers)."""
-    return tensor.untyped_storage() if torch._C._has_storage(tensor) else None
+    if not torch._C._has_storage(tensor):
+        return None
+    if type(tensor) in _PLAIN:
+        return tensor.untyped_storage()
+    with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse every question
+        return tensor.untyped_storage()
 
 
 def of_python_objects(*, youngest: bool = False) -> Iterator[tuple[object, torch.UntypedStorage]]:

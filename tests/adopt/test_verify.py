@@ -1,0 +1,51 @@
+"""`adopt --verify`: tests before and after in copies, and nothing written that did not pass them."""
+
+from pathlib import Path
+
+import pytest
+
+from auditor.adopt.run import Order, plan, with_copies, without
+from auditor.leaktests.verify import verify
+from tests.command_line import poolaudit
+
+pytestmark = pytest.mark.slow
+
+MODULE = """\
+import torch
+from torch import nn
+
+
+class Scores(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, d = x.shape
+        total = torch.zeros(b, n, d, dtype=x.dtype, device=x.device)
+        total += self.proj(x)
+        return total.sum()
+"""
+
+
+def test_what_passes_is_written(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODULE)
+    done = poolaudit("adopt", ".", "--class", "Scores", "--verify", cwd=tmp_path, timeout=280)
+    assert done.status == 0, done.err
+    assert "_lease_tensor" in (tmp_path / "model.py").read_text()
+    assert [each.name for each in tmp_path.iterdir()] == ["model.py"]
+
+
+def test_what_breaks_a_test_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    planned = plan(Order((".",), ("Scores",), False, str(tmp_path)))
+    [change] = with_copies(planned)
+    broken = change.after.data.replace(
+        b"return total.sum()", b"vars(self).setdefault('kept', []).append(total); return total.sum()"
+    )
+    object.__setattr__(change.after, "data", broken)
+    why = verify([change])
+    assert why["model.py"].startswith("its leak test ")
+    left = without(planned, why)
+    assert (left.changes, left.outcomes[0].fate.value) == ((), "refused")
