@@ -2,9 +2,11 @@
 
 import ast
 import warnings
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, takewhile
 
 from auditor.facts import Facts, Lease
 from auditor.model import Finding, Span
@@ -32,11 +34,12 @@ class Parsed:
 
     def nodes_at(self, line: int) -> Iterator[ast.AST]:
         """All nodes of the top-level statement that covers a line."""
-        for statement in self.tree.body:
-            decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-            first = min([statement.lineno, *(each.lineno for each in decorators)])
-            if first <= line <= (statement.end_lineno or first):
-                yield from _walk(statement)
+        for statement in self._places.covering(line):
+            yield from _walk(statement)
+
+    @cached_property
+    def _places(self) -> "Places":
+        return Places(self.tree)
 
     def span(self, node: ast.AST) -> Span:
         """The node's place in characters, counted from 1 (ast counts the bytes of UTF-8)."""
@@ -64,7 +67,8 @@ class Parents(Mapping[ast.AST, ast.AST]):
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._waiting = list(tree.body)
+        self._places = Places(tree)
+        self._looked_at: set[ast.stmt] = set()
         self._known: dict[ast.AST, ast.AST] = dict.fromkeys(tree.body, tree)
 
     def __getitem__(self, node: ast.AST) -> ast.AST:
@@ -74,21 +78,38 @@ class Parents(Mapping[ast.AST, ast.AST]):
 
     def _look_for(self, node: ast.AST) -> None:
         line = getattr(node, "lineno", None)
-        later = []
-        for statement in self._waiting:
-            decorated = bool(getattr(statement, "decorator_list", ()))
-            if line is None or decorated or statement.lineno <= line <= (statement.end_lineno or line):
+        for statement in self._tree.body if line is None else self._places.covering(line):
+            if statement not in self._looked_at:
+                self._looked_at.add(statement)
                 for each in _walk(statement):
                     self._known.update((child, each) for child in ast.iter_child_nodes(each))
-            else:
-                later.append(statement)
-        self._waiting = later
 
     def __iter__(self) -> Iterator[ast.AST]:
         return iter(self._known)
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+class Places:
+    """Which top-level statements cover a line, decorators included."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._statements = tree.body
+        self._firsts = [_first_line(statement) for statement in tree.body]
+
+    def covering(self, line: int) -> Iterator[ast.stmt]:
+        """They come in order of lines and do not overlap, but several may share one (`a(); b()`)."""
+        for index in range(bisect_right(self._firsts, line) - 1, -1, -1):
+            statement = self._statements[index]
+            if (statement.end_lineno or statement.lineno) < line:
+                return
+            yield statement
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(each.lineno for each in decorators)])
 
 
 def _walk(root: ast.AST) -> Iterator[ast.AST]:
@@ -163,4 +184,7 @@ class Case:
     def lease(self) -> Lease | None:
         """The acquire that the finding is about, for rules about single leases."""
         span, symbol = self.finding.span, self.finding.symbol
-        return next((each for each in self.facts.leases if each.span == span and each.symbol == symbol), None)
+        leases = self.facts.leases
+        first = bisect_left(leases, span, key=lambda lease: lease.span)  # they are sorted by it
+        here = takewhile(lambda lease: lease.span == span, islice(leases, first, None))
+        return next((lease for lease in here if lease.symbol == symbol), None)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from auditor.flow.effects import Handle
 from auditor.flow.lease import GivingBack, Lease
@@ -225,6 +226,11 @@ def _of_protocol(protocol: Protocol, function: Function, call: ast.Call, certain
     return GivingBack(f"{callee}({argument})", None, certain or _is_plain(call.func))
 
 
+@lru_cache(maxsize=256)
+def _calls(text: str, callee: str) -> bool:
+    return f"{callee}(" in text
+
+
 def _counterparts(
     call: ast.Call, written: list[tuple[str, str, Pattern]], function: Function
 ) -> list[tuple[str, str, Pattern]]:
@@ -239,7 +245,7 @@ def _counterparts(
         if release is not None and pairs_with(acquire, release) and acquire.affix == release.affix:
             order = NATURAL.get(acquire.verb, ())
             rank = order.index(release.verb) if release.verb in order else len(order)
-            used = f"{callee}(" in function.module.text
+            used = _calls(function.module.text, callee)
             paired.append((not used, rank, word, callee, pattern))
     return [(word, callee, pattern) for _, _, word, callee, pattern in sorted(paired, key=lambda p: p[:3])]
 

@@ -66,7 +66,7 @@ def run_pytest(folder: Path, test: str, **files: str) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-rA", "--strict-markers", *plugin, "-c", os.devnull, "test_it.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "COLUMNS": "300"},
         capture_output=True,
         text=True,
         timeout=200,
