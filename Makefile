@@ -7,6 +7,7 @@
 #   make gpu                      the leak tests of the reference modules on a CUDA device, kept in benchmarks/results
 #   make fuzz                     the property tests, with many more examples
 #
+# Leak tests run alone, one after the other: another test's worker must not allocate beside them.
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
 .DEFAULT_GOAL := audit
@@ -26,7 +27,8 @@ audit: $(VENV)/.installed
 	@$(BIN)/poolaudit audit --exit-zero $(TARGET)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/generated --ignore tests/leaktests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/generated tests/leaktests $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check

@@ -6,12 +6,13 @@ from auditor.model import ClassRow, Conventions, Run
 from reports._estimate import size
 from reports._paint import QUIET, STRONG, Row
 from reports._recommend import assumed, recommendations
-from reports._rows import listed, titled
-from reports._text import safe, wrap
+from reports._rows import TITLE, listed, titled
+from reports._text import cells, safe, wrap
 
 SUPPORT = ("none", "partial", "full")
-INDENT = 26  # cells left of a class's name
+INDENT, BELOW = 26, 9  # cells left of a class's name, and of what stands below it
 MOST_COMMANDS = 3
+CONTINUED = " \\"  # a shell reads on, so a command may be copied whole
 _PRIORITY = ("high", "medium", "low", None)
 _SUPPORT_STYLE = {"none": "red", "partial": "yellow", "full": "green"}
 
@@ -60,13 +61,22 @@ def _classes(run: Run, width: int) -> Iterator[Row]:
     yield [("Support  Priority  Edits  Class", STRONG)]
     for row in sorted(run.classes, key=_urgency):
         style = _SUPPORT_STYLE.get(row.support, "")
-        first, *rest = wrap(f"{safe(row.name)}  {safe(row.path)}:{row.line}", width - INDENT)
+        first, *rest = _named(row, width)
         edits = "-" if row.edits is None else f"{row.edits:,}"
         yield [(f"{row.support:<9}", style), (f"{row.priority or '-':<10}{edits:>5}  ", ""), (first, "")]
-        yield from ([(" " * INDENT + line, "")] for line in rest)
+        yield from ([(line, "")] for line in rest)
         for line in _why(row, width):
             yield [(line, QUIET)]
     yield []
+
+
+def _named(row: ClassRow, width: int) -> list[str]:
+    """Name and place; a place is not broken where a line of its own has room for it."""
+    name, place = safe(row.name), safe(f"{row.path}:{row.line}")
+    if cells(name) + 2 + cells(place) <= width - INDENT:
+        return [f"{name}  {place}"]
+    first, *rest = wrap(name, width - INDENT)
+    return [first, *(" " * INDENT + line for line in rest), *wrap(place, width, first=BELOW, hanging=BELOW)]
 
 
 def _urgency(row: ClassRow) -> tuple[int, int, str, int]:
@@ -83,13 +93,17 @@ def _why(row: ClassRow, width: int) -> list[str]:
     text = ": ".join(parts)
     if row.support != "full" and row.estimated_bytes and (under := assumed(row)):
         text += f"; about {size(row.estimated_bytes)} if {under}"
-    return wrap(text, width, first=INDENT, hanging=INDENT) if text else []
+    return wrap(text, width, first=BELOW, hanging=BELOW) if text else []
 
 
 def _next(run: Run, width: int) -> Iterator[Row]:
     """How to begin: the most urgent classes that `adopt` would edit."""
     commands = [each.command for each in recommendations(run) if each.command]
-    lines = commands[:MOST_COMMANDS]
+    title = "To adopt"
+    for command in commands[:MOST_COMMANDS]:
+        *begun, last = wrap(command, width - TITLE - len(CONTINUED), hanging=2)
+        for part in [*(line + CONTINUED for line in begun), last]:
+            yield [(f"{title:<{TITLE}}", STRONG), (part, "")]
+            title = ""
     if len(commands) > MOST_COMMANDS:
-        lines.append(f"and {len(commands) - MOST_COMMANDS} more classes")
-    yield from titled("To adopt", lines, width)
+        yield from titled(title, [f"and {len(commands) - MOST_COMMANDS} more classes"], width)

@@ -81,9 +81,13 @@ def size(expression: str) -> str:
 
 def assumptions(expression: str) -> Iterator[tuple[str, str]]:
     """Each symbol once, and what it is assumed to be: `n` is `length 8,192`."""
-    for factor in dict.fromkeys(factors(expression)):
+    said: dict[str, list[str]] = {}
+    for factor in factors(expression):
         if factor.kinds:
-            yield factor.text, " * ".join(f"{kind} {ASSUMED[kind]:,}" for kind in factor.kinds)
+            value = " * ".join(f"{kind} {ASSUMED[kind]:,}" for kind in factor.kinds)
+            said.setdefault(factor.text, []).append(value)
+    for symbol, values in said.items():
+        yield symbol, ", then ".join(dict.fromkeys(values))
 
 
 def _kinds(part: str) -> tuple[str, ...]:

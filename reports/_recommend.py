@@ -5,10 +5,11 @@ Effort is the number of edits that `adopt` would make. Nothing else is promised:
 before the code has run.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from auditor.model import ClassRow, Run
-from reports._commands import adoptions
+from reports._commands import adoptable, adoptions
 from reports._estimate import assumptions, powers, size
 
 _PRIORITY = ("high", "medium", "low", None)
@@ -26,10 +27,26 @@ class Recommendation:
 
 
 def recommendations(run: Run) -> list[Recommendation]:
-    """The classes in which there is something to edit, the most urgent first."""
+    """The classes that `adopt` would edit, and those that use the pool but have findings; most urgent first.
+
+    A class that takes and never gives back is not told to finish where no rule complains: its callers may.
+    """
     commands = adoptions(run)
-    wanting = [row for row in run.classes if row.support != "full" and row.edits is not None]
+    complained = {(finding.span.path, part) for finding in run.findings for part in _owners(finding.symbol)}
+    wanting = [
+        row
+        for row in run.classes
+        if adoptable(row)
+        or (row.support == "partial" and row.edits is not None and (row.path, row.name) in complained)
+    ]
     return [_recommended(row, commands.get(row, "")) for row in sorted(wanting, key=_urgency)]
+
+
+def _owners(symbol: str) -> Iterator[str]:
+    """`A`, `A.B` and `A.B.c` of `A.B.c`."""
+    parts = symbol.split(".")
+    for length in range(1, len(parts) + 1):
+        yield ".".join(parts[:length])
 
 
 def nothing_to_edit(run: Run) -> int:

@@ -54,6 +54,7 @@ def test_the_wheel_takes_templates_and_scripts_along() -> None:
         ("b*n*n_q*n_k*4", "4.0 GiB", ["b: batch 1", "n: heads 16", "n_q: length 8,192", "n_k: length 8,192"]),
         ("x.numel()*2", "16.0 MiB", ["x.numel(): batch 1 * length 8,192 * width 1,024"]),
         ("3", "3 B", []),
+        ("n*n*n", "1.0 GiB", ["n: heads 16, then length 8,192"]),
         ("*".join("cde" * 40), "1024 EiB", ["c: width 1,024", "d: width 1,024", "e: width 1,024"]),
     ],
 )
