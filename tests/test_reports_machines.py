@@ -139,13 +139,7 @@ def test_markdown_fits_into_a_comment() -> None:
     shown = text.count("<details><summary><b>")
     assert f"**{5000 - shown:,} more** did not fit" in text
     assert text.count("</details>") == text.count("<details>") == shown + 1  # and the recommendations
-<<<<<<< HEAD
-    assert (
-        "PA108" not in text.partition("<details><summary><b>")[2]
-    )  # errors come first, and they alone fill the comment
-=======
     assert "PA108" not in text.partition("<details><summary><b>")[2]  # errors alone fill it
->>>>>>> html
 
 
 def test_markdown_never_exceeds_its_limit() -> None:
