@@ -4,6 +4,7 @@
 which `pooled` holds, though neither fact survived the meeting by itself."""
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 Fact = tuple[str, bool]
 
@@ -23,6 +24,7 @@ def clause(one: Fact, other: Fact) -> Fact:
     return MARK + "\0".join(("+" if truth else "-") + key for key, truth in sorted((one, other))), True
 
 
+@lru_cache(maxsize=1 << 16)
 def literals(fact: Fact) -> tuple[Fact, Fact]:
     one, other = fact[0][1:].split("\0")
     return (one[1:], one[0] == "+"), (other[1:], other[0] == "+")

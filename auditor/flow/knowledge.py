@@ -1,5 +1,7 @@
 """What is known of simple conditions on a path, so that correlated branches stay correlated."""
 
+from functools import lru_cache
+
 from auditor.flow.clauses import Fact, clause, decided, is_clause, literals, where_ways_meet
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -167,6 +169,7 @@ def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None
     return known.union(copy for copy in copies if copy is not None)
 
 
+@lru_cache(maxsize=1 << 16)
 def _renamed(fact: Fact, old: str, new: str) -> Fact | None:
     """The fact as one about `new`, if it is about `old`."""
     if is_clause(fact):
