@@ -157,6 +157,7 @@ def test_nothing_stays_names_what_stayed():
 
 
 def test_the_process_is_left_as_it_was():
+    gc.unfreeze()  # generated tests that are collected in the same process freeze what is there
     threads, runs = torch.get_num_threads(), threading.Thread.run
 
     def step():
