@@ -31,6 +31,7 @@ class Request:
     progress: Progress = no_progress
     keep: Callable[[Sequence[Finding]], Sequence[Finding]] = list  # what a baseline or --diff-base lets pass
     proofs: Path | None = None  # what leak tests said of earlier findings
+    effort: bool = False  # whether `adopt` is asked how many edits it would make, for those who read them
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,18 @@ def remembered_or_new(
 ) -> tuple[Run, Mapping[str, str]]:
     """Everything that any rule finds, and the digests of the files that it was found in."""
     tool = tool_digest(request.settings.analysis)
-    digests = texts.digests() if cache.has("run") else {}
-    if digests and (run := cache.get("run", _key(tool, found, digests), Run)):
+    digests = texts.digests() if cache.has("scan") else {}
+    name = "run-with-effort" if request.effort else "run"
+    if digests and (run := cache.get(name, _key(tool, found, digests), Run)):
         return run, digests
     from auditor.examine import Order, examine  # imports the analysis, which a remembered run does not need
 
-    order = Order(found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress)
+    order = Order(
+        found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress, request.effort
+    )
     with without_collecting():
         examined = examine(order, cache)
-    cache.put("run", _key(tool, found, examined.digests), examined.run)
+    cache.put(name, _key(tool, found, examined.digests), examined.run)
     return examined.run, examined.digests
 
 

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from auditor import __version__
-from auditor.adopt.effort import with_effort
 from auditor.cache import Cache, fingerprint
 from auditor.config import AnalysisSettings
 from auditor.facts import Facts
 from auditor.judge import judge
-from auditor.model import Failure, Run, Summary
+from auditor.model import ClassRow, Failure, Run, Summary
 from auditor.progress import Progress
 from auditor.project.adoption import Adoption, Followed, adoption
 from auditor.project.analysis import FlowResult, analyse
@@ -32,6 +31,7 @@ class Order:
     tool: str
     jobs: int
     progress: Progress
+    effort: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def examine(order: Order, cache: Cache) -> Examined:
     run = Run(
         version=__version__,
         summary=_summary(order.found, scan, flow, adopted, failures),
-        classes=with_effort(adopted.rows, scan.indexes, order.texts),
+        classes=_classes(order, scan, adopted),
         findings=tuple(findings),
         failures=failures,
         unfollowed=_in_order(flow.unfollowed),
@@ -102,6 +102,14 @@ def _adoption(order: Order, scan: Scan, flow: FlowResult) -> Adoption:
     read = frozenset(scan.relevant) - {failure.path for failure in flow.failures}
     decided = Followed(read, flow.pool_calls, flow.leases)
     return adoption(scan.indexes, decided, order.settings.standard)
+
+
+def _classes(order: Order, scan: Scan, adopted: Adoption) -> tuple[ClassRow, ...]:
+    if not order.effort:
+        return adopted.rows
+    from auditor.adopt.effort import with_effort  # the codemod, which most audits do without
+
+    return with_effort(adopted.rows, scan.indexes, order.texts)
 
 
 def _summary(

@@ -18,6 +18,7 @@ from reports import _html_charts, _recommend, _rule_page
 from reports._estimate import ASSUMED
 from reports._html_data import data, short, visible
 
+SHOWS_EFFORT = True
 HERE = Path(__file__).parent
 SCRIPTS = ("page.js", "lazy_list.js", "source_view.js", "findings.js", "classes.js", "keys.js")
 CURVE = (760, 180)

@@ -10,6 +10,7 @@ from reports import full
 from reports._recommend import recommendations
 from reports._text import shorten
 
+SHOWS_EFFORT = True  # the audit counts the edits of `adopt` only where somebody reads them
 LIMIT = 65_536  # characters that hosting services accept in one comment; bytes are counted, which is stricter
 ROOM = 400  # for the sentence that says how much was left out
 DRAWN = 100  # cells of a drawn path

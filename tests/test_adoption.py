@@ -29,7 +29,7 @@ def _run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     given = [found for path in _files(folder) if (found := _SETTINGS.match(path.read_text()))]
     table = json.loads(given[0][1]) if given else {}
     settings = msgspec.convert({"select": ["ALL"], **table}, Settings)
-    return audit(Request((".",), settings, folder)).run
+    return audit(Request((".",), settings, folder, effort=True)).run
 
 
 def _files(project: Path) -> list[Path]:

@@ -6,13 +6,11 @@ from typing import Any
 import click
 
 from auditor.baseline import BaselineError
-from auditor.cache import DIRECTORY
 from auditor.changed_lines import DiffError
 from auditor.cli.auditing import AuditOptions, run_audit
-from auditor.cli.completion import rule_codes
 from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.output import formats
-from auditor.cli.settings_options import settings_options
+from auditor.cli.settings_options import selection_options, settings_options, working_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
@@ -42,26 +40,7 @@ MANUAL = manual(
     metavar="FILE",
     help="Write the report to FILE; with several formats, --output FORMAT=FILE for each.",
 )
-@click.option(
-    "--select",
-    multiple=True,
-    metavar="CODES",
-    shell_complete=rule_codes,
-    help="Rules to run: codes, prefixes (PA1) or ALL.",
-)
-@click.option(
-    "--ignore",
-    multiple=True,
-    metavar="CODES",
-    shell_complete=rule_codes,
-    help="Rules not to run: codes or prefixes.",
-)
-@click.option(
-    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
-)
-@click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE."
-)
+@selection_options("run", "Leave out findings in FILE.")
 @click.option(
     "--write-baseline",
     type=click.Path(path_type=Path),
@@ -74,19 +53,9 @@ MANUAL = manual(
     metavar="FILE",
     help="Add this run to FILE, one line of JSON a run; html shows the curve.",
 )
-@click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 where findings would make it 1.")
 @click.option("--statistics", is_flag=True, help="Print counts by rule and the table of classes.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes (default: one a CPU)."
-)
-@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help=f"Where the cache lives (default: {DIRECTORY} beside the settings file).",
-)
+@working_options
 @settings_options
 @click.option(
     "--verbose", is_flag=True, help="Say what was not followed, and show tracebacks of our own errors."

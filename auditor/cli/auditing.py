@@ -13,7 +13,7 @@ import click
 from auditor.baseline import Known, read_baseline, unknown, write_baseline
 from auditor.cache import DIRECTORY
 from auditor.changed_lines import ChangedLines, changed_since
-from auditor.cli.output import colored, targets, width, write
+from auditor.cli.output import colored, show_effort, targets, width, write
 from auditor.cli.progress import ProgressBar
 from auditor.cli.settings_options import codes
 from auditor.engine import Audited, Request, audit
@@ -125,6 +125,7 @@ def request_of(options: AuditOptions, settings: Effective, progress: ProgressBar
         progress=progress.advance,
         keep=_Filter.of(options, settings).kept,
         proofs=None if options.isolated else settings.root / PROOFS,
+        effort=options.statistics or show_effort(targets(options.format, options.output)),
     )
 
 

@@ -1,17 +1,14 @@
 """`poolaudit fix`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from auditor.baseline import BaselineError
-from auditor.cache import DIRECTORY
 from auditor.changed_lines import DiffError
-from auditor.cli.completion import rule_codes
 from auditor.cli.fix_run import FixOptions, run_fix
 from auditor.cli.manual import CACHE, SETTINGS, manual
-from auditor.cli.settings_options import settings_options
+from auditor.cli.settings_options import selection_options, settings_options, working_options
 from auditor.fixes.verify import CannotVerify
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
@@ -35,36 +32,9 @@ MANUAL = manual(
 @click.option(
     "--verify", is_flag=True, help="Run the generated leak tests before and after, in copies; see below."
 )
-@click.option(
-    "--select",
-    multiple=True,
-    metavar="CODES",
-    shell_complete=rule_codes,
-    help="Rules to fix: codes, prefixes (PA1) or ALL.",
-)
-@click.option(
-    "--ignore",
-    multiple=True,
-    metavar="CODES",
-    shell_complete=rule_codes,
-    help="Rules not to fix: codes or prefixes.",
-)
-@click.option(
-    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
-)
-@click.option("--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave findings in FILE.")
-@click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
+@selection_options("fix", "Leave findings in FILE.")
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 where it would be 1.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes (default: one a CPU)."
-)
-@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache.")
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help=f"Where the cache lives (default: {DIRECTORY} beside the settings file).",
-)
+@working_options
 @settings_options
 @click.option("--verbose", is_flag=True, help="List every finding that stays, and tracebacks of our errors.")
 @click.option("--quiet", is_flag=True, help="Print only what failed.")

@@ -1,6 +1,5 @@
 """`poolaudit gate`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -9,7 +8,12 @@ from auditor.baseline import BaselineError
 from auditor.changed_lines import DiffError
 from auditor.cli.manual import CACHE, SETTINGS, manual
 from auditor.cli.output import formats
-from auditor.cli.settings_options import settings_options
+from auditor.cli.settings_options import (
+    recipes_option,
+    selection_options,
+    settings_options,
+    working_options,
+)
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
@@ -40,12 +44,7 @@ MANUAL = manual(
     default="auto",
     help="Where leak tests run (default: auto).",
 )
-@click.option(
-    "--recipes",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="How to build and feed what cannot be guessed (default: the `recipes` setting).",
-)
+@recipes_option
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -53,23 +52,8 @@ MANUAL = manual(
     metavar="SECONDS",
     help="How long the tests of one target may take (default: 120).",
 )
-@click.option("--select", multiple=True, metavar="CODES", help="Rules to run: codes, prefixes (PA1) or ALL.")
-@click.option("--ignore", multiple=True, metavar="CODES", help="Rules not to run: codes or prefixes.")
-@click.option(
-    "--exceptions", type=click.Choice(["none", "explicit", "calls"]), help="Which raising edges count."
-)
-@click.option(
-    "--baseline", type=click.Path(path_type=Path), metavar="FILE", help="Leave out findings in FILE."
-)
-@click.option("--diff-base", metavar="REV", help="Only findings on lines changed since the git revision REV.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Worker processes of the audit.")
-@click.option("--no-cache", is_flag=True, help="Neither read nor write the audit's cache.")
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where the cache lives.",
-)
+@selection_options("run", "Leave out findings in FILE.")
+@working_options
 @settings_options
 @click.option(
     "--verbose", is_flag=True, help="Say what every test and every attempt came to, and our own tracebacks."

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from auditor.cli.manual import SETTINGS, manual
-from auditor.cli.settings_options import settings_options
+from auditor.cli.settings_options import recipes_option, settings_options
 from auditor.settings_file import SettingsError
 from auditor.source.discover import NoSuchPath
 
@@ -29,12 +29,7 @@ MANUAL = manual(
     metavar="DIR",
     help="Where the tests are written (default: tests/generated).",
 )
-@click.option(
-    "--recipes",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="How to build and feed what cannot be guessed (default: the `recipes` setting).",
-)
+@recipes_option
 @click.option(
     "--write-recipes",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -55,6 +55,12 @@ def targets(chosen: Sequence[str], outputs: Sequence[str]) -> list[Target]:
     return [Target(name, files.get(name, plain)) for name in wanted]
 
 
+def show_effort(wanted: Sequence[Target]) -> bool:
+    """Whether one of these reports says how many edits `adopt` would make."""
+    modules = [importlib.import_module(f"reports.{target.format}") for target in wanted]
+    return any(getattr(module, "SHOWS_EFFORT", False) for module in modules)
+
+
 def write(run: Run, target: Target, *, color: str) -> None:
     """Render `run` and put it where `target` says."""
     render: Callable[..., str] = importlib.import_module(f"reports.{target.format}").render

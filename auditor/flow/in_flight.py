@@ -4,11 +4,12 @@ whose handle nobody has waited on."""
 import ast
 from dataclasses import dataclass, replace
 
-from auditor.flow.aliases import Aliases, Named, inside
+from auditor.flow.aliases import Named, inside
 from auditor.flow.effects import Value
 from auditor.flow.holders import bound, held_in, moved
 from auditor.flow.misuse import Uses
 from auditor.flow.passing import operands
+from auditor.flow.until_release import UntilRelease
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     RAISING,
@@ -46,15 +47,11 @@ class Flight(Named):
     streams: tuple[Path, ...] = ()
 
 
-class InFlight:
+class InFlight(UntilRelease):
     """The step function. `unfinished` are releases at which something is still under way."""
 
     def __init__(self, graph: Graph, uses: Uses, protocol: str, exits: Path | None = None) -> None:
-        self.graph = graph
-        self.uses = uses
-        self.protocol = protocol
-        self.exits = exits
-        self.aliases = Aliases(graph, uses, Value.TENSOR, protocol)
+        super().__init__(graph, uses, protocol, exits)
         self.unfinished: list[tuple[int, Flight]] = []
 
     def step(self, node: int, state: Flight, edge: Edge) -> tuple[Flight, ...]:
@@ -130,17 +127,6 @@ class InFlight:
                 )
             case Store(target=target, sliced=True):
                 return inside(state.aliases, target[:-1], Value.TENSOR) is not None
-        return False
-
-    def _releases(self, op: Op, state: Flight) -> bool:
-        if isinstance(op, Exit):
-            return op.context == self.exits
-        if not isinstance(op, Call):
-            return False
-        for position, operand in operands(op):
-            found = inside(state.aliases, operand, Value.TENSOR)
-            if found and self.uses.release(op, position, found[0], Value.TENSOR, self.protocol):
-                return True
         return False
 
 

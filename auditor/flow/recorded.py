@@ -6,12 +6,13 @@ keeps it, and the contexts that switch recording off."""
 import ast
 from dataclasses import dataclass, replace
 
-from auditor.flow.aliases import Aliases, Named, inside
+from auditor.flow.aliases import Named, inside
 from auditor.flow.effects import Value
 from auditor.flow.holders import bound, held_in, moved
 from auditor.flow.leaves import Leaves
 from auditor.flow.misuse import Uses
 from auditor.flow.passing import operands
+from auditor.flow.until_release import UntilRelease
 from auditor.flow.unwritten import is_method
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Edge, Enter, Exit, Fresh, InPlace, Leave, Op, Path, Store
@@ -35,18 +36,14 @@ class Recorded(Named):
         return self.modes[-1][1] if self.modes else True
 
 
-class Recording:
+class Recording(UntilRelease):
     """The step function. `kept` are releases at which a graph still keeps the lease."""
 
     def __init__(
         self, graph: Graph, uses: Uses, leaves: Leaves, protocol: str, exits: Path | None = None
     ) -> None:
-        self.graph = graph
-        self.uses = uses
+        super().__init__(graph, uses, protocol, exits)
         self.leaves = leaves
-        self.protocol = protocol
-        self.exits = exits
-        self.aliases = Aliases(graph, uses, Value.TENSOR, protocol)
         self.kept: list[tuple[int, Recorded]] = []
         self.saved_at: dict[int, str] = {}
 
@@ -75,17 +72,6 @@ class Recording:
         if isinstance(op, (Call, InPlace)) and self._over_itself(op, after):
             after = replace(after, itself=True)
         return (after,) if after.aliases else ()
-
-    def _releases(self, op: Op, state: Recorded) -> bool:
-        if isinstance(op, Exit):
-            return op.context == self.exits
-        if not isinstance(op, Call):
-            return False
-        for position, operand in operands(op):
-            found = inside(state.aliases, operand, Value.TENSOR)
-            if found and self.uses.release(op, position, found[0], Value.TENSOR, self.protocol):
-                return True
-        return False
 
     def _mode(self, op: Op, state: Recorded) -> Recorded:
         """Contexts that switch recording off or on."""

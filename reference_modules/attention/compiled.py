@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from reference_modules.attention.autograd import attend, attend_backward
 from reference_modules.attention.geometry import OffsetRule
@@ -18,7 +18,7 @@ from reference_modules.attention.joint import Inputs, Plan, lse_dtype
 from reference_modules.attention.plain import accumulation_dtype
 
 
-@torch.library.custom_op("poolaudit::joint_attention", mutates_args=())
+@library.custom_op("poolaudit::joint_attention", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -46,7 +46,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return out, q.new_empty(q.shape[:3], dtype=lse_dtype(q.dtype))
 
 
-@torch.library.custom_op("poolaudit::joint_attention_backward", mutates_args=())
+@library.custom_op("poolaudit::joint_attention_backward", mutates_args=())
 def _backward(
     dout: Tensor,
     q: Tensor,

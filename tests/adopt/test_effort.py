@@ -13,7 +13,7 @@ UNPOOLED = Path(__file__).parents[2] / "examples" / "unpooled"
 
 def test_the_audit_states_as_many_edits_as_adopt_makes() -> None:
     path = os.path.relpath(UNPOOLED)
-    rows = audit(Request((path,), Settings(), UNPOOLED)).run.classes
+    rows = audit(Request((path,), Settings(), UNPOOLED, effort=True)).run.classes
     stated = {row.name: row.edits for row in rows if row.edits is not None}
     made = {}
     for name in stated:
@@ -36,7 +36,7 @@ def test_what_adopt_refuses_has_no_effort(tmp_path: Path) -> None:
         "    def forward(self, x):\n        b, n, d = x.shape\n"
         "        t = torch.zeros(b, n, n)\n        return t.sum()\n"
     )
-    [row] = audit(Request((str(tmp_path),), Settings(), tmp_path)).run.classes
+    [row] = audit(Request((str(tmp_path),), Settings(), tmp_path, effort=True)).run.classes
     assert (row.support, row.priority, row.edits) == ("none", "high", None)
     [outcome] = plan(Order((str(tmp_path),), (), False, str(tmp_path))).outcomes
     assert outcome.fate is Fate.REFUSED

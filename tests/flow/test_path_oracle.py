@@ -84,7 +84,7 @@ ACCEPTED = {
 }
 
 
-def _compare(drawn: Program) -> None:
+def _assert_same_verdicts(drawn: Program) -> None:
     try:
         wanted = verdicts(drawn)
     except TooManyPaths:
@@ -101,7 +101,7 @@ def _compare(drawn: Program) -> None:
 @pytest.mark.parametrize("name", CHECKED)
 def test_analysis_on_programs_a_reader_can_check(name: str) -> None:
     body, _ = CHECKED[name]
-    _compare(program(body))
+    _assert_same_verdicts(program(body))
 
 
 def _profile(examples: int) -> settings:
@@ -118,7 +118,7 @@ def _profile(examples: int) -> settings:
 @_profile(500)
 @given(programs())
 def test_same_verdict_on_generated_programs(drawn: Program) -> None:
-    _compare(drawn)
+    _assert_same_verdicts(drawn)
 
 
 @pytest.mark.slow
@@ -126,4 +126,4 @@ def test_same_verdict_on_generated_programs(drawn: Program) -> None:
 @_profile(10_000)
 @given(programs())
 def test_same_verdict_on_ten_thousand_generated_programs(drawn: Program) -> None:
-    _compare(drawn)
+    _assert_same_verdicts(drawn)

@@ -86,14 +86,11 @@ def _confirmed(target: Target, thing: Any, way: Way, scope: Scope, recipe: Recip
 
 
 def _usual(runner: "Runner", way: Way, shape: Shape) -> str:
-    """`train`, or `no_grad` for code that refuses gradients."""
+    """`train`, or `no_grad` for code that refuses gradients; `_shapes` meets, and says, other failures."""
     try:
         runner.run(way.build, way.feed, shape, "train")
-    except RuntimeError as error:
-        if wants_no_gradients(error):
-            return "no_grad"
-    except Exception:  # said when the shapes are tried, with the shape
-        pass
+    except Exception as error:
+        return "no_grad" if isinstance(error, RuntimeError) and wants_no_gradients(error) else "train"
     return "train"
 
 

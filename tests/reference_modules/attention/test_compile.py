@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library
 
 from reference_modules.attention import dilated_attention
 from tests.reference_modules.attention.drawn import numbers
@@ -38,4 +39,4 @@ def test_the_operators_keep_their_promises() -> None:
 
     q, k, v, _ = numbers((1, 11, 2, 4), 0)
     arguments = (q, k, v, None, None, [4, 8], [1, 2], "paper", True, 0.5, 0.0, False, "auto")
-    torch.library.opcheck(_forward, arguments)
+    library.opcheck(_forward, arguments)
