@@ -38,10 +38,13 @@ class Losses:
         self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
 
     def leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
-        """Each kind of loss at each place once, with the path that leads there."""
+        """Each kind of loss at each place once, with the path that leads there; the shortest path first."""
         seen: set[tuple[Loss, Span]] = set()
-        for loss, node, held in followed.endings.lost:
-            path = shortest_path(self.graph, followed.solution, node, held)
+        ways = [
+            (shortest_path(self.graph, followed.solution, node, held), loss, node, held)
+            for loss, node, held in followed.endings.lost
+        ]
+        for path, loss, node, held in sorted(ways, key=lambda way: len(way[0])):
             kind = self._kind(loss, path, site)
             at = self._where(node, path)
             if (
