@@ -102,7 +102,7 @@ class Analysis:
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
         words = self._with_aliases(self.recogniser.words)
-        paths = sorted(self.called.calling(self.relevant, words))
+        paths = self._calling(words)
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
@@ -220,8 +220,11 @@ class Analysis:
     def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
-        misused = Misused(self.project, self.recogniser, endings, self.relevant, self._known)
+        misused = Misused(self.project, self.recogniser, endings, self._calling, self._known)
         return misused.misuses(outcomes)
+
+    def _calling(self, words: set[str]) -> list[str]:
+        return sorted(self.called.calling(self.relevant, words))
 
     def _known(self, function: Function) -> dict[int, Knowledge]:
         return self._follower(function).known

@@ -45,13 +45,13 @@ class Misused:
         project: Project,
         recogniser: Recogniser,
         endings: Endings,
-        relevant: Sequence[str],
+        calling: Callable[[set[str]], Sequence[str]],
         known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
         self.endings = endings
-        self.relevant = relevant
+        self.calling = calling
         self.found: dict[tuple[Fault, Span], Misuse] = {}
         self.tensors = Tensors(endings)
         self.known = known
@@ -63,7 +63,7 @@ class Misused:
         releasing = list(self._releasing())
         for function, calls in releasing:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
-        foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant, self.known)
+        foreign = Foreign(self.project, self.recogniser, self.endings, self.calling, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
         for misuse in (*foreign.misuses(releasing), *by_methods.misuses(releasing)):
             self.found.setdefault((misuse.fault, misuse.span), misuse)
@@ -72,7 +72,7 @@ class Misused:
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""
         words = release_words(self.recogniser)
-        for path in self.relevant:
+        for path in self.calling(words):
             module = self.project.module(path)
             if module is None or TEST_FILE.search(path):
                 continue
