@@ -74,6 +74,17 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+def check_extension(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Queries of the last tokens of k and v."""
+    check_qkv(k, k, v)
+    expected = (k.shape[0], q.shape[1] if q.dim() == 4 else 0, *k.shape[2:])
+    if q.shape != expected or q.shape[1] > k.shape[1]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; q must be the last tokens of the same "
+            f"sequences: ({k.shape[0]}, at most {k.shape[1]}, {k.shape[2]}, {k.shape[3]})"
+        )
+
+
 def check_key_padding_mask(mask: Tensor | None, q: Tensor) -> None:
     """Boolean (b, n) beside q."""
     if mask is None:

@@ -51,11 +51,18 @@ class BlockPattern:
         return found & (j <= i) if causal else found
 
     def chosen_by_content(
-        self, queries_BHQD: Tensor, q_blocks: Tensor, keys_BHKD: Tensor, causal: bool
+        self,
+        queries_BHQD: Tensor,
+        q_blocks: Tensor,
+        keys_BHKD: Tensor,
+        causal: bool,
+        *,
+        empty_BK: Tensor,
     ) -> Tensor:
         """(b, h, query blocks, content): numbers of the key blocks, −1 where there are not so many.
 
-        One query and one key stands for each block; `keys` has all blocks, in order.
+        One query and one key stands for each block; `keys` has all blocks, in order; `empty` ones, whose
+        keys are all masked, are not worth a choice.
         """
         k_blocks = torch.arange(keys_BHKD.shape[2], device=q_blocks.device)
         most = min(self.content, len(k_blocks))
@@ -65,7 +72,8 @@ class BlockPattern:
             taken = self.allowed(q_blocks[rows], k_blocks, causal)
             if causal:
                 taken |= k_blocks > q_blocks[rows].unsqueeze(1)
-            best = fit_BHQK.masked_fill(taken, -torch.inf).topk(most, -1)
+            taken_BHQK = taken | empty_BK[:, None, None]
+            best = fit_BHQK.masked_fill(taken_BHQK, -torch.inf).topk(most, -1)
             found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
         return torch.cat(found, 2)
 

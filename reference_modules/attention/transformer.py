@@ -10,6 +10,7 @@ from torch.nn.functional import gelu, relu
 from torch.utils.checkpoint import checkpoint
 
 from reference_modules.attention.geometry import OffsetRule
+from reference_modules.attention.key_cache import KeyCache
 from reference_modules.attention.multihead import MultiheadDilatedAttention
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu}
@@ -71,10 +72,11 @@ class _Layer(nn.Module):
             return x + cast(Tensor, self.dropout(part(norm(x))))
         return cast(Tensor, norm(x + self.dropout(part(x))))
 
-    def _attend(self, x: Tensor, is_causal: bool, key_padding_mask: Tensor | None) -> Tensor:
-        return cast(
-            Tensor, self.self_attn(x, x, x, is_causal=is_causal, key_padding_mask=key_padding_mask)[0]
-        )
+    def _attend(
+        self, x: Tensor, is_causal: bool, key_padding_mask: Tensor | None, cache: KeyCache | None = None
+    ) -> Tensor:
+        found = self.self_attn(x, x, x, is_causal=is_causal, key_padding_mask=key_padding_mask, cache=cache)
+        return cast(Tensor, found[0])
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -90,13 +92,17 @@ class DilatedTransformerEncoderLayer(_Layer):
     """Dilated self-attention and a feed-forward part, (b, n, d_model) in and out."""
 
     def forward(
-        self, src: Tensor, is_causal: bool = False, src_key_padding_mask: Tensor | None = None
+        self,
+        src: Tensor,
+        is_causal: bool = False,
+        src_key_padding_mask: Tensor | None = None,
+        cache: KeyCache | None = None,
     ) -> Tensor:
-        """`src_key_padding_mask` is (b, n), True = ignore."""
-        return self._run(self._body, src, is_causal, src_key_padding_mask)
+        """`src_key_padding_mask` is (b, n), True = ignore; with a `cache` src follows the tokens in it."""
+        return self._run(self._body, src, is_causal, src_key_padding_mask, cache)
 
-    def _body(self, x: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
-        x = self._add(x, self.norm1, lambda y: self._attend(y, is_causal, mask))
+    def _body(self, x: Tensor, is_causal: bool, mask: Tensor | None, cache: KeyCache | None) -> Tensor:
+        x = self._add(x, self.norm1, lambda y: self._attend(y, is_causal, mask, cache))
         return self._add(x, self.norm2, self._feed_forward)
 
 
