@@ -20,8 +20,11 @@ class RuleFailed(Exception):
     """A rule raised: our fault, never the audited tree's."""
 
 
-def judge(facts: Facts, comments: Sequence[Suppression], texts: Texts) -> tuple[list[Finding], Excerpts]:
-    """Every finding of every rule, selected or not, and the source lines that they name.
+def judge(
+    facts: Facts, comments: Sequence[Suppression], texts: Texts, repair_in: frozenset[str] | None = None
+) -> tuple[list[Finding], Excerpts]:
+    """Every finding of every rule, selected or not, and the source lines that they name. Those in the files
+    `repair_in`, or all, carry their fix.
 
     The PA0 rules judge the comments, so they run last; whether a comment silences something does not depend
     on which rules are selected.
@@ -33,7 +36,9 @@ def judge(facts: Facts, comments: Sequence[Suppression], texts: Texts) -> tuple[
     complaints = fingerprinted(
         arbitrate(_run(about_comments, replace(facts, suppressions=used))), texts.lines
     )
-    findings = sorted([*_repairable(kept, facts, texts), *complaints], key=by_place)
+    repairable = [each for each in kept if repair_in is None or each.span.path in repair_in]
+    others = [each for each in kept if repair_in is not None and each.span.path not in repair_in]
+    findings = sorted([*_repairable(repairable, facts, texts), *others, *complaints], key=by_place)
     return findings, excerpts(findings, texts.lines)
 
 

@@ -73,7 +73,7 @@ class Analysis:
         self.relevant = sorted(sources if relevant is None else relevant)
         self.called = CalledNames(sources)
         self.settings = settings
-        self.project = Project(sources)
+        self.project = self._opened(sources)
         self.model = ClassModel(self.project)
         self.calls = Calls(self.model)
         self.recogniser = Recogniser(self.calls, in_force(settings), self._discover())
@@ -89,6 +89,9 @@ class Analysis:
         if function not in self._effects:
             self._effects[function] = FunctionEffects(function, self.recogniser, self.summaries)
         return self._effects[function]
+
+    def _opened(self, sources: Mapping[str, str]) -> Project:
+        return Project(sources)
 
     def _discover(self) -> list[Pair]:
         pairs: list[Pair] = []
