@@ -77,7 +77,9 @@ def labels() -> list[Site]:
 def audit(folder: Path) -> Found:
     """What PA2 says about a folder; paths are relative to it."""
     command = [sys.executable, "-m", "auditor.cli", "audit", ".", "--no-cache", "--no-progress"]
-    settings = ["--isolated"] if folder.name == "misuse" else ["--config", str(HERE / "misuse-protocols.toml")]
+    settings = (
+        ["--isolated"] if folder.name == "misuse" else ["--config", str(HERE / "misuse-protocols.toml")]
+    )
     done = subprocess.run(
         [*command, *settings, "--select", "PA2", "--format", "json"],
         cwd=folder,
@@ -128,13 +130,17 @@ def score_folder(folder: Path, sites: Sequence[Site]) -> Score:
 
 
 def together(scores: Sequence[Score]) -> Score:
-    return Score(*(tuple(chain.from_iterable(getattr(each, part.name) for each in scores)) for part in fields(Score)))
+    return Score(
+        *(tuple(chain.from_iterable(getattr(each, part.name) for each in scores)) for part in fields(Score))
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the score of each set; the exit status says whether all reach both goals."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--root", type=Path, help="folder with the unpacked packages, each named NAME-VERSION")
+    parser.add_argument(
+        "--root", type=Path, help="folder with the unpacked packages, each named NAME-VERSION"
+    )
     parser.add_argument("--verbose", action="store_true", help="list what was found as well")
     chosen = parser.parse_args(arguments)
     groups: dict[str, list[Score]] = {}
