@@ -2,9 +2,10 @@
 
     python tests/field/score_misuse.py [--root DIR] [--verbose]
 
-Three sets are scored, each by itself: code that the rules' author wrote (folder `misuse`), faults of bug reports told
-again in our own words (folder `misuse_reports`), and released packages. A package's labels are judged where
-DIR/NAME-VERSION holds it unpacked, and are said to be left out otherwise. Exit status 1: a set misses a goal.
+Three sets are scored, each by itself: code that the rules' author wrote (folder `misuse`), faults of bug
+reports told again in our own words (folder `misuse_reports`), and released packages. A package's labels are
+judged where DIR/NAME-VERSION holds it unpacked, and are said to be left out otherwise. Exit status 1: a set
+misses a goal.
 """
 
 import argparse
@@ -138,9 +139,7 @@ def together(scores: Sequence[Score]) -> Score:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the score of each set; the exit status says whether all reach both goals."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--root", type=Path, help="folder with the unpacked packages, each named NAME-VERSION"
-    )
+    parser.add_argument("--root", type=Path, help="folder with packages unpacked as NAME-VERSION")
     parser.add_argument("--verbose", action="store_true", help="list what was found as well")
     chosen = parser.parse_args(arguments)
     groups: dict[str, list[Score]] = {}
