@@ -11,6 +11,7 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.passing import operands
 from auditor.flow.solve import Solution, solve
+from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Edge, Enter, Exit, Next, Path
 from auditor.model import Span, Step
@@ -152,7 +153,8 @@ class Misused:
                 if given:
                     start = [(ENTRY, Life(frozenset({(origin, False)})), NOTHING)]
                 else:
-                    released = Life(frozenset({(operand, False)}), released=node)
+                    pool = release.pool and spelt(graph, release.pool)
+                    released = Life(frozenset({(operand, False)}), released=node, pool=pool)
                     start = [
                         (n, released, known[node]) for n, e in graph.successors[node] if e is Edge.NORMAL
                     ]
