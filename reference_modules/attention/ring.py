@@ -121,7 +121,7 @@ class RingDilatedAttention(MemoryPoolMixin, nn.Module):
         return Plan.of(pairs, q.shape[2], self.offset_rule, is_causal, scale, dropout, kernel=kernel)
 
     def _run(self, job: Job, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        everyones = None if mask is None else everyones_mask(job.ring.peers, mask)
+        everyones = None if mask is None else _everyones_mask(job.ring.peers, mask)
         seed = torch.randint(1 << 62, ()) if self._dropout_p else None
         out, _ = ShardedAttention.apply(q, k, v, everyones, seed, job, pool_of(self))  # type: ignore[no-untyped-call]
         return cast(Tensor, out)
@@ -155,7 +155,7 @@ class DistributedDilatedAttention(RingDilatedAttention):
     gather_at_most = 2.0
 
 
-def everyones_mask(peers: Peers, mask_BN: Tensor) -> Tensor:
+def _everyones_mask(peers: Peers, mask_BN: Tensor) -> Tensor:
     """(ranks, b, n): a byte a token, so all ranks' masks are fetched at once."""
     found = peers.gather(mask_BN.to(torch.uint8).contiguous(), "gathering key padding masks")
     return torch.stack(found).bool()
