@@ -32,7 +32,7 @@ def agree(peers: Peers, q: Tensor, settings: str, check: Callable[[], None]) -> 
         raise ValueError(f"rank {refused[0]} refused its input, so no rank can go on: see the error there")
     for rank, (_, *found) in enumerate(everyone):
         if found[:5] != shape:
-            theirs = tuple(found[1 : found[0] + 1])
+            theirs = tuple(found[1 : min(found[0], 4) + 1])
             raise ValueError(
                 f"rank {rank} holds q of shape {theirs} and rank {peers.rank} {tuple(q.shape)}; "
                 "all parts must be equal: pad the sequence to a multiple of the number of ranks"

@@ -62,6 +62,14 @@ class BlockSparseRingDilatedAttention(RingDilatedAttention):
             lightweight_pool=lightweight_pool,
             pool=pool,
         )
+        for name, value, kind in (
+            ("pattern", pattern, BlockPattern),
+            ("pattern_cache", pattern_cache, PatternCache),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(
+                    f"{name} is {value!r}; it must be a {kind.__name__}, or None for the usual one"
+                )
         self.pattern = BlockPattern() if pattern is None else pattern
         self.use_pattern_cache = use_pattern_cache
         self._pattern_cache = pattern_cache
@@ -83,6 +91,7 @@ class BlockSparseRingDilatedAttention(RingDilatedAttention):
         peers = Peers.of(self.process_group, self.timeout)
         if peers is None:
             peers = Peers.nobody()
+            checks.check_switch("is_causal", is_causal)
             checks.check_qkv(q, k, v)
             checks.check_key_padding_mask(key_padding_mask, q)
         else:
@@ -135,8 +144,8 @@ class BlockSparseRingDilatedAttention(RingDilatedAttention):
             empty_BK=held == 0,
         )
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-        super()._check(q, k, v, mask)
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> None:
+        super()._check(q, k, v, is_causal, mask)
         size = self.pattern.block_size
         if any(chunk.length % size for chunk in chunks_of(0, 2, q.shape[1], self.placement)):
             pieces = 2 if self.placement == "zigzag" else 1

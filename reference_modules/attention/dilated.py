@@ -37,8 +37,8 @@ class DilatedAttention(MemoryPoolMixin, nn.Module):
         super().__init__()
         checks.check_branches(segment_lengths, dilation_rates)
         checks.check_options(scale, offset_rule, dropout, kernel)
-        self.segment_lengths = tuple(segment_lengths)
-        self.dilation_rates = tuple(dilation_rates)
+        self.segment_lengths = tuple(int(w) for w in segment_lengths)
+        self.dilation_rates = tuple(int(r) for r in dilation_rates)
         self.dropout = dropout
         self.offset_rule = offset_rule
         self.scale = scale

@@ -57,7 +57,11 @@ class Peers:
             if not (dist.is_available() and dist.is_initialized()):
                 return None
             group = dist.group.WORLD
-        assert group is not None
+        if not isinstance(group, dist.ProcessGroup):  # what new_group gives to ranks that are not in it
+            raise ValueError(
+                f"process_group is {group!r}, which this rank is not in; "
+                "call the module only on ranks of its group, or give None for all of them"
+            )
         ranks = dist.get_world_size(group)
         return Peers(group, dist.get_rank(group), ranks, timeout) if ranks > 1 else None
 

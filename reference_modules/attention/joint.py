@@ -53,7 +53,7 @@ class Plan:
         kernel: str = "auto",
     ) -> Plan:
         """One branch for each (segment length, dilation)."""
-        branches = tuple(Branch(w, r, heads, rule) for w, r in pairs)
+        branches = tuple(Branch(int(w), int(r), heads, rule) for w, r in pairs)
         return Plan(branches, causal, scale, dropout, detach_mixing, kernel)
 
     def slabs(self, q_BNHD: Tensor, queries: Chunk, keys: Chunk) -> Iterator[Tile]:

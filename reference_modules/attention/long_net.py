@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from reference_modules.attention import checks
 from reference_modules.attention.config import LongNetConfig
 from reference_modules.attention.key_cache import KeyCache
 from reference_modules.attention.multihead import MultiheadDilatedAttention
@@ -52,7 +53,7 @@ class LongNet(nn.Module):
 
     def forward(self, tokens_BN: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits (b, n, vocabulary); `key_padding_mask` is (b, n), True = ignore."""
-        _check_tokens(tokens_BN)
+        _check_tokens(tokens_BN, self.config.vocab_size)
         return cast(Tensor, self.head(self._body(tokens_BN, key_padding_mask, [None] * len(self.layers))))
 
     def _body(
@@ -84,7 +85,7 @@ class LongNet(nn.Module):
         use_cache=False runs the whole sequence for every token.  Rows that have produced `end_token` repeat
         it; generation stops when all have.
         """
-        self._check_generation(tokens_BN, max_new_tokens, temperature, top_k)
+        self._check_generation(tokens_BN, max_new_tokens, temperature, top_k, end_token)
         was_training = self.training
         self.eval()
         try:
@@ -136,26 +137,46 @@ class LongNet(nn.Module):
             yield found
 
     def _check_generation(
-        self, tokens_BN: Tensor, max_new_tokens: int, temperature: float, top_k: int | None
+        self,
+        tokens_BN: Tensor,
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        end_token: int | None,
     ) -> None:
-        _check_tokens(tokens_BN)
+        _check_tokens(tokens_BN, self.config.vocab_size)
         if not self.config.is_causal:
             raise ValueError("is_causal=False: this model sees what follows; generate needs is_causal=True")
-        if tokens_BN.shape[-1] < 1 or max_new_tokens < 0 or temperature < 0:
+        checks.check_whole("max_new_tokens", max_new_tokens, 0)
+        if tokens_BN.shape[-1] < 1 or not 0.0 <= temperature < math.inf:
             raise ValueError(
-                f"{tokens_BN.shape[-1]} tokens, max_new_tokens {max_new_tokens}, temperature {temperature}: "
-                "there must be at least one token to start from, and neither number may be negative"
+                f"{tokens_BN.shape[-1]} tokens, temperature {temperature}: there must be at least one token "
+                "to start from, and a finite temperature of 0 (the likeliest token) or more"
             )
-        if top_k is not None and not 1 <= top_k <= self.config.vocab_size:
-            raise ValueError(f"top_k is {top_k}; it must be within 1 and vocab_size {self.config.vocab_size}")
+        vocab_size = self.config.vocab_size
+        if top_k is not None and not 1 <= top_k <= vocab_size:
+            raise ValueError(f"top_k is {top_k}; it must be within 1 and vocab_size {vocab_size}")
+        if end_token is not None and not 0 <= end_token < vocab_size:
+            raise ValueError(
+                f"end_token is {end_token}; it must be within 0 and {vocab_size - 1}, or None for no end"
+            )
 
 
-def _check_tokens(tokens_BN: Tensor) -> None:
+def _check_tokens(tokens_BN: Tensor, vocab_size: int) -> None:
+    """On CPU their values too; on a GPU looking at them would make it wait."""
+    checks.check_tensor("tokens", tokens_BN)
     if tokens_BN.dim() != 2 or tokens_BN.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"tokens have shape {tuple(tokens_BN.shape)} and type {tokens_BN.dtype}; "
             "they must be int64 or int32 (batch, tokens): use tokens.unsqueeze(0) where there is no batch"
         )
+    if tokens_BN.device.type == "cpu" and tokens_BN.numel() and not torch.compiler.is_compiling():
+        least, most = int(tokens_BN.min()), int(tokens_BN.max())
+        if least < 0 or most >= vocab_size:
+            raise ValueError(
+                f"tokens lie between {least} and {most}; they must lie between 0 and {vocab_size - 1}: "
+                "use a vocab_size that covers the tokenizer's"
+            )
 
 
 def create_long_net(vocab_size: int, **fields: Any) -> LongNet:

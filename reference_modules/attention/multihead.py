@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from reference_modules.attention import checks
 from reference_modules.attention.dilated import DilatedAttention
 from reference_modules.attention.geometry import OffsetRule
 from reference_modules.attention.key_cache import KeyCache
@@ -45,7 +46,7 @@ class MultiheadDilatedAttention(nn.Module):
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(embed_dim, num_heads, self.num_kv_heads)
+        checks.check_heads(embed_dim, num_heads, self.num_kv_heads)
         self.head_dim = embed_dim // num_heads
         self.kv_dim = self.num_kv_heads * self.head_dim
         rows = embed_dim + 2 * self.kv_dim
@@ -91,6 +92,7 @@ class MultiheadDilatedAttention(nn.Module):
         if need_weights:
             raise ValueError("need_weights=True: the n × n weights are never formed; pass need_weights=False")
         if attn_mask is not None:
+            checks.check_tensor("attn_mask", attn_mask)
             raise ValueError(
                 f"attn_mask of shape {tuple(attn_mask.shape)}: segments and dilations are the mask here; "
                 "pass is_causal=True for a causal one, key_padding_mask for padding, and attn_mask=None"
@@ -117,11 +119,7 @@ class MultiheadDilatedAttention(nn.Module):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         for name, x in (("query", query), ("key", key), ("value", value)):
-            if x.dim() != 3 or x.shape[-1] != self.embed_dim:
-                raise ValueError(
-                    f"{name} has shape {tuple(x.shape)}; it must be (batch, tokens, {self.embed_dim}): "
-                    "use x.unsqueeze(0) where there is no batch, x.transpose(0, 1) where tokens come first"
-                )
+            checks.check_features(name, x, self.embed_dim, self.in_proj_weight)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sizes = [self.embed_dim, self.kv_dim, self.kv_dim]
@@ -139,16 +137,3 @@ class MultiheadDilatedAttention(nn.Module):
     def _for_all_heads(self, x_BNKD: Tensor) -> Tensor:
         shared = self.num_heads // self.num_kv_heads
         return x_BNKD if shared == 1 else x_BNKD.repeat_interleave(shared, dim=2)
-
-
-def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
-    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-        raise ValueError(
-            f"embed_dim {embed_dim} does not split into {num_heads} heads; "
-            "choose num_heads that divides embed_dim"
-        )
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise ValueError(
-            f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}; "
-            "every key head must serve equally many query heads"
-        )

@@ -55,8 +55,12 @@ class RingDilatedAttention(MemoryPoolMixin, nn.Module):
         checks.check_branches(segment_lengths, dilation_rates)
         checks.check_options(scale, offset_rule, dropout, kernel)
         check_placement(placement)
-        self.segment_lengths = tuple(segment_lengths)
-        self.dilation_rates = tuple(dilation_rates)
+        if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta()):
+            raise ValueError(
+                f"timeout is {timeout!r}; it must be a positive timedelta, as timedelta(seconds=60), or None"
+            )
+        self.segment_lengths = tuple(int(w) for w in segment_lengths)
+        self.dilation_rates = tuple(int(r) for r in dilation_rates)
         self.process_group = process_group
         self.placement: Placement = placement
         self.dropout = dropout
@@ -108,7 +112,7 @@ class RingDilatedAttention(MemoryPoolMixin, nn.Module):
             f"is_causal={is_causal}, key_padding_mask={'none' if mask is None else 'given'}, "
             f"dropout_p={self._dropout_p}, {self.extra_repr()}"
         )
-        agree(peers, q, settings, lambda: self._check(q, k, v, mask))
+        agree(peers, q, settings, lambda: self._check(q, k, v, is_causal, mask))
 
     def _plan(self, q: Tensor, is_causal: bool) -> Plan:
         scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
@@ -117,7 +121,7 @@ class RingDilatedAttention(MemoryPoolMixin, nn.Module):
         return Plan.of(pairs, q.shape[2], self.offset_rule, is_causal, scale, dropout, kernel=kernel)
 
     def _run(self, job: Job, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        everyones = None if mask is None else everyones_mask(job.ring.peers, mask)
+        everyones = None if mask is None else _everyones_mask(job.ring.peers, mask)
         seed = torch.randint(1 << 62, ()) if self._dropout_p else None
         out, _ = ShardedAttention.apply(q, k, v, everyones, seed, job, pool_of(self))  # type: ignore[no-untyped-call]
         return cast(Tensor, out)
@@ -126,7 +130,8 @@ class RingDilatedAttention(MemoryPoolMixin, nn.Module):
     def _dropout_p(self) -> float:
         return float(self.dropout) if self.training else 0.0
 
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> None:
+        checks.check_switch("is_causal", is_causal)
         checks.check_qkv(q, k, v)
         checks.check_key_padding_mask(mask, q)
         check_tokens(q.shape[1], self.placement)
@@ -150,7 +155,7 @@ class DistributedDilatedAttention(RingDilatedAttention):
     gather_at_most = 2.0
 
 
-def everyones_mask(peers: Peers, mask_BN: Tensor) -> Tensor:
+def _everyones_mask(peers: Peers, mask_BN: Tensor) -> Tensor:
     """(ranks, b, n): a byte a token, so all ranks' masks are fetched at once."""
     found = peers.gather(mask_BN.to(torch.uint8).contiguous(), "gathering key padding masks")
     return torch.stack(found).bool()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 from torch.utils.checkpoint import checkpoint
 
+from reference_modules.attention import checks
 from reference_modules.attention.geometry import OffsetRule
 from reference_modules.attention.key_cache import KeyCache
 from reference_modules.attention.multihead import MultiheadDilatedAttention
@@ -41,8 +42,10 @@ class _Layer(nn.Module):
         lightweight_pool: bool = True,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation is {activation!r}; it must be one of {', '.join(_ACTIVATIONS)}")
+        checks.check_choice("activation", activation, list(_ACTIVATIONS))
+        checks.check_probability("dropout", dropout)
+        if dim_feedforward is not None:
+            checks.check_whole("dim_feedforward", dim_feedforward, 1, ", or None for four times d_model")
         self.self_attn = MultiheadDilatedAttention(
             d_model,
             nhead,
@@ -160,5 +163,13 @@ class DilatedTransformerDecoderLayer(_Layer):
         return self._add(x, self.norm2, self._feed_forward)
 
     def _look_at(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        weight = self.self_attn.in_proj_weight
+        checks.check_features("memory", memory, x.shape[-1], weight)
+        if memory.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"memory has a batch of {memory.shape[0]} and tgt one of {x.shape[0]}; they must be equal: "
+                "use memory.expand or repeat_interleave"
+            )
+        checks.check_key_padding_mask(mask, memory, "memory_key_padding_mask")
         found = self.multihead_attn(x, memory, memory, key_padding_mask=mask, need_weights=False)
         return cast(Tensor, found[0])

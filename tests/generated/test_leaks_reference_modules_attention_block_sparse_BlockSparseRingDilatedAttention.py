@@ -98,7 +98,7 @@ def test_a_planted_object_is_found():
 
 
 def test_nothing_stays_held_after_a_failure():
-    """Fails at each of its 381 operations, one after the other."""
+    """Fails at each of its 385 operations, one after the other."""
     assert inject_faults(make_step(build, lambda turn: feed(1), "train")) > 0
 
 
