@@ -189,13 +189,15 @@ class PoolAuditServer(LanguageServer):
         return [action for finding, shown in found for action in translator.actions(uri, finding, shown)]
 
     def hover(self, params: types.HoverParams) -> types.Hover | None:
-        """The pages of the rules whose findings are under the cursor."""
+        """The pages of the rules whose findings are under the cursor, with these findings' paths."""
         point = types.Range(params.position, params.position)
         found = self.at(params.text_document.uri, point)
         if not found:
             return None
-        codes = dict.fromkeys(finding.code for finding, _ in found)
-        pages = [page(rule) for rule in all_rules() if rule.meta.code in codes]
+        here: dict[str, list[Finding]] = {}
+        for finding, _ in found:
+            here.setdefault(finding.code, []).append(finding)
+        pages = [page(rule, here[rule.meta.code]) for rule in all_rules() if rule.meta.code in here]
         text = types.MarkupContent(types.MarkupKind.Markdown, "\n---\n\n".join(pages))
         return types.Hover(text, found[0][1].range)
 
