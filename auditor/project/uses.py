@@ -199,7 +199,7 @@ class FunctionUses:
         return None
 
     def _listed(self, call: Call, position: Position) -> Release | None:
-        """A call that a protocol lists; counting down one of several holds is none, unless settings say so."""
+        """A call that a protocol lists; counting down one of several holds is none, except by settings."""
         if self.recogniser.declares(self.function, call.at, position):
             return self._by_its_name(call, position)
         if not NOT_A_RELEASE.isdisjoint(split(call.method)):
@@ -218,7 +218,7 @@ class FunctionUses:
         return self._by_its_name(call, position)
 
     def _by_its_name(self, call: Call, position: Position) -> Release:
-        """Of a release whose body is not at hand. `thing.close()` may be said twice, `os.close(fd)` may not."""
+        """Of a release without a body at hand. `thing.close()` may be said twice, `os.close(fd)` may not."""
         name = call.method.lower()
         accepting = any(word in name.split("_") for word in ACCEPTING)
         return Release(name == "close" and position == -1, not accepting, call.receiver)

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 a25604c95880bfa2: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 22011e2f1781e5a3: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.block_sparse.BlockSparseRingDilatedAttention.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be

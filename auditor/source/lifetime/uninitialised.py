@@ -1,7 +1,7 @@
 """Memory of `torch.empty` or `np.empty` that is read before anybody wrote it (PA206).
 
-Read from the syntax alone: the first thing that happens to the name, in the order of execution, is a read. A write
-under a condition counts as one, and so does whatever may write: an unknown call, a view, another name."""
+Read from the syntax alone: the first thing that happens to the name, in the order of execution, is a read. A
+write under a condition counts as one, and so does whatever may write: an unknown call, a view, another name."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,8 @@ METADATA = frozenset(
 )
 SAME_VALUES = frozenset({"T", "mT", "H", "real", "imag", "data"})
 ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.MatMult, ast.Pow, ast.FloorDiv)
+COMPILED = frozenset({"ops", "_C", "library", "ctypeslib"})
+"""Where functions that write what they are given may have any name."""
 DEPTH = 3
 
 
@@ -162,7 +164,7 @@ def _mentions(code: Code, roots: Sequence[ast.AST], name: str, depth: int) -> Fi
             if seen is Seen.OTHER:
                 return OTHER
             if seen is Seen.READ and read[0] is Seen.NOTHING:
-                read = (Seen.READ, code.parents[node] if isinstance(code.parents[node], ast.expr) else node)
+                read = (Seen.READ, node)
     return read
 
 
@@ -178,8 +180,8 @@ def _mention(code: Code, node: ast.expr, depth: int) -> Seen:
         case ast.Attribute(attr=attr) if attr in SAME_VALUES:
             return Seen.READ if _mention(code, parent, depth) is Seen.READ else Seen.OTHER
         case ast.Attribute(attr=attr):
-            called = isinstance(code.parents[parent], ast.Call) and code.parents[parent].func is parent
-            return _of_method(attr) if called else Seen.OTHER
+            above = code.parents[parent]
+            return _of_method(attr) if isinstance(above, ast.Call) and above.func is parent else Seen.OTHER
         case ast.Subscript(value=value, ctx=ast.Load()) if value is node:
             return _of_item(code, parent)
         case ast.Call() if node in parent.args:
@@ -212,7 +214,7 @@ def _of_argument(code: Code, call: ast.Call, position: int, depth: int) -> Seen:
     name = last_name(call.func)
     if any(keyword.arg == "out" for keyword in call.keywords) or "distributed" in dotted:
         return Seen.OTHER
-    if module in MODULES:
+    if module in MODULES and not COMPILED & set(dotted.split(".")):
         return Seen.READ if access_of(name) is Access.READ and not name.endswith("_") else Seen.OTHER
     if name in ("len", "type", "isinstance", "id"):
         return Seen.NOTHING

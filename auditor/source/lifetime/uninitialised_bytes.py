@@ -1,5 +1,5 @@
-"""Whether a file's bytes leave room for memory that is read before it is written; most allocations are written at
-once, and their files need no syntax tree for this."""
+"""Whether a file's bytes leave room for memory that is read before it is written; most is written at once, and
+those files need no syntax tree for this."""
 
 import re
 
