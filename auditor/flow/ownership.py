@@ -98,8 +98,10 @@ class Ownership(Passing):
         nothing else."""
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
-        if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
+        if op.subject is None or not op.says_absent or self.acquisition.keyed:
             return held
+        if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
+            return held  # `self.ok()` does not speak of what lies in its fields
         if any(begins_with(place, op.subject) for place in held.places):
             return None
         if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in held.maybe):

@@ -236,6 +236,8 @@ def _own_field(function: Function, path: Path) -> bool:
     """`self.x` or `self.x[*]` of the method's own object."""
     if function.cls is None or function.parent is not None or not function.parameters or function.is_static:
         return False
+    if "classmethod" in function.decorators:
+        return False  # the class's own state is the process's
     return path[0] == function.parameters[0] and len(path) > 1 and path[1].startswith(".")
 
 
