@@ -65,7 +65,9 @@ class FunctionEffects(OutsideEffects):
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):
-                return self._summarised(call, own, position, rest, value, protocol)  # its body knows its fields
+                return self._summarised(
+                    call, own, position, rest, value, protocol
+                )  # its body knows its fields
         if self.recogniser.releases(function, node, position, protocol):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
