@@ -150,7 +150,7 @@ class Losses:
             return None  # an assertion states what cannot happen
         for index, station in enumerate(path):
             op = self.graph.ops[station.node]
-            if isinstance(op, Assume) and op.subject is not None and (op.kind != "truth") == op.value:
+            if isinstance(op, Assume) and op.subject is not None and op.says_absent:
                 text, call = self._acquired().get(op.subject[0], (None, None))
                 again = any(earlier.node == site for earlier in path[:index])
                 if (
