@@ -164,10 +164,11 @@ def _stored(graph: Graph, known: Knowledge, target: Path, source: Path) -> Knowl
     key, old = "".join(target).lstrip("@"), "".join(source)
     if len(target) != 2 or not target[1].startswith("."):
         return known
-    told = ((key, (old, True)), (key, (old, False)), (f"{key} is None", (f"{old} is None", True)))
-    told += ((f"{key} is None", (f"{old} is None", False)),)
+    told = ((f"{key}{test}", f"{old}{test}", truth) for test in ("", " is None") for truth in (True, False))
     return known.union(
-        (asked, fact[1]) for asked, fact in told if fact in known and asked in graph.condition_names
+        (asked, truth)
+        for asked, fact, truth in told
+        if (fact, truth) in known and asked in graph.condition_names
     )
 
 
