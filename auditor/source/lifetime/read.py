@@ -19,8 +19,16 @@ from auditor.source.lifetime.steps import caches_emptied, gradients_on
 
 Reader = Callable[[Code], Iterator[Sighting]]
 
+# A decorator that keeps results, and the head of the function below it.
+_CACHED = (
+    rb"@[\w.]*cache(?!d_property)\w*%s[^\n]*\n"
+    rb"(?:(?![ \t]*(?:async def|def|class)\b)[^\n]*\n){0,8}[ \t]*(?:async[ \t]+)?def[ \t]+\w+\("
+)
+_HELD = rb"(?:\s*self\b|(?:(?!\)\s*(?:->|:))[\s\S])*?\b(?:Module|Tensor|Parameter|PreTrainedModel)\b)"
 _PATTERNS = {
-    b"@cache": re.compile(rb"@[\w.]*cache\b"),
+    b"@cache(held)": re.compile(_CACHED % b"" + _HELD),
+    b"@cache(size)": re.compile(_CACHED % rb"(?<=[@.]cache)(?!\()" + rb"\s*[^)\s]"),
+    b"@cache(None)": re.compile(_CACHED % rb"\(\s*(?:maxsize\s*=\s*)?None" + rb"\s*[^)\s]"),
     b"lru_cache()()": re.compile(rb"lru_cache\([^\n]*\)\("),
     b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
     b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
@@ -33,11 +41,11 @@ _READERS: tuple[tuple[tuple[bytes, ...], Reader], ...] = (
     ((b".backward(", b".eval()"), graphs_kept),
     ((b".backward(", *_CELLS), states_carried),
     ((b"_hook(",), hooks_dropped),
-    ((b"@cache", b"lru_cache()()"), objects_cached),
+    ((b"@cache(held)", b"lru_cache()()"), objects_cached),
     ((b".backward(", *_OUT_OF_MEMORY), exceptions_held),
     ((b"def backward(",), tensors_on_context),
     ((b"_graph=True",), graphs_retained),
-    ((b"cache[]", b"CACHE[]", b"@cache"), shapes_cached),
+    ((b"cache[]", b"CACHE[]", b"@cache(size)", b"@cache(None)"), shapes_cached),
     ((b"_hook(",), hooks_closed),
     ((b"_record_memory_history", b"profile("), recordings),
     ((b"empty_cache(",), caches_emptied),
