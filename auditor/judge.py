@@ -1,9 +1,9 @@
 """From facts to findings: rules run, one verdict an acquire, fingerprints, comments that silence."""
 
-import os
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from auditor.arbitrate import arbitrate, by_place
 from auditor.case import Case, Sources
@@ -70,8 +70,8 @@ def _repairable(
 def _blamed(code: str, error: Exception) -> str:
     """What went wrong in ourselves, and where: the finding itself is told as ever."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-    return f"no fix of {code}: poolaudit failed with {type(error).__name__}: {error} ({where}); its finding stands"
+    said = f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+    return f"no fix of {code}: poolaudit failed with {said}; its finding stands"
 
 
 def _about_comments(rule: Rule) -> bool:

@@ -19,8 +19,8 @@ PASSES = 60
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the analysis says of the files as they are now. `given_up` counts, by path, the acquires it could
-    not follow: a fix that makes a finding vanish that way has repaired nothing. `failures` are what went wrong
-    on the way, fixes that could not be built among it."""
+    not follow: a fix that makes a finding vanish that way has repaired nothing. `failures` are what went
+    wrong on the way, fixes that could not be built among it."""
 
     findings: Sequence[Finding]
     given_up: Mapping[str, int] = field(default_factory=dict)

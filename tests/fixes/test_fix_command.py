@@ -162,7 +162,9 @@ def test_a_fix_that_cannot_be_built_for_a_fault_of_ours_costs_no_other_finding(
     assert (tree / "leak.py").read_text() == LEAK
     assert "close" in (tree / "cache.py").read_text()
     assert "Left      leak.py:2: PA101 never-released\n          no fix could be built\n" in done.err
-    assert done.err.count("no fix of PA101: poolaudit failed with KeyError: 'scores' (test_fix_command.py:") == 1
+    assert (
+        done.err.count("no fix of PA101: poolaudit failed with KeyError: 'scores' (test_fix_command.py:") == 1
+    )
     assert "Not analysed: leak.py:2:" in done.err
 
 
