@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from auditor.case import Case, Parsed
 from auditor.fixes.escape import Carriers
-from auditor.fixes.life import Life, life_of
+from auditor.fixes.life import Life, life_of, new_name
 from auditor.fixes.lines import indentation, indented, newline_of, taken, unit_around
 from auditor.fixes.region import Region, conditions_hold, is_pure, region_of
 from auditor.flow.effects import Value
@@ -14,7 +14,7 @@ from auditor.model import Edit, FixOffer, Safety, Span
 
 def bounded(case: Case) -> FixOffer | None:
     """The lease given back however its block is left; None where it is handed over or ends elsewhere."""
-    life = life_of(case)
+    life = life_of(case, several=True)
     region = region_of(life) if life is not None else None
     if region is None or not conditions_hold(region) or not _is_on_own_lines(region):
         return None
@@ -130,10 +130,19 @@ def giving_back(
     life: Life, margin: str, unit: str, *, asked: bool = False, may_lack: bool = False
 ) -> list[str]:
     """A release as a statement of its own, asking first where there may be no lease."""
-    call = written_release(life)
     if asked or not (life.is_checked or may_lack):
-        return [margin + call]
-    return [f"{margin}if {life.holder} is not None:", f"{margin}{unit}{call}"]
+        return _releasing(life, margin, unit)
+    return [f"{margin}if {life.holder} is not None:", *_releasing(life, margin + unit, unit)]
+
+
+def _releasing(life: Life, margin: str, unit: str) -> list[str]:
+    if not life.is_several:
+        return [margin + written_release(life)]
+    assert life.lease.giving_back is not None
+    each = new_name("lease", life.function)
+    release = life.lease.giving_back.call.format(each)
+    asking = [f"{margin}{unit}if {each} is not None:", f"{margin}{unit}{unit}{release}"]
+    return [f"{margin}for {each} in {life.holder}:", *asking]
 
 
 def written_release(life: Life) -> str:
