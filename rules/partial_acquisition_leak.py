@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from auditor.case import Case
 from auditor.facts import LEAVING, Facts, Loss, named
 from auditor.fixes.exits import released_on_exit
+from auditor.fixes.gathered import gathered_given_back
 from auditor.fixes.rollback import rolled_back
 from auditor.fixes.try_finally import bounded
 from auditor.model import Finding, FixOffer, Severity
@@ -57,4 +58,4 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
-    return released_on_exit(case) or bounded(case) or rolled_back(case)
+    return gathered_given_back(case) or released_on_exit(case) or bounded(case) or rolled_back(case)

@@ -248,8 +248,15 @@ def was_asked(life: Life, statement: ast.stmt) -> bool:
             return True
         if life.statement in set(block):
             return False
+        if any(_runs_through(life, before) and _turns_back(life) for before in _before(node, block)):
+            return True
         node = parent
     return False
+
+
+def _turns_back(life: Life) -> bool:
+    """Whether the acquire's own block goes on only with a lease."""
+    return any(turns_back_if_none(each, life.holder) for each in life.block[life.index + 1 :])
 
 
 def _on_lines_of_its_own(life: Life, statement: ast.stmt) -> Edit | None:

@@ -5,12 +5,24 @@ from collections.abc import Sequence
 
 from auditor.case import Case
 from auditor.fixes.exits import always_holds, own_nodes, release_before, was_asked
-from auditor.fixes.life import EXITS, SCOPES, Life, block_of, life_of, mentions, statements_in
+from auditor.fixes.life import (
+    EXITS,
+    SCOPES,
+    Life,
+    block_of,
+    life_of,
+    mentions,
+    statements_in,
+    turns_back_if_none,
+)
 from auditor.fixes.lines import indentation, indented, newline_of, taken
 from auditor.fixes.origins import Origins, by_block, innermost, origins_of, stretch
 from auditor.fixes.region import is_pure, region_start
-from auditor.fixes.try_finally import giving_back, is_whole, unit_of
+from auditor.fixes.try_finally import first_line, giving_back, is_whole, unit_of
 from auditor.model import Edit, FixOffer, Safety, Span
+
+CALLING = (ast.Call, ast.Await, ast.Raise, ast.Assert)
+"""What the analysis believes to raise."""
 
 ASKING = frozenset({"isinstance", "len", "type", "id", "bool", "repr"})
 """Functions that keep nothing of what they are given."""
@@ -27,7 +39,7 @@ def rolled_back(case: Case) -> FixOffer | None:
         return None
     origins = origins_of(life.lease.leaks)
     stretches = _stretches(life, origins) if origins else []
-    edits = [_rollback(life, body, origins) for body in stretches if origins]
+    edits = [rollback(life, body, origins) for body in stretches if origins]
     kept = tuple(edit for edit in edits if edit is not None)
     if origins is None or not kept or len(kept) < len(edits):
         return None
@@ -51,15 +63,65 @@ def _described(life: Life, stretches: Sequence[Sequence[ast.stmt]]) -> str:
 def _stretches(life: Life, origins: Origins) -> list[list[ast.stmt]]:
     """The statements to stand around, one list for each `try`; none where they cannot be told."""
     if origins.caught:
-        start = region_start(life)
-        body = stretch(start[0][start[1] :], origins.lines) if start else []
+        body = _until_handed_on(life, origins)
         return [body] if body else []
     found = [innermost(life, line) for line in origins.lines]
     known = [each for each in found if each is not None and always_holds(life, each)]
-    return list(by_block(life, known)) if len(known) == len(found) else []
+    if len(known) < len(found):
+        return []
+    return list(by_block(life, [check for each in known for check in _checks_around(life, each)]))
 
 
-def _rollback(life: Life, body: list[ast.stmt], origins: Origins) -> Edit | None:
+def _until_handed_on(life: Life, origins: Origins) -> list[ast.stmt]:
+    """From the first call after the acquire to the last statement before the lease is somebody else's."""
+    start = region_start(life)
+    later = list(start[0][start[1] :]) if start else []
+    known = stretch(later, origins.lines)
+    if not known:
+        return []
+    sure = later.index(known[-1]) + 1
+    handed = (index for index, each in enumerate(later) if any(_gives(life, e, origins) for e in _all(each)))
+    body = later[: max(sure, next(handed, len(later)))]
+    return from_first_call(body)
+
+
+def from_first_call(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Without the statements at the beginning that cannot raise."""
+    raising = (
+        index for index, each in enumerate(body) if any(isinstance(n, CALLING) for n in ast.walk(each))
+    )
+    return list(body[next(raising, len(body)) :])
+
+
+def _all(statement: ast.stmt) -> list[ast.stmt]:
+    return list(statements_in([statement]))
+
+
+def _gives(life: Life, statement: ast.stmt, origins: Origins) -> bool:
+    returned = isinstance(statement, ast.Return) and statement.value is not None
+    return _hands_on(life, statement, origins) or (returned and life.mentions(statement))
+
+
+def _checks_around(life: Life, statement: ast.stmt) -> list[ast.stmt]:
+    """Assertions in a row: with one of them guarded, the lease would be lost by the next."""
+    block = list(block_of(life.file, statement))
+    first = last = block.index(statement)
+    while first > 0 and _is_check(life, block[first - 1]):
+        first -= 1
+    while last + 1 < len(block) and _is_check(life, block[last + 1]):
+        last += 1
+    return block[first : last + 1] if _is_check(life, statement) else [statement]
+
+
+def _is_check(life: Life, statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Assert)
+        and statement.lineno > life.statement.lineno
+        and not turns_back_if_none(statement, life.holder)
+    )
+
+
+def rollback(life: Life, body: list[ast.stmt], origins: Origins) -> Edit | None:
     """The edit for one stretch; None where the lease may be somebody else's within it."""
     if len(body) == 1 and isinstance(body[0], ast.Raise):
         return release_before(life, body[0])
@@ -127,14 +189,26 @@ def _is_last_act(life: Life, release: ast.stmt) -> bool:
     return is_pure(release, life.holder) and not any(isinstance(n, ast.Call) for n in own_nodes(after[0]))
 
 
+def _end_before(life: Life, statement: ast.stmt) -> int:
+    """The last line of what stands before `statement`: its neighbour, or the head of the block."""
+    block = list(block_of(life.file, statement))
+    index = block.index(statement)
+    if index:
+        return block[index - 1].end_lineno or block[index - 1].lineno
+    return getattr(life.file.parents[statement], "lineno", 0)
+
+
 def _around(life: Life, body: list[ast.stmt]) -> Edit | None:
     file = life.file
-    first, last = body[0].lineno, body[-1].end_lineno or body[-1].lineno
+    first, last = (
+        first_line(file, body[0], _end_before(life, body[0])),
+        body[-1].end_lineno or body[-1].lineno,
+    )
     unit, newline = unit_of(life), newline_of(file)
     deeper = indented(taken(file, first, last), unit)
     if deeper is None:
         return None
-    margin = indentation(file.lines[first - 1])
+    margin = indentation(file.lines[body[0].lineno - 1])
     release = giving_back(life, margin + unit, unit, asked=was_asked(life, body[0]))
     text = [f"{margin}try:", "".join(deeper).rstrip("\r\n"), f"{margin}except BaseException:", *release]
     return Edit(

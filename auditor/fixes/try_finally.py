@@ -195,9 +195,13 @@ def _end_of(statements: Sequence[ast.stmt]) -> int:
 
 def _first_line(region: Region) -> int:
     """Where the body begins, comments directly above its first statement included."""
-    lines, first = region.life.file.lines, _start(region.body[0])
-    limit = _end_before(region, region.body[0])
-    while first - 1 > limit and lines[first - 2].lstrip().startswith("#"):
+    return first_line(region.life.file, region.body[0], _end_before(region, region.body[0]))
+
+
+def first_line(file: Parsed, statement: ast.stmt, limit: int) -> int:
+    """Where a statement begins with the comments directly above it, which are below line `limit`."""
+    first = _start(statement)
+    while first - 1 > limit and file.lines[first - 2].lstrip().startswith("#"):
         first -= 1
     return first
 
@@ -205,9 +209,19 @@ def _first_line(region: Region) -> int:
 def _with_comments(region: Region, statement: ast.stmt) -> list[str]:
     """The statement's lines and every comment between it and the statement before."""
     file, last = region.life.file, statement.end_lineno or statement.lineno
-    gap = range(_end_before(region, statement) + 1, statement.lineno)
-    comments = [number for number in gap if file.lines[number - 1].lstrip().startswith("#")]
+    comments = _comment_lines(file, statement, _end_before(region, statement))
     return taken(file, min(comments, default=statement.lineno), last)
+
+
+def comments_above(file: Parsed, statement: ast.stmt, limit: int) -> list[str]:
+    """The lines from the first comment below line `limit` to the statement."""
+    first = min(_comment_lines(file, statement, limit), default=statement.lineno)
+    return taken(file, first, statement.lineno - 1)
+
+
+def _comment_lines(file: Parsed, statement: ast.stmt, limit: int) -> list[int]:
+    gap = range(limit + 1, statement.lineno)
+    return [number for number in gap if file.lines[number - 1].lstrip().startswith("#")]
 
 
 def _end_before(region: Region, statement: ast.stmt) -> int:
