@@ -35,13 +35,15 @@ def rolled_back(case: Case) -> FixOffer | None:
     call that matters, where a handler further out would swallow the exception and forget the lease.
     """
     life = life_of(case, several=True)
-    if life is None or not life.lease.handed_over or life.releases is None:
+    if life is None or life.releases is None:
         return None
     origins = origins_of(life.lease.leaks)
-    stretches = _stretches(life, origins) if origins else []
-    edits = [rollback(life, body, origins) for body in stretches if origins]
+    if origins is None or not (life.lease.handed_over or origins.caught):
+        return None
+    stretches = _stretches(life, origins)
+    edits = [rollback(life, body, origins) for body in stretches]
     kept = tuple(edit for edit in edits if edit is not None)
-    if origins is None or not kept or len(kept) < len(edits):
+    if not kept or len(kept) < len(edits):
         return None
     return FixOffer(_safety(life, origins), _described(life, stretches), kept)
 
