@@ -65,16 +65,16 @@ def examine(order: Order, cache: Cache) -> Examined:
         repeated_allocators=adopted.repeated_allocators,
         standard=adopted.standard,
     )
-    findings, excerpts = judge(facts, comments, order.texts, order.repair_in)
+    judged = judge(facts, comments, order.texts, order.repair_in)
     run = Run(
         version=__version__,
         summary=_summary(order.found, scan, flow, adopted, failures),
         classes=_classes(order, scan, adopted),
-        findings=tuple(findings),
-        failures=failures,
+        findings=judged.findings,
+        failures=_in_order([*failures, *judged.broken_fixes]),
         unfollowed=_in_order(flow.unfollowed),
         conventions=adopted.conventions,
-        excerpts=excerpts,
+        excerpts=judged.excerpts,
     )
     return Examined(run, scan.digests)
 

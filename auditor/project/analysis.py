@@ -213,7 +213,7 @@ class Analysis:
         way = giving_back(self.recogniser, outcome.function, outcome.call)
         by_lease = custom.get(lease.protocol)
         if by_lease and outcome.acquisition.handle is Handle.RESULT and not (way and way.lending):
-            way = GivingBack(by_lease)
+            way = GivingBack(by_lease, each=any(place[-1] == "[*]" for place in outcome.acquisition.places))
         return replace(lease, giving_back=way)
 
     def _lines(self, path: str) -> Sequence[str]:
