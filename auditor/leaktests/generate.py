@@ -45,7 +45,6 @@ class Generated:
 def generate(order: Order, shop: Workshop) -> Generated:
     """Plan everything in `order.files` and write a test file for each plan."""
     found = find_targets(order.files)
-    keys = {target.key for target in found.targets}
     probe = Probe(
         order.device, order.seconds, order.recipes, aims(order.findings, order.files), order.progress
     )
@@ -55,6 +54,7 @@ def generate(order: Order, shop: Workshop) -> Generated:
         write_generated(order.folder / file_name(plan), render(plan, order.folder.resolve()), written)
     if planned.plans:
         _write_support(order.folder, written)
+    keys = {plan.target.key for plan in planned.plans} | {entry.target.key for entry in planned.unplanned}
     unknown = sorted(set(order.recipes) - keys)
     return Generated(planned, written, found.failures, unknown)
 
@@ -78,6 +78,7 @@ def aims(findings: Iterable[Finding], files: Iterable[SourceFile]) -> tuple[Aim,
                 tuple(lines),
                 where,
                 finding.message,
+                finding.symbol,
                 finding.code in _BY_EXCEPTION,
             )
         )
