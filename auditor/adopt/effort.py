@@ -9,7 +9,7 @@ from auditor.adopt.vendor import standard
 from auditor.fixes.document import Document
 from auditor.model import ClassRow
 from auditor.project.class_table import ClassTable
-from auditor.source.entries import FileIndex
+from auditor.source.entries import ClassIndex, FileIndex
 from auditor.texts import Texts
 
 
@@ -37,18 +37,16 @@ def with_effort(rows: Iterable[ClassRow], indexes: Iterable[FileIndex], texts: T
     """The rows, those of classes without a pool with the number of edits that adopting them takes."""
     files = sorted(indexes, key=lambda file: file.path)
     table, documents = ClassTable(files), Documents(texts)
+    classes = {(each.span.path, each.span.line, each.qualname): each for each in table.classes()}
     return tuple(
-        replace(row, edits=_edits(row, Project(table, documents)))
+        replace(row, edits=_edits(classes[row.path, row.line, row.name], Project(table, documents)))
         if row.support == "none" and row.edits is not None
         else row
         for row in rows
     )
 
 
-def _edits(row: ClassRow, project: Project) -> int | None:
+def _edits(entry: ClassIndex, project: Project) -> int | None:
     """None where nothing may be pooled, or the class cannot take the mixin."""
-    for entry in project.table.classes():
-        if (entry.span.path, entry.span.line, entry.qualname) == (row.path, row.line, row.name):
-            outcome = Adopter(project, standard).adopt(entry)
-            return len(outcome.edits) if outcome.fate is Fate.ADOPTED else None
-    return None
+    outcome = Adopter(project, standard).adopt(entry)
+    return len(outcome.edits) if outcome.fate is Fate.ADOPTED else None

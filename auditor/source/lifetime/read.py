@@ -16,11 +16,21 @@ from auditor.source.lifetime.retained import graphs_retained
 from auditor.source.lifetime.shape_caches import shapes_cached
 from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.lifetime.steps import caches_emptied, gradients_on
+from auditor.source.lifetime.uninitialised import memory_unwritten
+from auditor.source.lifetime.uninitialised_bytes import may_read_unwritten
 
 Reader = Callable[[Code], Iterator[Sighting]]
 
+# A decorator that keeps results, and the head of the function below it.
+_CACHED = (
+    rb"@[\w.]*cache(?!d_property)\w*%s[^\n]*\n"
+    rb"(?:(?![ \t]*(?:async def|def|class)\b)[^\n]*\n){0,8}[ \t]*(?:async[ \t]+)?def[ \t]+\w+\("
+)
+_HELD = rb"(?:\s*self\b|(?:(?!\)\s*(?:->|:))[\s\S])*?\b(?:Module|Tensor|Parameter|PreTrainedModel)\b)"
 _PATTERNS = {
-    b"@cache": re.compile(rb"@[\w.]*cache\b"),
+    b"@cache(held)": re.compile(_CACHED % b"" + _HELD),
+    b"@cache(size)": re.compile(_CACHED % rb"(?<=[@.]cache)(?!\()" + rb"\s*[^)\s]"),
+    b"@cache(None)": re.compile(_CACHED % rb"\(\s*(?:maxsize\s*=\s*)?None" + rb"\s*[^)\s]"),
     b"lru_cache()()": re.compile(rb"lru_cache\([^\n]*\)\("),
     b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
     b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
@@ -33,26 +43,32 @@ _READERS: tuple[tuple[tuple[bytes, ...], Reader], ...] = (
     ((b".backward(", b".eval()"), graphs_kept),
     ((b".backward(", *_CELLS), states_carried),
     ((b"_hook(",), hooks_dropped),
-    ((b"@cache", b"lru_cache()()"), objects_cached),
+    ((b"@cache(held)", b"lru_cache()()"), objects_cached),
     ((b".backward(", *_OUT_OF_MEMORY), exceptions_held),
     ((b"def backward(",), tensors_on_context),
     ((b"_graph=True",), graphs_retained),
-    ((b"cache[]", b"CACHE[]", b"@cache"), shapes_cached),
+    ((b"cache[]", b"CACHE[]", b"@cache(size)", b"@cache(None)"), shapes_cached),
     ((b"_hook(",), hooks_closed),
     ((b"_record_memory_history", b"profile("), recordings),
     ((b"empty_cache(",), caches_emptied),
     ((b".eval()",), gradients_on),
+    ((), memory_unwritten),  # judged by more than words
 )
+_UNWRITTEN = len(_READERS) - 1
 _WORDS = tuple(dict.fromkeys(word for words, _ in _READERS for word in words))
 _TEST = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
 
 
 def suspects(path: str, data: bytes) -> tuple[int, ...]:
     """The readers that may find something, by number; tests are not read, for they end."""
-    if b"torch" not in data or _TEST.search(path):
+    if _TEST.search(path):
         return ()
+    unwritten = (_UNWRITTEN,) if may_read_unwritten(data) else ()
+    if b"torch" not in data:
+        return unwritten
     there = {word for word in _WORDS if _is_there(word, data)}
-    return tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
+    found = tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
+    return found + unwritten
 
 
 def _is_there(word: bytes, data: bytes) -> bool:
