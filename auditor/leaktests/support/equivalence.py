@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import Mismatch
 from .pools import counter_watched, pair_of, pools_of
+from .randomness import set_seed
 from .scenarios import SHAPES, Feed, Target, loss_of, tensors_in, with_gradients
 
 Build = Callable[[bool], Target]
@@ -91,7 +92,7 @@ def _memory(blocks: str) -> AbstractContextManager[object]:
 
 
 def _built(build: Build, pool: bool, seed: int) -> Target:
-    torch.manual_seed(seed)
+    set_seed(seed)
     return build(pool)
 
 
@@ -109,12 +110,12 @@ def _set_state(target: Target, state: dict[str, Any]) -> None:
 
 
 def _run(target: Target, feed: Feed, turn: int, seed: int) -> Results:
-    torch.manual_seed(seed + turn)
+    set_seed(seed + turn)
     args, kwargs = with_gradients(feed(turn)) if torch.is_grad_enabled() else feed(turn)
     parameters = dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
     for parameter in parameters.values():
         parameter.grad = None
-    torch.manual_seed(seed + turn)
+    set_seed(seed + turn)
     outputs = target(*args, **kwargs)
     results = {f"output {number}": out.detach().clone() for number, out in enumerate(tensors_in(outputs))}
     loss = loss_of(outputs)
