@@ -164,10 +164,13 @@ def _stored(graph: Graph, known: Knowledge, target: Path, source: Path) -> Knowl
     key, old = "".join(target).lstrip("@"), "".join(source)
     if len(target) != 2 or not target[1].startswith("."):
         return known
-    told = ((key, (old, True)), (key, (old, False)), (f"{key} is None", (f"{old} is None", True)))
-    told += ((f"{key} is None", (f"{old} is None", False)),)
+    answers = [
+        (name, (told, truth))
+        for name, told in ((key, old), (f"{key} is None", f"{old} is None"))
+        for truth in (True, False)
+    ]
     return known.union(
-        (asked, fact[1]) for asked, fact in told if fact in known and asked in graph.condition_names
+        (asked, fact[1]) for asked, fact in answers if fact in known and asked in graph.condition_names
     )
 
 
