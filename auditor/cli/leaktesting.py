@@ -66,8 +66,7 @@ def run_leaktests(options: LeakTestOptions) -> int:
 
 def recipes_of(file: Path | None, settings: Effective) -> Mapping[str, Recipe]:
     """From --recipes, else from the file that the settings name."""
-    configured = settings.settings.recipes
-    chosen = file or (settings.root / configured if configured else None)
+    chosen = file or settings.recipes
     return read_recipes(chosen) if chosen else {}
 
 

@@ -164,13 +164,11 @@ def _stored(graph: Graph, known: Knowledge, target: Path, source: Path) -> Knowl
     key, old = "".join(target).lstrip("@"), "".join(source)
     if len(target) != 2 or not target[1].startswith("."):
         return known
-    answers = [
-        (name, (told, truth))
-        for name, told in ((key, old), (f"{key} is None", f"{old} is None"))
-        for truth in (True, False)
-    ]
+    told = ((f"{key}{test}", f"{old}{test}", truth) for test in ("", " is None") for truth in (True, False))
     return known.union(
-        (asked, fact[1]) for asked, fact in answers if fact in known and asked in graph.condition_names
+        (asked, truth)
+        for asked, fact, truth in told
+        if (fact, truth) in known and asked in graph.condition_names
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from auditor.leaktests.plan import Aim, Recipe
 from auditor.leaktests.probing import SECONDS, Planned, Probe, plan_all
 from auditor.leaktests.render import file_name, render
-from auditor.leaktests.targets import find_targets
+from auditor.leaktests.targets import Found, find_targets
 from auditor.leaktests.workshop import Workshop
 from auditor.leaktests.writing import Written, write_generated
 from auditor.model import Failure, Finding
@@ -21,7 +21,8 @@ _BY_EXCEPTION = ("PA103", "PA109", "PA111")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to generate, where to, and how to go about it."""
+    """What to generate, where to, and how to go about it. `around` are files that are read for what the
+    targets of `files` may need: configuration classes, bases."""
 
     files: Sequence[SourceFile]
     findings: Sequence[Finding]
@@ -30,6 +31,7 @@ class Order:
     device: str = "cpu"
     seconds: float = SECONDS
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    around: Sequence[SourceFile] = ()
 
 
 @dataclass(slots=True)
@@ -42,9 +44,18 @@ class Generated:
     unknown: list[str]
 
 
+def _within(order: Order, found: Found) -> Found:
+    """The targets and failures of the order's own files, with the configuration classes of all."""
+    if not order.around:
+        return found
+    ours = {file.path for file in order.files}
+    targets = [target for target in found.targets if target.path in ours]
+    return Found(targets, found.configs, [failure for failure in found.failures if failure.path in ours])
+
+
 def generate(order: Order, shop: Workshop) -> Generated:
     """Plan everything in `order.files` and write a test file for each plan."""
-    found = find_targets(order.files)
+    found = _within(order, find_targets([*order.files, *order.around]))
     keys = {target.key for target in found.targets}
     probe = Probe(
         order.device, order.seconds, order.recipes, aims(order.findings, order.files), order.progress

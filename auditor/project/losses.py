@@ -38,10 +38,13 @@ class Losses:
         self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
 
     def leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
-        """Each kind of loss at each place once, with the path that leads there."""
+        """Each kind of loss at each place once, with the path that leads there; the shortest path first."""
         seen: set[tuple[Loss, Span]] = set()
-        for loss, node, held in followed.endings.lost:
-            path, kind = self._likeliest(loss, followed, node, held, site)
+        ways = [
+            (*self._likeliest(loss, followed, node, held, site), node, held)
+            for loss, node, held in followed.endings.lost
+        ]
+        for path, kind, node, held in sorted(ways, key=lambda way: len(way[0])):
             at = self._where(node, path)
             if (
                 self._asserted_away(path, site)

@@ -58,6 +58,11 @@ class Releases:
         names = names_of(targets, None, dotted)
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
 
+    def declares(self, function: Function, call: ast.Call, position: Position) -> bool:
+        """Whether the settings say that the operand is given back."""
+        names = names_of(*self.calls.targets(function, call))
+        return self._release_pattern(self.declared, names, callee_text(call), call, position)
+
     def _release_pattern(
         self,
         protocols: Sequence[Protocol],
