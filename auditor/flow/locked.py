@@ -93,9 +93,7 @@ class Locked:
         if node in self.releases:
             return self._released(node, op, hold, edge)
         if node in self.acquires:
-            return (
-                () if node in self.awaited.values() and edge in RAISING else self._asked(node, op, hold, edge)
-            )
+            return () if node in self.awaited.values() and edge in RAISING else self._asked(node, op, hold, edge)
         if edge in RAISING:
             return () if isinstance(op, Call) and op.method in QUIET else (hold,)
         match op:

@@ -58,7 +58,7 @@ class Losses:
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int
     ) -> tuple[list[Station], Loss]:
-        """The shortest path, unless it blames a call that was not given the lease, and another way does not."""
+        """The shortest path; another if that blames a call which was not given the lease, and it does not."""
         path = shortest_path(self.graph, followed.solution, node, held)
         kind = self._kind(loss, path, site)
         if kind in UNWRITTEN and kind is not loss and loss not in IN_PASSING | {Loss.RAISE, Loss.DISCARDED}:

@@ -82,9 +82,7 @@ class TwiceByMethods:
             if ends.all_ways and ends.kept and self._calls(last, function):
                 span = place_of(function, node)
                 name = f"`self{''.join(field)}`"
-                again = Step(
-                    cls.module.path, last.node.lineno, last.node.col_offset + 1, "`__del__` calls it again"
-                )  # type: ignore[union-attr]
+                again = Step(cls.module.path, last.node.lineno, last.node.col_offset + 1, "`__del__` calls it again")  # type: ignore[union-attr]
                 first = Step(span.path, span.line, span.column, f"`{function.name}` keeps the field")
                 yield Misuse(Fault.TWICE, span, function.qualname, name, "__del__", (again, first))
 
