@@ -121,7 +121,7 @@ class Follower:
             outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
         outcome.stored = sorted(endings.stored.items())
-        outcome.beside = frozenset(endings.beside)
+        outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
 

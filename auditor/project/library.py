@@ -11,7 +11,7 @@ BORROWING = frozenset(
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
      "critical", "log", "int", "float", "abs",
      "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
-     "memcpy", "memoryview", "synchronize"}
+     "memcpy", "memoryview", "synchronize", "readinto", "readinto1", "recv_into", "sendall"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
                           "deque", "filter", "copy",
