@@ -74,6 +74,8 @@ class OutsideEffects:
             return _carried(call.method, table)
         if value is Value.TENSOR:
             return table if table is not None else PERHAPS_SAME
+        if call.method in CONTENT and not (call.args or call.kwargs):
+            return SAME
         return SAME if table == SAME or call.method in ITSELF else BORROWED
 
     def _unknown_function(
@@ -124,6 +126,9 @@ class OutsideEffects:
 
 ITSELF = frozenset({"copy", "__enter__", "__iter__", "resolve", "absolute"})
 """Methods of an object that return it, or another name of the same path."""
+
+CONTENT = frozenset({"get", "unwrap"})
+"""Methods that take out of an outcome what it stands for: `status.get()`."""
 
 ARRAYS = frozenset({"tensor", "as_tensor", "asarray", "array", "LongTensor", "IntTensor"})
 CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",
