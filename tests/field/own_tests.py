@@ -1,4 +1,4 @@
-"""Whether a package's tests that pass still do once it is fixed: `tests/field/own_tests.py SOURCE TEST ...`.
+"""Whether a package's tests that pass still do once it is fixed: `-m tests.field.own_tests SOURCE TEST ...`.
 
 SOURCE is an unpacked source distribution, TEST paths of tests within it. It is copied; the tests are run, the
 copy is fixed with --unsafe-fixes, and they are run again. Tests that cannot run where this is run (no GPU, no
