@@ -32,8 +32,11 @@ class Judged:
     broken_fixes: tuple[Failure, ...]
 
 
-def judge(facts: Facts, comments: Sequence[Suppression], texts: Texts) -> Judged:
-    """Run the rules, silence what comments silence, and build the fixes of what is left.
+def judge(
+    facts: Facts, comments: Sequence[Suppression], texts: Texts, repair_in: frozenset[str] | None = None
+) -> Judged:
+    """Run the rules, silence what comments silence, and build the fixes of what is left: in the files
+    `repair_in`, or in all.
 
     The PA0 rules judge the comments, so they run last; whether a comment silences something does not depend
     on which rules are selected.
@@ -45,8 +48,10 @@ def judge(facts: Facts, comments: Sequence[Suppression], texts: Texts) -> Judged
     complaints = fingerprinted(
         arbitrate(_run(about_comments, replace(facts, suppressions=used))), texts.lines
     )
-    repairable, broken = _repairable(kept, facts, texts)
-    findings = tuple(sorted([*repairable, *complaints], key=by_place))
+    wanting = [each for each in kept if repair_in is None or each.span.path in repair_in]
+    others = [each for each in kept if repair_in is not None and each.span.path not in repair_in]
+    repairable, broken = _repairable(wanting, facts, texts)
+    findings = tuple(sorted([*repairable, *others, *complaints], key=by_place))
     return Judged(findings, excerpts(findings, texts.lines), tuple(broken))
 
 

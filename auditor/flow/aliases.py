@@ -135,7 +135,7 @@ class Aliases:
 
     def _excluded(self, op: Assume, named: Named) -> bool:
         """What is here is neither None nor false."""
-        if op.subject is None or op.kind == "same" or (op.kind != "truth") != op.value:
+        if op.subject is None or not op.says_absent:
             return False
         return any(
             path == op.subject or (path[: len(op.subject)] == op.subject and path[len(op.subject)][0] == "[")
@@ -159,9 +159,15 @@ class Aliases:
         if op.sliced and self.value is Value.TENSOR:
             return named
         found = inside(named.aliases, op.source, self.value)
-        if op.target[-1] not in (ANY_ITEM, "[:]"):
+        if op.target[-1] == ANY_ITEM:
+            named = self._without_items(named, op.target[:-1])
+        elif op.target[-1] != "[:]":
             named = self.bound(named, op.target, [])
         return self.added(named, (*op.target, *found[0]), found[1]) if found is not None else named
+
+    def _without_items(self, named: N, container: Path) -> N:
+        """One of its items is another now, and nobody can tell which."""
+        return replace(named, aliases=frozenset(a for a in named.aliases if not _an_item(a[0], container)))
 
     def _next(self, node: int, op: Next, named: N, edge: Edge) -> N | None:
         """One turn of the loop meets the object, and no other does; a loop that never met it had none."""

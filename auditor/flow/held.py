@@ -39,6 +39,7 @@ class Endings:
     released: dict[int, Held] = field(default_factory=dict)
     returned: dict[int, Path] = field(default_factory=dict)
     stored: dict[int, Path] = field(default_factory=dict)
+    beside: set[Path] = field(default_factory=set)  # wherever else it lies then, the result included
     taken: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
 

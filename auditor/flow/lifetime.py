@@ -64,7 +64,8 @@ class Lifetime:
     """The step function of one lease over its whole life. `foreign`: it is no lease at all.
 
     `exits` is the context whose end gives it back, where a `with` does. A path ends at its first fault, or
-    goes on where all ways out are asked for."""
+    goes on where all ways out are asked for. `reused`: what was given back may be somebody else's at once, so
+    that a suppressed error helps nobody."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Lifetime:
         foreign: bool = False,
         going_on: bool = False,
         exits: Path | None = None,
+        reused: bool = False,
     ) -> None:
         self.graph = graph
         self.uses = uses
@@ -84,6 +86,7 @@ class Lifetime:
         self.foreign = foreign
         self.going_on = going_on
         self.exits = exits
+        self.reused = reused
         self.aliases = Aliases(graph, uses, value, protocol)
         self.parameters = frozenset(graph.parameters)
         self.events: list[Event] = []
@@ -101,7 +104,7 @@ class Lifetime:
         if isinstance(op, Leave):
             self._leave(node, op, life)
             return None
-        if isinstance(op, Enter) and _expects_failure(op.at):
+        if isinstance(op, Enter) and not self.reused and _expects_failure(op.at):
             return None
         if isinstance(op, Exit) and op.context == self.exits:
             return self._released(node, life, Release())

@@ -98,8 +98,10 @@ class Ownership(Passing):
         nothing else."""
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
-        if op.subject is None or (op.kind != "truth") != op.value or self.acquisition.keyed:
+        if op.subject is None or not op.says_absent or self.acquisition.keyed:
             return held
+        if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
+            return held  # `self.ok()` does not speak of what lies in its fields
         if any(begins_with(place, op.subject) for place in held.places):
             return None
         if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in held.maybe):
@@ -261,6 +263,7 @@ class Ownership(Passing):
         elif outside:
             if op.way is not Way.RAISE:
                 endings.stored.setdefault(node, kept or (elsewhere or outside)[0])
+                endings.beside.update(fields, (place for place in held.places if place[0] == RESULT[0]))
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)

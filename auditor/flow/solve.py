@@ -4,9 +4,9 @@ This is property simulation (Das, Lerner, Seigle: ESP, PLDI 2002): states that h
 same places are merged and their knowledge intersected; different ones stay apart. So the cost is bounded by
 the number of different ownership states, and branches that test the same condition still correlate."""
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from auditor.flow.knowledge import Knowledge, join, learn
@@ -39,10 +39,13 @@ def solve(
     step: Step[State],
     edges: frozenset[Edge],
 ) -> Solution[State]:
-    """Propagate from `start` along `edges` until nothing changes. Raises TooManyStates."""
+    """Propagate from `start` along `edges` until nothing changes. Raises TooManyStates.
+
+    A node waits for all that lead to it (reverse postorder), so that ways meet before they go on together."""
     solution: Solution[State] = Solution()
-    work: deque[tuple[int, State]] = deque()
-    waiting: set[tuple[int, State]] = set()
+    ranks = graph.ranks()
+    work: list[tuple[int, int]] = []
+    waiting: dict[int, dict[State, None]] = {}
 
     def arrive(node: int, state: State, known: Knowledge) -> None:
         here = solution.states.setdefault(node, {})
@@ -53,27 +56,28 @@ def solve(
         if before is None and len(here) >= STATES_PER_NODE:
             raise TooManyStates
         here[state] = merged
-        if (node, state) not in waiting:
-            waiting.add((node, state))
-            work.append((node, state))
+        if node not in waiting:
+            waiting[node] = {}
+            heappush(work, (ranks[node], node))
+        waiting[node][state] = None
 
     for node, state, known in start:
         solution.starts.add((node, state))
         arrive(node, state, known)
     while work:
-        node, state = work.popleft()
-        waiting.discard((node, state))
-        learned = learn(graph, graph.ops[node], solution.states[node][state])
-        if learned is None:
-            continue
-        if not graph.successors[node]:
-            step(node, state, Edge.NORMAL)  # the function is left here
-        for target, edge in graph.successors[node]:
-            if edge not in edges:
+        _, node = heappop(work)
+        for state in waiting.pop(node):
+            learned = learn(graph, graph.ops[node], solution.states[node][state])
+            if learned is None:
                 continue
-            for after in step(node, state, edge):
-                origins = solution.came_from.setdefault((target, after), [])
-                if (node, state, edge) not in origins:
-                    origins.append((node, state, edge))
-                arrive(target, after, learned)
+            if not graph.successors[node]:
+                step(node, state, Edge.NORMAL)  # the function is left here
+            for target, edge in graph.successors[node]:
+                if edge not in edges:
+                    continue
+                for after in step(node, state, edge):
+                    origins = solution.came_from.setdefault((target, after), [])
+                    if (node, state, edge) not in origins:
+                        origins.append((node, state, edge))
+                    arrive(target, after, learned)
     return solution

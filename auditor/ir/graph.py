@@ -21,6 +21,7 @@ class Graph:
     parameters: tuple[str, ...] = ()
     condition_names: dict[str, frozenset[str]] = field(default_factory=dict)
     fresh_roots: frozenset[str] = frozenset()
+    _ranks: list[int] = field(default_factory=list)
 
     def add(self, op: Op) -> int:
         if len(self.ops) >= NODE_LIMIT:
@@ -33,3 +34,30 @@ class Graph:
         pair = (target, edge)
         if pair not in self.successors[source]:
             self.successors[source].append(pair)
+
+    def ranks(self) -> list[int]:
+        """Each node's place in reverse postorder: but for loops, a node comes after all that lead to it.
+
+        Asked for once the graph is built; nodes that nothing leads to come first, which nobody sees."""
+        if not self._ranks:
+            self._ranks = [0] * len(self.ops)
+            for place, node in enumerate(reversed(_postorder(self.successors))):
+                self._ranks[node] = place
+        return self._ranks
+
+
+def _postorder(successors: list[list[tuple[int, Edge]]]) -> list[int]:
+    """Every node that the entry reaches, after the nodes that it leads to."""
+    found: list[int] = []
+    seen = {0}
+    path = [(0, iter(successors[0]))]
+    while path:
+        node, rest = path[-1]
+        following = next((target for target, _ in rest if target not in seen), None)
+        if following is None:
+            found.append(node)
+            path.pop()
+        else:
+            seen.add(following)
+            path.append((following, iter(successors[following])))
+    return found

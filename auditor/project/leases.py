@@ -17,6 +17,7 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
 from auditor.project.sites import loops_around, site_nodes
+from auditor.protocols.vocabulary import LEASE_METHODS
 
 BEGINNING = re.compile(
     r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
@@ -44,6 +45,7 @@ class Outcome:
     returned: Path | None = None
     flags: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
+    beside: frozenset[Path] = frozenset()
     unknown: bool = False
 
 
@@ -119,6 +121,7 @@ class Follower:
             outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
         outcome.stored = sorted(endings.stored.items())
+        outcome.beside = frozenset(endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
 
@@ -168,12 +171,32 @@ class Follower:
             return (
                 acquisition.own_key and acquisition.handle is Handle.RECEIVER
             )  # a local lock dies with the call
+        if acquisition.handle is Handle.RECEIVER and self._release_lent(op):
+            return True
         place = acquisition.places[0]
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _release_lent(self, op: Call) -> bool:
+        """`loop.add_reader(fd, semaphore.release)`: the releasing method itself was given to somebody."""
+        owner = op.at.func
+        if not isinstance(owner, ast.Attribute):
+            return False
+        outermost = self.function
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        key = ast.dump(owner.value)
+        called = {id(node.func) for node in ast.walk(outermost.node) if isinstance(node, ast.Call)}
+        return any(
+            isinstance(node, ast.Attribute)
+            and node.attr in LEASE_METHODS
+            and id(node) not in called
+            and ast.dump(node.value) == key
+            for node in ast.walk(outermost.node)
+        )
 
     def _still_to_run(self, op: Call) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""
@@ -227,4 +250,5 @@ def _merge(one: Outcome, other: Outcome) -> Outcome:
     )
     one.returned = one.returned or other.returned
     one.stored += other.stored
+    one.beside |= other.beside
     return one

@@ -38,10 +38,13 @@ class Losses:
         self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
 
     def leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
-        """Each kind of loss at each place once, with the path that leads there."""
+        """Each kind of loss at each place once, with the path that leads there; the shortest path first."""
         seen: set[tuple[Loss, Span]] = set()
-        for loss, node, held in followed.endings.lost:
-            path = shortest_path(self.graph, followed.solution, node, held)
+        ways = [
+            (shortest_path(self.graph, followed.solution, node, held), loss, node, held)
+            for loss, node, held in followed.endings.lost
+        ]
+        for path, loss, node, held in sorted(ways, key=lambda way: len(way[0])):
             kind = self._kind(loss, path, site)
             at = self._where(node, path)
             if (
@@ -147,7 +150,7 @@ class Losses:
             return None  # an assertion states what cannot happen
         for index, station in enumerate(path):
             op = self.graph.ops[station.node]
-            if isinstance(op, Assume) and op.subject is not None and (op.kind != "truth") == op.value:
+            if isinstance(op, Assume) and op.subject is not None and op.says_absent:
                 text, call = self._acquired().get(op.subject[0], (None, None))
                 again = any(earlier.node == site for earlier in path[:index])
                 if (

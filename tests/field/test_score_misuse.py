@@ -2,8 +2,8 @@
 
 from tests.field.score_misuse import HERE, Site, audit, compare, labels
 
-SITE = Site("misuse", "a.py", 3, "PA201", "free(x)", "own", "")
-CLEAN = Site("misuse", "a.py", 5, None, "free(x)", "own", "")
+SITE = Site("misuse", "", "a.py", 3, "PA201", "free(x)", "own", "")
+CLEAN = Site("misuse", "", "a.py", 5, None, "free(x)", "own", "")
 
 
 def test_the_goals_hold_on_our_own_files() -> None:

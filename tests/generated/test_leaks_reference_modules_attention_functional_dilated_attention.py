@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 01e3c1c8c6edfce9: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 1571d28ea6474fb2: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.functional.dilated_attention.
 
 `poolaudit leaktests` wrote this file from its recipe. After every step exactly as much must be
@@ -60,12 +60,12 @@ def feed(turn=0):
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_memory_stays_level(scenario):
-    assert_no_growth(make_step(build, feed, scenario))
+    assert_no_growth(make_step(build, feed, scenario), steps=4 if scenario == "train" else 2)
 
 
 def test_a_planted_leak_is_found():
     with pytest.raises(Leak, match="memory grows by"):
-        assert_no_growth(make_step(lambda: plant(build()), feed, "train"), settle=0)
+        assert_no_growth(make_step(lambda: plant(build()), feed, "train"), settle=0, named=False)
 
 
 def test_nothing_grows_unseen():
@@ -75,7 +75,7 @@ def test_nothing_grows_unseen():
 
 def test_a_planted_object_is_found():
     with pytest.raises(Leak):
-        assert_quiet(make_step(lambda: plant(build(), "object"), feed, "train"), settle=0, named=False)
+        assert_quiet(make_step(lambda: plant(build(), "object"), feed, "train"), windows=2, settle=0, named=False)
 
 
 def test_nothing_stays_held_after_a_failure():
@@ -86,4 +86,4 @@ def test_nothing_stays_held_after_a_failure():
 def test_what_a_planted_failure_holds_is_found():
     step = make_step(lambda: plant(build(), "fault"), lambda turn: feed(3), "no_grad")
     with pytest.raises(Leak):
-        inject_faults(step)
+        inject_faults(step, last=1, named=False)

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 fcd7936963ea544e: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 49659906fcbd6620: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.long_net.LongNet.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -63,12 +63,12 @@ def feed(turn=0):
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_memory_stays_level(scenario):
-    assert_no_growth(make_step(build, feed, scenario))
+    assert_no_growth(make_step(build, feed, scenario), steps=4 if scenario == "train" else 2)
 
 
 def test_a_planted_leak_is_found():
     with pytest.raises(Leak, match="memory grows by"):
-        assert_no_growth(make_step(lambda: plant(build()), feed, "train"), settle=0)
+        assert_no_growth(make_step(lambda: plant(build()), feed, "train"), settle=0, named=False)
 
 
 def test_nothing_grows_unseen():
@@ -78,4 +78,4 @@ def test_nothing_grows_unseen():
 
 def test_a_planted_object_is_found():
     with pytest.raises(Leak):
-        assert_quiet(make_step(lambda: plant(build(), "object"), feed, "train"), settle=0, named=False)
+        assert_quiet(make_step(lambda: plant(build(), "object"), feed, "train"), windows=2, settle=0, named=False)
