@@ -81,10 +81,8 @@ class Misused:
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
 
     def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
-        paths = [path for path in self.relevant if not TEST_FILE.search(path)]
-        yield from TwiceByCalls(self.project, self.recogniser, self.endings, paths).misuses(
-            keeping(), self.known
-        )
+        by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling)
+        yield from by_calls.misuses(keeping(), self.known)
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""
