@@ -263,8 +263,8 @@ class Ownership(Passing):
         elif outside:
             if op.way is not Way.RAISE:
                 endings.stored.setdefault(node, kept or (elsewhere or outside)[0])
-                results = [place for place in held.places if place[0] == RESULT[0]]
-                endings.beside.update((node, place) for place in (*fields, *results))
+                others = [place for place in held.places if place[0] == RESULT[0] or place[0][0] == "@"]
+                endings.beside.update((node, place) for place in (*fields, *others))
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)

@@ -90,6 +90,8 @@ class Fields:
             return first
         if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
             return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
+        if any(other[0].startswith("@") for other in outcome.beside):
+            return replace(first, escapes=True)  # a list of the module has it as well
         for other in sorted(outcome.beside - {path}):
             if len(other) == 2 and _own_field(outcome.function, other):
                 described = self._describe(outcome, node, other)

@@ -16,6 +16,7 @@ from auditor.model import Span
 from auditor.project.effects import FunctionEffects
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
+from auditor.project.rewriting import note_rewritten_flags
 from auditor.project.sites import loops_around, site_nodes
 from auditor.protocols.vocabulary import LEASE_METHODS
 
@@ -62,6 +63,7 @@ class Follower:
         self.in_test = TEST_FILE.search(function.module.path) is not None
         self.losses = Losses(function, effects, exceptions)
         self._known: dict[int, Knowledge] | None = None
+        note_rewritten_flags(function, effects.recogniser.calls)
 
     @property
     def known(self) -> dict[int, Knowledge]:

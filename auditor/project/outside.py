@@ -55,6 +55,8 @@ class OutsideEffects:
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
+        if call.method in COPYING and call.receiver is not None and value is Value.OBJECT:
+            return BORROWED  # `output.copy(region)` reads the region
         if call.method == "run_in_executor" and position == 0:
             return BORROWED  # it runs the work, it is not the work
         if call.method in STORING or KEEPING.match(call.method):
@@ -126,6 +128,8 @@ class OutsideEffects:
 
 ITSELF = frozenset({"copy", "__enter__", "__iter__", "resolve", "absolute"})
 """Methods of an object that return it, or another name of the same path."""
+
+COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
 
 CONTENT = frozenset({"get", "unwrap"})
 """Methods that take out of an outcome what it stands for: `status.get()`."""
