@@ -73,7 +73,7 @@ class Analysis:
         self.relevant = sorted(sources if relevant is None else relevant)
         self.called = CalledNames(sources)
         self.settings = settings
-        self.project = Project(sources)
+        self.project = self._opened(sources)
         self.model = ClassModel(self.project)
         self.calls = Calls(self.model)
         self.recogniser = Recogniser(self.calls, in_force(settings), self._discover())
@@ -90,6 +90,9 @@ class Analysis:
             self._effects[function] = FunctionEffects(function, self.recogniser, self.summaries)
         return self._effects[function]
 
+    def _opened(self, sources: Mapping[str, str]) -> Project:
+        return Project(sources)
+
     def _discover(self) -> list[Pair]:
         pairs: list[Pair] = []
         for path in self.relevant:
@@ -102,7 +105,7 @@ class Analysis:
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
         words = self._with_aliases(self.recogniser.words)
-        paths = sorted(self.called.calling(self.relevant, words))
+        paths = self._calling(words)
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
@@ -210,7 +213,7 @@ class Analysis:
         way = giving_back(self.recogniser, outcome.function, outcome.call)
         by_lease = custom.get(lease.protocol)
         if by_lease and outcome.acquisition.handle is Handle.RESULT and not (way and way.lending):
-            way = GivingBack(by_lease)
+            way = GivingBack(by_lease, each=any(place[-1] == "[*]" for place in outcome.acquisition.places))
         return replace(lease, giving_back=way)
 
     def _lines(self, path: str) -> Sequence[str]:
@@ -220,8 +223,11 @@ class Analysis:
     def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
-        misused = Misused(self.project, self.recogniser, endings, self.relevant, self._known)
+        misused = Misused(self.project, self.recogniser, endings, self._calling, self._known)
         return misused.misuses(outcomes)
+
+    def _calling(self, words: set[str]) -> list[str]:
+        return sorted(self.called.calling(self.relevant, words))
 
     def _known(self, function: Function) -> dict[int, Knowledge]:
         return self._follower(function).known

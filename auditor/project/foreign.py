@@ -36,13 +36,13 @@ class Foreign:
         project: Project,
         recogniser: Recogniser,
         endings: Endings,
-        relevant: Sequence[str],
+        calling: Callable[[set[str]], Sequence[str]],
         known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
         self.endings = endings
-        self.relevant = relevant
+        self.calling = calling
         self.known = known
 
     def misuses(self, releasing: Releasing) -> Iterator[Misuse]:
@@ -122,9 +122,9 @@ class Foreign:
         words = {function.name for function in callees}
         calls: dict[Function, int] = {}
         foreign: dict[Function, list[Misuse]] = {}
-        for path in self.relevant:
+        for path in self.calling(words) if words else ():
             module = self.project.module(path)
-            if module is None or TEST_FILE.search(path) or not words:
+            if module is None or TEST_FILE.search(path):
                 continue
             for function, called in functions_with(module, words):
                 for callee, misuse in self._caller(function, called, callees, calls):

@@ -48,13 +48,13 @@ class Misused:
         project: Project,
         recogniser: Recogniser,
         endings: Endings,
-        relevant: Sequence[str],
+        calling: Callable[[set[str]], Sequence[str]],
         known: Callable[[Function], dict[int, Knowledge]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
         self.endings = endings
-        self.relevant = relevant
+        self.calling = calling
         self.found: dict[tuple[Fault, Span], Misuse] = {}
         self.tensors = Tensors(endings)
         self.known = known
@@ -68,7 +68,7 @@ class Misused:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
             if any(protocol.transfer for protocol in self.recogniser.declared):
                 _guarded(lambda one=function: self._handed_over(one))  # type: ignore[misc]
-        foreign = Foreign(self.project, self.recogniser, self.endings, self.relevant, self.known)
+        foreign = Foreign(self.project, self.recogniser, self.endings, self.calling, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
         locks = Locks(self.recogniser)
         for misuse in (
@@ -81,15 +81,13 @@ class Misused:
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
 
     def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
-        paths = [path for path in self.relevant if not TEST_FILE.search(path)]
-        yield from TwiceByCalls(self.project, self.recogniser, self.endings, paths).misuses(
-            keeping(), self.known
-        )
+        by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling)
+        yield from by_calls.misuses(keeping(), self.known)
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""
         words = release_words(self.recogniser)
-        for path in self.relevant:
+        for path in self.calling(words):
             module = self.project.module(path)
             if module is None or TEST_FILE.search(path):
                 continue

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
+from auditor.source.nodes import children
 
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
+_SCOPES = frozenset((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
 
 
 @dataclass(slots=True, eq=False)
@@ -94,17 +96,13 @@ def _own_calls(function: FunctionNode) -> Iterator[ast.Call]:
     )
     while stack:
         node = stack.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        if type(node) in _SCOPES:
             continue
         if isinstance(node, ast.Call):
             yield node
-        children: list[ast.AST] = []
-        for value in node.__dict__.values():  # ast.iter_child_nodes, five times as fast
-            if isinstance(value, ast.AST):
-                children.append(value)
-            elif isinstance(value, list):
-                children.extend(item for item in value if isinstance(item, ast.AST))
-        stack.extend(reversed(children))
+        below = children(node)
+        below.reverse()
+        stack += below
 
 
 def _says_nothing(statement: ast.AST) -> bool:

@@ -1,6 +1,6 @@
 """A method that releases a field and keeps it, called twice: the second call releases it again."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from auditor.flow.effects import Value
 from auditor.flow.follow import EDGES
@@ -12,6 +12,7 @@ from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Edge, Move, Path
 from auditor.model import Step
+from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
 from auditor.project.project import Project
@@ -27,20 +28,24 @@ class TwiceByCalls:
     """Follows the field from one call of such a method to the next."""
 
     def __init__(
-        self, project: Project, recogniser: Recogniser, endings: Endings, paths: Iterable[str]
+        self,
+        project: Project,
+        recogniser: Recogniser,
+        endings: Endings,
+        calling: Callable[[set[str]], Sequence[str]],
     ) -> None:
         self.project = project
         self.recogniser = recogniser
         self.endings = endings
-        self.paths = paths
+        self.calling = calling
 
     def misuses(
         self, keeping: Keeping, known: Callable[[Function], dict[int, Knowledge]]
     ) -> Iterator[Misuse]:
         words = {method.name for method in keeping}
-        for path in self.paths if words else ():
+        for path in self.calling(words) if words else ():
             module = self.project.module(path)
-            if module is None:
+            if module is None or TEST_FILE.search(path):
                 continue
             for function, calls in functions_with(module, words):
                 try:

@@ -166,6 +166,8 @@ class FunctionUses:
     def release(
         self, call: Call, position: Position, rest: Path, value: Value, protocol: str
     ) -> Release | None:
+        if call.method in ("closing", "aclosing"):
+            return None  # it closes when its `with` is left, not now
         if self.recogniser.releases(self.function, call.at, position):
             inner = any(piece.startswith(".") for piece in rest)  # what a field of it holds stays
             return None if inner else self._listed(call, position)

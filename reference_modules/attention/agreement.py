@@ -21,7 +21,7 @@ def agree(peers: Peers, q: Tensor, settings: str, check: Callable[[], None]) -> 
         check()
     except ValueError as error:
         own_fault = error
-    shape = list(q.shape)[:4] + [0] * (4 - q.dim())
+    shape = [q.dim(), *list(q.shape)[:4], *[0] * (4 - q.dim())]
     described = zlib.crc32(f"{q.dtype} {settings}".encode())
     mine = torch.tensor([int(own_fault is None), *shape, described], dtype=torch.int64, device=q.device)
     everyone = [x.tolist() for x in peers.gather(mine, "comparing shapes")]
@@ -31,12 +31,13 @@ def agree(peers: Peers, q: Tensor, settings: str, check: Callable[[], None]) -> 
     if refused:
         raise ValueError(f"rank {refused[0]} refused its input, so no rank can go on: see the error there")
     for rank, (_, *found) in enumerate(everyone):
-        if found[:4] != shape:
+        if found[:5] != shape:
+            theirs = tuple(found[1 : min(found[0], 4) + 1])
             raise ValueError(
-                f"rank {rank} holds q of shape {tuple(found[:4])} and rank {peers.rank} {tuple(shape)}; "
+                f"rank {rank} holds q of shape {theirs} and rank {peers.rank} {tuple(q.shape)}; "
                 "all parts must be equal: pad the sequence to a multiple of the number of ranks"
             )
-        if found[4] != described:
+        if found[5] != described:
             raise ValueError(
                 f"rank {rank} runs with another dtype or other settings than rank {peers.rank}, "
                 f"which has {q.dtype}, {settings}: build and call the module alike on all ranks"

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from reference_modules.attention.geometry import Chunk, Tile, tiles
+from reference_modules.attention.halving import in_halves_if_needed, ran_out_of_memory, say_so
 from reference_modules.attention.joint import (
     Grads,
     Inputs,
@@ -26,10 +28,13 @@ from reference_modules.attention.joint import (
     joint_views,
     lse_dtype,
 )
+from reference_modules.attention.kernels import Kernel
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.workspace import Pool, accumulator
 
-Parts = list[tuple[Tensor, Tensor]]  # out and lse of every tile, in the plan's order
+T = TypeVar("T")
+TakeIn = Callable[..., None]  # a tile and what its kernel returned
+Parts = dict[Tile, tuple[Tensor, Tensor]]  # out and lse of every kernel call that was made
 
 
 def attend(
@@ -39,24 +44,27 @@ def attend(
     q_BNHD = inputs.q_BNHD
     masked = inputs.visible_BNH1 is not None
     work = accumulation_dtype(q_BNHD.dtype)
-    parts: Parts = []
+    parts: Parts = {}
     with ExitStack() as held, full_precision(q_BNHD):
         slabs, first = _slabs(plan, q_BNHD)
         done = 0
-        if (tile := _whole_tile(plan, q_BNHD)) is not None:
-            kernel = plan.kernel_for(q_BNHD, masked, pool, None)
-            state = _adopt(forward_tile(tile, inputs, kernel, plan.scale, pool), q_BNHD)
+        if (state := _first_branch_at_once(inputs, plan, pool)) is not None:
             done = first
         else:
             out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool, zero=first == 0))
             lse_BNH = q_BNHD.new_full(q_BNHD.shape[:3], -math.inf, dtype=lse_dtype(q_BNHD.dtype))
             state = Softmax(out_BNHD, lse_BNH)
-        for index, tile in enumerate(slabs[done:], done):
+        for index, slab in enumerate(slabs[done:], done):
             kernel = plan.kernel_for(q_BNHD, masked, pool, _seed(seed, index))
-            part = forward_tile(tile, inputs, kernel, plan.scale, pool)
-            (state.put if index < first else state.merge)(tile, *part)
-            if plan.detach_mixing:
-                parts.append(part)
+            take_in = state.put if index < first else state.merge
+
+            def run(tile: Tile, kernel: Kernel = kernel, take_in: TakeIn = take_in) -> None:
+                part = forward_tile(tile, inputs, kernel, plan.scale, pool)
+                take_in(tile, *part)
+                if plan.detach_mixing:
+                    parts[tile] = part
+
+            in_halves_if_needed(slab, run, allowed=not plan.dropout)
         return state.out_BNHD.to(q_BNHD.dtype), state.lse_BNH, parts
 
 
@@ -77,25 +85,31 @@ def attend_backward(
         everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
         slabs, first = _slabs(plan, q_BNHD)
 
-        def gradients(index: int) -> tuple[Tensor, Tensor, Tensor]:
-            tile = slabs[index]
+        def gradients(index: int, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
             kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
             dout, out, lse = tile.query_views(dout_BNHD), *joint_views(tile, out_BNHD, lse_BNH)
             if plan.detach_mixing:
-                part = parts[index] if parts else forward_tile(tile, inputs, kernel, plan.scale, pool)
+                part = parts.get(tile) or forward_tile(tile, inputs, kernel, plan.scale, pool)
                 dout, out, lse = _own_softmax(tile, dout, lse, part)
             return backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
 
+        total = None
         if first == 1 and _whole_tile(plan, q_BNHD) is not None:
-            done = 1
-            total = Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0)))
-        else:
-            done = 0
+            total = _unless_out_of_memory(
+                slabs[0], lambda: Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0, slabs[0])))
+            )
+        done = 0 if total is None else 1
+        if total is None:
             total = Grads(
                 *(held.enter_context(accumulator(x, work, pool, zero=first == 0)) for x in everything)
             )
         for index in range(done, len(slabs)):
-            (total.put if index < first else total.add)(slabs[index], *gradients(index))
+            take_in = total.put if index < first else total.add
+
+            def run(tile: Tile, index: int = index, take_in: TakeIn = take_in) -> None:
+                take_in(tile, *gradients(index, tile))
+
+            in_halves_if_needed(slabs[index], run, allowed=not plan.dropout)
         dq, dk, dv = (x.to(q_BNHD.dtype) for x in (total.dq_BNHD, total.dk_BNHD, total.dv_BNHD))
         return dq, dk, dv
 
@@ -116,9 +130,9 @@ class JointAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, key_padding_mask_BN)
         out_BNHD, lse_BNH, parts = attend(inputs, plan, pool, seed)
-        flat = [x for part in parts for x in part]
+        flat = [x for part in parts.values() for x in part]
         ctx.save_for_backward(q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, key_padding_mask_BN, seed, *flat)
-        ctx.plan, ctx.pool = plan, pool
+        ctx.plan, ctx.pool, ctx.tiles = plan, pool, tuple(parts)
         lse_BNH = lse_BNH.to(accumulation_dtype(q_BNHD.dtype))
         ctx.mark_non_differentiable(lse_BNH)
         return out_BNHD, lse_BNH
@@ -127,7 +141,7 @@ class JointAttention(torch.autograd.Function):
     def backward(ctx: Any, dout_BNHD: Tensor, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, mask_BN, seed, *flat = ctx.saved_tensors
         inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, mask_BN)
-        parts = list(zip(flat[::2], flat[1::2], strict=True))
+        parts = dict(zip(ctx.tiles, zip(flat[::2], flat[1::2], strict=True), strict=True))
         with torch.no_grad():
             grads = attend_backward(dout_BNHD, inputs, out_BNHD, lse_BNH, parts, ctx.plan, ctx.pool, seed)
         return (*once_only(dout_BNHD, q_BNHD, grads), None, None, None, None)
@@ -159,6 +173,26 @@ def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[list[Tile], int]:
     """All kernel calls, and how many of them write rows that hold nothing yet."""
     whole = Chunk(0, q_BNHD.shape[1])
     return list(plan.slabs(q_BNHD, whole, whole)), plan.first_slabs(q_BNHD, whole)
+
+
+def _first_branch_at_once(inputs: Inputs, plan: Plan, pool: Pool | None) -> Softmax | None:
+    """What one kernel call over all rows returned, where that can serve as the sum and memory allows it."""
+    q_BNHD = inputs.q_BNHD
+    if (tile := _whole_tile(plan, q_BNHD)) is None:
+        return None
+    kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, None)
+    return _unless_out_of_memory(
+        tile, lambda: _adopt(forward_tile(tile, inputs, kernel, plan.scale, pool), q_BNHD)
+    )
+
+
+def _unless_out_of_memory(tile: Tile, make: Callable[[], T]) -> T | None:
+    """None where memory ran out; what is done instead goes slab by slab."""
+    made: list[T] = []
+    if not ran_out_of_memory(lambda: made.append(make())):
+        return made[0]
+    say_so(tile, "slabs")
+    return None
 
 
 def _whole_tile(plan: Plan, q_BNHD: Tensor) -> Tile | None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from reference_modules.attention.joint import Blend, Grads, Inputs, Plan, Softmax
 from reference_modules.attention.pairwise import Held
 from reference_modules.attention.patterns import BlockPattern, PatternCache, Rows, as_places, static_rows
-from reference_modules.attention.plain import accumulation_dtype, finite_lse
+from reference_modules.attention.plain import accumulation_dtype, drawn, finite_lse
+from reference_modules.attention.seeds import derived
 from reference_modules.attention.workspace import Pool, temporary
 
 _SCORES_AT_ONCE = 1 << 22
@@ -49,6 +50,8 @@ class BlockWork:
                 largest = scores.amax(-1, keepdim=True)
                 total = scores.sub_(finite_lse(largest)).exp_().sum(-1, keepdim=True)
                 lse = (total.log() + largest).squeeze(-1)
+                if (kept := part.kept(scores)) is not None:
+                    scores.mul_(kept)
                 out = scores @ v / total.masked_fill_(largest == -math.inf, 1.0)
                 Blend(part.of_queries(state.out_BNHD), part.of_rows(state.lse_BNH), out, lse).apply()
 
@@ -76,10 +79,14 @@ class BlockWork:
                 rounded = lse.to(p.dtype)
                 p.sub_(rounded).exp_().mul_((rounded.to(lse.dtype) - lse).exp_().to(p.dtype))
                 torch.matmul(dout, v.mT, out=ds)
+                dropped = p
+                if (kept := part.kept(p)) is not None:
+                    ds.mul_(kept)
+                    dropped = p * kept
+                part.scatter(dropped.mT @ dout, grads.dv_BNHD)
                 ds.sub_((dout * out).sum(-1, keepdim=True)).mul_(p)
                 part.of_queries(grads.dq_BNHD).add_(ds @ k * scale)
                 part.scatter(ds.mT @ q * scale, grads.dk_BNHD)
-                part.scatter(p.mT @ dout, grads.dv_BNHD)
 
     def _numbers(self, held: Held, like: Tensor) -> Tensor:
         size = self.pattern.block_size
@@ -137,6 +144,12 @@ class _Part:
             start = self.rows.blocks.start + first
             yield replace(self, rows=Rows(slice(start, start + some.shape[2]), some))
 
+    def kept(self, p: Tensor) -> Tensor | None:
+        """What dropout leaves of probabilities, as factors; the same in both passes."""
+        places = self.rows.blocks.start, int(self.k_blocks[0])
+        seed = derived(self.inputs.seed, *places)
+        return drawn(p, self.work.plan.dropout, seed)
+
     def of_queries(self, x_BNHX: Tensor) -> Tensor:
         """(b, h, Q, T, x) of this part's query blocks."""
         size = self.work.pattern.block_size
@@ -185,6 +198,9 @@ class _Part:
         possible = present & (s < self.work.tokens)
         if self.work.plan.causal:
             possible = possible & (s <= t)
+        if self.inputs.visible_BNH1 is not None:
+            seen = _blocks(self.inputs.visible_BNH1, size)[self._index(*self.inputs.q_BNHD.shape[0:3:2])]
+            possible = possible & seen.flatten(3).unsqueeze(3)
         total = torch.zeros((), dtype=torch.int8, device=places.device)
         for branch in self.work.plan.branches:
             w, r = branch.segment, branch.dilation

@@ -67,7 +67,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     pairs = list(zip(segment_lengths, dilation_rates, strict=True))
     plan = Plan.of(pairs, q.shape[2], cast(OffsetRule, rule), causal, scale, dropout, detach_mixing, kernel)
-    return attend_backward(dout, Inputs.of(q, k, v, mask), out, lse, [], plan, None, seed)
+    return attend_backward(dout, Inputs.of(q, k, v, mask), out, lse, {}, plan, None, seed)
 
 
 @_backward.register_fake

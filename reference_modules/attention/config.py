@@ -35,14 +35,21 @@ class LongNetConfig:
 
     def __post_init__(self) -> None:
         checks.check_branches(self.segment_lengths, self.dilation_rates)
-        checks.check_options(None, self.offset_rule, self.attention_dropout, "auto")
-        for name in ("vocab_size", "embed_dim", "num_heads", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("segment_lengths", "dilation_rates"):  # lists come from files
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        checks.check_options(None, self.offset_rule, 0.0, "auto")
+        for name in ("dropout", "attention_dropout"):
+            checks.check_probability(name, getattr(self, name))
+        for name in ("vocab_size", "embed_dim", "depth"):
+            checks.check_whole(name, getattr(self, name), 1)
+        if self.feedforward_dim is not None:
+            checks.check_whole("feedforward_dim", self.feedforward_dim, 1, ", or None for 4 · embed_dim")
         if self.embed_dim % 2:
             raise ValueError(
                 f"embed_dim is {self.embed_dim}; it must be even (sines and cosines of positions)"
             )
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        checks.check_heads(self.embed_dim, self.num_heads, kv_heads)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; LongNetConfig(**data) is this again."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from reference_modules.attention import checks
 from reference_modules.attention.functional import dilated_attention
 from reference_modules.attention.geometry import OffsetRule
+from reference_modules.attention.joint import Plan
+from reference_modules.attention.key_cache import attend_to_cached
 from reference_modules.attention.workspace import pool_of
 from reference_modules.mixin import MemoryPoolMixin
 
@@ -35,8 +37,8 @@ class DilatedAttention(MemoryPoolMixin, nn.Module):
         super().__init__()
         checks.check_branches(segment_lengths, dilation_rates)
         checks.check_options(scale, offset_rule, dropout, kernel)
-        self.segment_lengths = tuple(segment_lengths)
-        self.dilation_rates = tuple(dilation_rates)
+        self.segment_lengths = tuple(int(w) for w in segment_lengths)
+        self.dilation_rates = tuple(int(r) for r in dilation_rates)
         self.dropout = dropout
         self.offset_rule = offset_rule
         self.scale = scale
@@ -64,6 +66,14 @@ class DilatedAttention(MemoryPoolMixin, nn.Module):
             kernel=self.kernel,
         )
         return cast(Tensor, out)
+
+    def extend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The last q.shape[1] rows of causal attention over all of k and v, without gradient or dropout."""
+        checks.check_extension(q, k, v)
+        scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
+        pairs = zip(self.segment_lengths, self.dilation_rates, strict=True)
+        plan = Plan.of(pairs, q.shape[2], self.offset_rule, True, scale, kernel=self.kernel)
+        return attend_to_cached(q, k, v, plan, pool_of(self))
 
     def extra_repr(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Point-to-point exchange between the ranks of a group: posted early, waited for late, never in vain."""
+"""Exchange between the ranks of a group: posted early, waited for late, never in vain."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ class Peers:
             if not (dist.is_available() and dist.is_initialized()):
                 return None
             group = dist.group.WORLD
-        assert group is not None
+        if not isinstance(group, dist.ProcessGroup):  # what new_group gives to ranks that are not in it
+            raise ValueError(
+                f"process_group is {group!r}, which this rank is not in; "
+                "call the module only on ranks of its group, or give None for all of them"
+            )
         ranks = dist.get_world_size(group)
         return Peers(group, dist.get_rank(group), ranks, timeout) if ranks > 1 else None
 
@@ -95,6 +99,15 @@ class Peers:
         if work is not None:
             Pending((work,), what, self.timeout).wait()
         return everyone
+
+    def add_up(self, x: Tensor, what: str) -> Pending:
+        """Start replacing `x` by the sum over all ranks."""
+        what = f"rank {self.rank} of {self.ranks}: {what}"
+        try:
+            work = dist.all_reduce(x, group=self.group, async_op=True)
+        except RuntimeError as error:
+            raise ExchangeError(f"{what} could not start: a rank died or left ({error})") from error
+        return Pending(() if work is None else (work,), what, self.timeout)
 
     def _global(self, peer: int) -> int:
         assert self.group is not None

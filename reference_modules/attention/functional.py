@@ -44,6 +44,8 @@ def dilated_attention(
     """
     checks.check_branches(segment_lengths, dilation_rates)
     checks.check_options(scale, offset_rule, dropout_p, kernel)
+    checks.check_switch("is_causal", is_causal)
+    checks.check_pool(pool)
     checks.check_qkv(q, k, v)
     checks.check_key_padding_mask(key_padding_mask, q)
     plan = Plan.of(

@@ -17,7 +17,8 @@ from reference_modules.attention.geometry import Branch, Chunk, Tile, tiles
 from reference_modules.attention.joint import Grads, Inputs, Plan, Softmax, lse_dtype
 from reference_modules.attention.pairwise import DilatedWork, Held
 from reference_modules.attention.plain import accumulation_dtype
-from reference_modules.attention.ring_pass import Ring
+from reference_modules.attention.ring_pass import KeyFilter, Ring
+from reference_modules.attention.seeds import derived
 from reference_modules.attention.workspace import Pool, temporary
 
 _FIRST_TAG = 16  # two for each branch, so that no message of one branch is taken for another's
@@ -85,9 +86,11 @@ class Squeezed:
 class Gathering:
     """The squeezed keys of all ranks that matter: on their way from `__init__` on, there after `wait`."""
 
-    def __init__(self, branch: Squeezed, inputs: Inputs, pool: Pool | None, held: ExitStack) -> None:
+    def __init__(
+        self, branch: Squeezed, inputs: Inputs, without: KeyFilter, pool: Pool | None, held: ExitStack
+    ) -> None:
         peers, like = branch.ring.peers, inputs.q_BNHD
-        self.branch, self.inputs, self.pool, self.held = branch, inputs, pool, held
+        self.branch, self.inputs, self.without, self.pool, self.held = branch, inputs, without, pool, held
         own = branch.keys(inputs, pool, held)
         sources, self.takers = branch.sources(peers.rank, like), branch.takers(like)
         theirs = {s: _pair(branch, like, like.dtype, pool, held) for s in sources}
@@ -104,8 +107,8 @@ class Gathering:
         out = self.held.enter_context(temporary(pool, q.shape, state.out_BNHD.dtype, q.device, zero=True))
         lse = torch.full(q.shape[:3], -torch.inf, dtype=lse_dtype(q.dtype), device=q.device)
         small, mine = Softmax(out, lse), branch.held_by(branch.ring.peers.rank)
-        for rank, (k, v) in self._keys.items():
-            branch.work.forward(Inputs(q, k, v), mine, branch.held_by(rank), small, pool)
+        for rank in self._keys:
+            branch.work.forward(self._at_hand(q, rank), mine, branch.held_by(rank), small, pool)
         state.merge(branch.rows, out.unsqueeze(3), lse.unsqueeze(3))  # a tile of one row a head and stretch
 
     def backward(self, dout_BNHD: Tensor, state: Softmax, grads: Grads) -> None:
@@ -126,11 +129,11 @@ class Gathering:
         for j in [*range(1, peers.ranks), 0]:
             source, taker = (peers.rank - j) % peers.ranks, (peers.rank + j) % peers.ranks
             if source in self._keys:
-                bucket, (k, v) = buckets[source].zero_(), self._keys[source]
+                bucket = buckets[source].zero_()
                 ours, theirs = branch.held_by(peers.rank), branch.held_by(source)
                 total = Grads(dq, bucket[0], bucket[1])
                 small = Softmax(out, lse)
-                branch.work.backward(dout, Inputs(q, k, v), ours, theirs, small, total, pool)
+                branch.work.backward(dout, self._at_hand(q, source), ours, theirs, small, total, pool)
             sends = {source: buckets[source]} if j and source in buckets else {}
             receives = {taker: arriving[taker]} if j and taker in arriving else {}
             what = f"gradients of branch {branch.index}"
@@ -143,6 +146,13 @@ class Gathering:
         branch.spread(dq, grads.dq_BNHD)
         branch.spread(own[0], grads.dk_BNHD)
         branch.spread(own[1], grads.dv_BNHD)
+
+    def _at_hand(self, q_BNHD: Tensor, source: int) -> Inputs:
+        """Squeezed queries with the squeezed keys of rank `source`, and its mask squeezed alike."""
+        k, v = self._keys[source]
+        whole = self.without.inputs(self.inputs.q_BNHD, self.inputs.k_BNHD, self.inputs.v_BNHD, source)
+        visible = None if whole.visible_BNH1 is None else self._squeezed(whole.visible_BNH1)
+        return Inputs(q_BNHD, k, v, visible, derived(whole.seed, self.branch.index))
 
     def _squeezed(self, x_BNHX: Tensor) -> Tensor:
         b, n, h, x = x_BNHX.shape

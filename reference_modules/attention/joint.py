@@ -53,7 +53,7 @@ class Plan:
         kernel: str = "auto",
     ) -> Plan:
         """One branch for each (segment length, dilation)."""
-        branches = tuple(Branch(w, r, heads, rule) for w, r in pairs)
+        branches = tuple(Branch(int(w), int(r), heads, rule) for w, r in pairs)
         return Plan(branches, causal, scale, dropout, detach_mixing, kernel)
 
     def slabs(self, q_BNHD: Tensor, queries: Chunk, keys: Chunk) -> Iterator[Tile]:
@@ -86,16 +86,21 @@ class Inputs:
     k_BNHD: Tensor
     v_BNHD: Tensor
     visible_BNH1: Tensor | None = None
+    seed: int | None = None  # of dropout, another for the keys of each rank; one device keeps its own
 
     @staticmethod
     def of(
-        q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, key_padding_mask_BN: Tensor | None = None
+        q_BNHD: Tensor,
+        k_BNHD: Tensor,
+        v_BNHD: Tensor,
+        key_padding_mask_BN: Tensor | None = None,
+        seed: int | None = None,
     ) -> Inputs:
         """From the mask that callers give, where True means ignore."""
         if key_padding_mask_BN is None:
-            return Inputs(q_BNHD, k_BNHD, v_BNHD)
+            return Inputs(q_BNHD, k_BNHD, v_BNHD, None, seed)
         visible_BN11 = (~key_padding_mask_BN)[:, :, None, None]
-        return Inputs(q_BNHD, k_BNHD, v_BNHD, visible_BN11.expand(-1, -1, k_BNHD.shape[2], -1))
+        return Inputs(q_BNHD, k_BNHD, v_BNHD, visible_BN11.expand(-1, -1, k_BNHD.shape[2], -1), seed)
 
 
 class Blend:

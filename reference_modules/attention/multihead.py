@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from reference_modules.attention import checks
 from reference_modules.attention.dilated import DilatedAttention
 from reference_modules.attention.geometry import OffsetRule
+from reference_modules.attention.key_cache import KeyCache
 
 
 class MultiheadDilatedAttention(nn.Module):
@@ -43,7 +46,7 @@ class MultiheadDilatedAttention(nn.Module):
         super().__init__()
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(embed_dim, num_heads, self.num_kv_heads)
+        checks.check_heads(embed_dim, num_heads, self.num_kv_heads)
         self.head_dim = embed_dim // num_heads
         self.kv_dim = self.num_kv_heads * self.head_dim
         rows = embed_dim + 2 * self.kv_dim
@@ -51,7 +54,7 @@ class MultiheadDilatedAttention(nn.Module):
         in_proj_bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
         self.register_parameter("in_proj_bias", in_proj_bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias, device=device, dtype=dtype)
-        self.attention = DilatedAttention(
+        self.attention: Any = DilatedAttention(
             segment_lengths,
             dilation_rates,
             dropout=dropout,
@@ -80,24 +83,43 @@ class MultiheadDilatedAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
+        cache: KeyCache | None = None,
     ) -> tuple[Tensor, None]:
-        """(b, n, embed_dim) and None: the weights are never computed as a matrix."""
+        """(b, n, embed_dim) and None: the weights are never computed as a matrix.
+
+        With a `cache` the tokens follow those already in it, causally and without gradient.
+        """
         if need_weights:
             raise ValueError("need_weights=True: the n × n weights are never formed; pass need_weights=False")
         if attn_mask is not None:
+            checks.check_tensor("attn_mask", attn_mask)
             raise ValueError(
                 f"attn_mask of shape {tuple(attn_mask.shape)}: segments and dilations are the mask here; "
                 "pass is_causal=True for a causal one, key_padding_mask for padding, and attn_mask=None"
             )
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            if x.dim() != 3 or x.shape[-1] != self.embed_dim:
-                raise ValueError(
-                    f"{name} has shape {tuple(x.shape)}; it must be (batch, tokens, {self.embed_dim}): "
-                    "use x.unsqueeze(0) where there is no batch, x.transpose(0, 1) where tokens come first"
-                )
+        self._check(query, key, value)
         q_BNHD, k_BNHD, v_BNHD = self._project(query, key, value)
-        out_BNHD = self.attention(q_BNHD, k_BNHD, v_BNHD, is_causal, key_padding_mask)
+        if cache is None:
+            out_BNHD = self.attention(q_BNHD, k_BNHD, v_BNHD, is_causal, key_padding_mask)
+        else:
+            out_BNHD = self._extend(q_BNHD, k_BNHD, v_BNHD, is_causal, key_padding_mask, cache)
         return self.out_proj(out_BNHD.flatten(2)), None
+
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None, cache: KeyCache
+    ) -> Tensor:
+        if not is_causal or mask is not None or (self.training and self.attention.dropout):
+            raise ValueError(
+                f"with a cache: is_causal {is_causal}, "
+                f"key_padding_mask {'none' if mask is None else 'given'}, "
+                f"dropout {self.attention.dropout if self.training else 0.0}; tokens before cannot see later "
+                "ones: pass is_causal=True and no mask, and call .eval()"
+            )
+        return cast(Tensor, self.attention.extend(q, *cache.append(k, v)))
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            checks.check_features(name, x, self.embed_dim, self.in_proj_weight)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sizes = [self.embed_dim, self.kv_dim, self.kv_dim]
@@ -115,16 +137,3 @@ class MultiheadDilatedAttention(nn.Module):
     def _for_all_heads(self, x_BNKD: Tensor) -> Tensor:
         shared = self.num_heads // self.num_kv_heads
         return x_BNKD if shared == 1 else x_BNKD.repeat_interleave(shared, dim=2)
-
-
-def _check_heads(embed_dim: int, num_heads: int, num_kv_heads: int) -> None:
-    if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-        raise ValueError(
-            f"embed_dim {embed_dim} does not split into {num_heads} heads; "
-            "choose num_heads that divides embed_dim"
-        )
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise ValueError(
-            f"num_kv_heads {num_kv_heads} does not divide num_heads {num_heads}; "
-            "every key head must serve equally many query heads"
-        )

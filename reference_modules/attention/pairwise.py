@@ -1,20 +1,15 @@
-"""The queries a rank holds over the keys of one rank, its own or another: every pair of chunks, tile by tile.
-
-A tile that does not fit in memory is tried again in halves, with a warning; what was already added stays
-added, because a tile adds its result only after all of it has been computed.
-"""
+"""The queries a rank holds over the keys of one rank, its own or another: pairs of chunks, tile by tile."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from reference_modules.attention.geometry import Chunk, Tile
+from reference_modules.attention.halving import in_halves_if_needed
 from reference_modules.attention.joint import (
     Grads,
     Inputs,
@@ -24,6 +19,8 @@ from reference_modules.attention.joint import (
     forward_tile,
     joint_views,
 )
+from reference_modules.attention.kernels import Kernel
+from reference_modules.attention.seeds import derived
 from reference_modules.attention.workspace import Pool
 
 Held = Sequence[Chunk]  # one after the other in the rank's tensors
@@ -66,18 +63,16 @@ class DilatedWork:
 
     def forward(self, inputs: Inputs, queries: Held, keys: Held, state: Softmax, pool: Pool | None) -> None:
         """Tile by tile."""
-        plan = self.plan
-        kernel = plan.kernel_for(inputs.q_BNHD, False, pool, None)
-        for q, q_rows in _rows(queries):
-            for k, k_rows in _rows(keys):
-                part = _narrow(inputs, q_rows, k_rows)
-                rows = Softmax(state.out_BNHD[:, q_rows], state.lse_BNH[:, q_rows])
+        for pair in _pairs(inputs, queries, keys):
+            rows = Softmax(state.out_BNHD[:, pair.q_rows], state.lse_BNH[:, pair.q_rows])
+            for tile, kernel in self._calls(pair, pool):
 
-                def run(tile: Tile, part: Inputs = part, rows: Softmax = rows) -> None:
-                    rows.merge(tile, *forward_tile(tile, part, kernel, plan.scale, pool))
+                def run(
+                    tile: Tile, pair: _Pair = pair, rows: Softmax = rows, kernel: Kernel = kernel
+                ) -> None:
+                    rows.merge(tile, *forward_tile(tile, pair.inputs, kernel, self.plan.scale, pool))
 
-                for tile in plan.slabs(part.q_BNHD, q, k):
-                    _in_halves_if_needed(tile, run)
+                in_halves_if_needed(tile, run, allowed=not self.plan.dropout)
 
     def backward(
         self,
@@ -90,25 +85,48 @@ class DilatedWork:
         pool: Pool | None,
     ) -> None:
         """Tile by tile."""
-        plan = self.plan
-        kernel = plan.kernel_for(inputs.q_BNHD, False, pool, None)
-        for q, q_rows in _rows(queries):
-            for k, k_rows in _rows(keys):
-                part = _narrow(inputs, q_rows, k_rows)
-                total = Grads(grads.dq_BNHD[:, q_rows], grads.dk_BNHD[:, k_rows], grads.dv_BNHD[:, k_rows])
-                at = (dout_BNHD[:, q_rows], state.out_BNHD[:, q_rows], state.lse_BNH[:, q_rows])
+        for pair in _pairs(inputs, queries, keys):
+            q, k = pair.q_rows, pair.k_rows
+            total = Grads(grads.dq_BNHD[:, q], grads.dk_BNHD[:, k], grads.dv_BNHD[:, k])
+            at = (dout_BNHD[:, q], state.out_BNHD[:, q], state.lse_BNH[:, q])
+            for tile, kernel in self._calls(pair, pool):
 
                 def run(
                     tile: Tile,
-                    part: Inputs = part,
+                    pair: _Pair = pair,
                     total: Grads = total,
                     at: tuple[Tensor, Tensor, Tensor] = at,
+                    kernel: Kernel = kernel,
                 ) -> None:
-                    dout, out, lse = tile.query_views(at[0]), *joint_views(tile, *at[1:])
-                    total.add(tile, *backward_tile(tile, dout, part, out, lse, kernel, plan.scale, pool))
+                    dout, views = tile.query_views(at[0]), joint_views(tile, *at[1:])
+                    scale = self.plan.scale
+                    total.add(tile, *backward_tile(tile, dout, pair.inputs, *views, kernel, scale, pool))
 
-                for tile in plan.slabs(part.q_BNHD, q, k):
-                    _in_halves_if_needed(tile, run)
+                in_halves_if_needed(tile, run, allowed=not self.plan.dropout)
+
+    def _calls(self, pair: _Pair, pool: Pool | None) -> Iterator[tuple[Tile, Kernel]]:
+        """The tiles of a pair of chunks, in the same order in both passes: dropout draws by it."""
+        q_BNHD, masked = pair.inputs.q_BNHD, pair.inputs.visible_BNH1 is not None
+        for index, tile in enumerate(self.plan.slabs(q_BNHD, pair.queries, pair.keys)):
+            seed = derived(pair.inputs.seed, pair.queries.start, pair.keys.start, index)
+            yield tile, self.plan.kernel_for(q_BNHD, masked, pool, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A chunk of queries and one of keys, where they lie in the ranks' tensors, and what lies there."""
+
+    queries: Chunk
+    keys: Chunk
+    q_rows: slice
+    k_rows: slice
+    inputs: Inputs
+
+
+def _pairs(inputs: Inputs, queries: Held, keys: Held) -> Iterator[_Pair]:
+    for q, q_rows in _rows(queries):
+        for k, k_rows in _rows(keys):
+            yield _Pair(q, k, q_rows, k_rows, _narrow(inputs, q_rows, k_rows))
 
 
 def _rows(held: Held) -> Iterator[tuple[Chunk, slice]]:
@@ -119,35 +137,6 @@ def _rows(held: Held) -> Iterator[tuple[Chunk, slice]]:
 
 
 def _narrow(inputs: Inputs, q_rows: slice, k_rows: slice) -> Inputs:
-    return Inputs(inputs.q_BNHD[:, q_rows], inputs.k_BNHD[:, k_rows], inputs.v_BNHD[:, k_rows])
-
-
-def _in_halves_if_needed(tile: Tile, run: Callable[[Tile], None]) -> None:
-    waiting = [tile]
-    while waiting:
-        part = waiting.pop()
-        halves = part.halves()
-        if not _fits(part, run, last_try=not halves):
-            warnings.warn(
-                f"out of memory on {part.segments} segments of {part.heads} heads and {part.q_rows} rows: "
-                "going on in halves, which is slower; use shorter segments or more ranks to avoid it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            waiting.extend(reversed(halves))
-
-
-def _fits(tile: Tile, run: Callable[[Tile], None], last_try: bool) -> bool:
-    """False where memory ran out; the caller goes on outside the except, when the failed attempt is freed."""
-    try:
-        run(tile)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if last_try or not _is_out_of_memory(error):
-            raise
-        return False
-    return True
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """torch's CPU allocator raises a bare RuntimeError, so only its text tells."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    visible = None if inputs.visible_BNH1 is None else inputs.visible_BNH1[:, k_rows]
+    q, k, v = inputs.q_BNHD[:, q_rows], inputs.k_BNHD[:, k_rows], inputs.v_BNHD[:, k_rows]
+    return Inputs(q, k, v, visible, inputs.seed)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reference_modules.attention.checks import check_whole
+
 _BLOCK_ROWS_AT_ONCE = 256  # so that no (all blocks × all blocks) matrix is ever made
 
 
@@ -32,13 +34,11 @@ class BlockPattern:
     """Further blocks for each query block and head: those whose mean key its queries fit best."""
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size is {self.block_size}; it must be at least 1")
-        if self.stride is not None and self.stride < 1:
-            raise ValueError(f"stride is {self.stride}; it must be at least 1, or None for no strided blocks")
+        check_whole("block_size", self.block_size, 1)
+        if self.stride is not None:
+            check_whole("stride", self.stride, 1, ", or None for no strided blocks")
         for name in ("local", "global_blocks", "content"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+            check_whole(name, getattr(self, name), 0)
 
     def allowed(self, q_blocks: Tensor, k_blocks: Tensor, causal: bool) -> Tensor:
         """(query blocks, key blocks): all but the content's choice, for these block numbers."""
@@ -51,11 +51,18 @@ class BlockPattern:
         return found & (j <= i) if causal else found
 
     def chosen_by_content(
-        self, queries_BHQD: Tensor, q_blocks: Tensor, keys_BHKD: Tensor, causal: bool
+        self,
+        queries_BHQD: Tensor,
+        q_blocks: Tensor,
+        keys_BHKD: Tensor,
+        causal: bool,
+        *,
+        empty_BK: Tensor,
     ) -> Tensor:
         """(b, h, query blocks, content): numbers of the key blocks, −1 where there are not so many.
 
-        One query and one key stands for each block; `keys` has all blocks, in order.
+        One query and one key stands for each block; `keys` has all blocks, in order; `empty` ones, whose
+        keys are all masked, are not worth a choice.
         """
         k_blocks = torch.arange(keys_BHKD.shape[2], device=q_blocks.device)
         most = min(self.content, len(k_blocks))
@@ -65,7 +72,8 @@ class BlockPattern:
             taken = self.allowed(q_blocks[rows], k_blocks, causal)
             if causal:
                 taken |= k_blocks > q_blocks[rows].unsqueeze(1)
-            best = fit_BHQK.masked_fill(taken, -torch.inf).topk(most, -1)
+            taken_BHQK = taken | empty_BK[:, None, None]
+            best = fit_BHQK.masked_fill(taken_BHQK, -torch.inf).topk(most, -1)
             found.append(best.indices.masked_fill(best.values == -torch.inf, -1))
         return torch.cat(found, 2)
 
@@ -119,8 +127,7 @@ class PatternCache:
     """Bounded, the least recently used leaves first; safe under threads."""
 
     def __init__(self, max_entries: int = 64) -> None:
-        if max_entries < 1:
-            raise ValueError(f"max_entries is {max_entries}; it must be at least 1")
+        check_whole("max_entries", max_entries, 1)
         self.max_entries = max_entries
         self._entries: OrderedDict[Hashable, tuple[Rows, ...]] = OrderedDict()
         self._lock = threading.Lock()

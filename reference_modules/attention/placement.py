@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from reference_modules.attention.checks import check_choice
 from reference_modules.attention.geometry import Chunk
 
 Placement = Literal["contiguous", "zigzag"]
@@ -19,8 +20,7 @@ Placement = Literal["contiguous", "zigzag"]
 
 def check_placement(placement: str) -> None:
     """One of the two."""
-    if placement not in get_args(Placement):
-        raise ValueError(f"placement is {placement!r}; it must be one of {', '.join(get_args(Placement))}")
+    check_choice("placement", placement, get_args(Placement))
 
 
 def chunks_of(rank: int, ranks: int, tokens: int, placement: Placement) -> tuple[Chunk, ...]:
@@ -42,6 +42,9 @@ def check_tokens(tokens: int, placement: Placement) -> None:
 
 def shard(x: Tensor, rank: int, ranks: int, placement: Placement = "contiguous", dim: int = 1) -> Tensor:
     """This rank's part of a whole sequence."""
+    check_placement(placement)
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank is {rank}; it must be within 0 and {ranks - 1} where there are {ranks} ranks")
     pieces = ranks if placement == "contiguous" else 2 * ranks
     if x.shape[dim] % pieces:
         raise ValueError(
@@ -55,6 +58,14 @@ def shard(x: Tensor, rank: int, ranks: int, placement: Placement = "contiguous",
 
 def unshard(parts: list[Tensor], placement: Placement = "contiguous", dim: int = 1) -> Tensor:
     """The whole sequence from every rank's part, in rank order."""
+    check_placement(placement)
+    shapes = {tuple(part.shape) for part in parts}
+    if len(shapes) != 1:
+        raise ValueError(
+            f"{len(parts)} parts have the shapes {sorted(shapes)}; there must be one for each rank, "
+            "all alike: gather them from all ranks first"
+        )
+    check_tokens(parts[0].shape[dim], placement)
     found: list[tuple[int, Tensor]] = []
     for rank, part in enumerate(parts):
         at = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -80,17 +81,27 @@ class Plain:
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
         """Backward draws the same dropout again: it walks the same blocks from the same seed."""
-        return None if self.seed is None else torch.Generator(device).manual_seed(self.seed)
+        dropping = self.seed is not None and self.dropout > 0.0
+        return torch.Generator(device).manual_seed(cast(int, self.seed)) if dropping else None
 
     def _kept(self, p_BHLS: Tensor, generator: torch.Generator | None) -> Tensor | None:
-        if self.dropout == 0.0:
-            return None
-        kept = torch.empty_like(p_BHLS).bernoulli_(1.0 - self.dropout, generator=generator)
-        return kept.div_(1.0 - self.dropout)
+        return None if generator is None else _factors(p_BHLS, self.dropout, generator)
 
     def _drop(self, p_BHLS: Tensor, generator: torch.Generator | None) -> None:
         if (kept := self._kept(p_BHLS, generator)) is not None:
             p_BHLS.mul_(kept)
+
+
+def drawn(p: Tensor, dropout: float, seed: int | None) -> Tensor | None:
+    """What dropout multiplies probabilities by, the same for the same seed; None where nothing drops."""
+    if dropout == 0.0 or seed is None:
+        return None
+    return _factors(p, dropout, torch.Generator(p.device).manual_seed(seed))
+
+
+def _factors(p: Tensor, dropout: float, generator: torch.Generator) -> Tensor:
+    kept = torch.empty_like(p).bernoulli_(1.0 - dropout, generator=generator)
+    return kept.div_(1.0 - dropout)
 
 
 def finite_lse(lse: Tensor) -> Tensor:

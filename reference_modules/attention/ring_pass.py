@@ -19,9 +19,23 @@ from reference_modules.attention.joint import Grads, Inputs, Softmax
 from reference_modules.attention.pairwise import Held, Work
 from reference_modules.attention.placement import Placement, chunks_of
 from reference_modules.attention.plain import accumulation_dtype
+from reference_modules.attention.seeds import derived
 from reference_modules.attention.workspace import Pool, temporary
 
 KEYS_TAG, GRADIENTS_TAG, HOME_TAG = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFilter:
+    """What takes keys away: all ranks' padding masks, (ranks, b, n), and this rank's seed of dropout."""
+
+    mask_RBN: Tensor | None = None
+    seed: int | None = None
+
+    def inputs(self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, source: int) -> Inputs:
+        """This rank's queries with the keys of rank `source`."""
+        mask = None if self.mask_RBN is None else self.mask_RBN[source]
+        return Inputs.of(q_BNHD, k_BNHD, v_BNHD, mask, derived(self.seed, source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +62,18 @@ class Ring:
         return max(farthest, default=0) + 1
 
 
-def ring_forward(ring: Ring, work: Work, inputs: Inputs, state: Softmax, pool: Pool | None) -> None:
+def ring_forward(
+    ring: Ring, work: Work, inputs: Inputs, without: KeyFilter, state: Softmax, pool: Pool | None
+) -> None:
     """Merge what every rank's keys give into `state`."""
     peers, steps = ring.peers, ring.steps(work, inputs.q_BNHD)
     with ExitStack() as held:
         travel = _KeysTravel(peers, inputs, steps, pool, held)
         for step in range(steps):
             k, v = travel.start(step)
-            theirs = ring.held_by(peers.rank - step)
-            work.forward(Inputs(inputs.q_BNHD, k, v), ring.mine, theirs, state, pool)
+            source = (peers.rank - step) % peers.ranks
+            at_hand = without.inputs(inputs.q_BNHD, k, v, source)
+            work.forward(at_hand, ring.mine, ring.held_by(source), state, pool)
             travel.finish()
 
 
@@ -65,6 +82,7 @@ def ring_backward(
     work: Work,
     dout_BNHD: Tensor,
     inputs: Inputs,
+    without: KeyFilter,
     state: Softmax,
     grads: Grads,
     pool: Pool | None,
@@ -81,11 +99,12 @@ def ring_backward(
         for step in range(steps):
             k_step, v_step = travel.start(step)
             at_hand = sums[step % 2].zero_()
+            source = (peers.rank - step) % peers.ranks
             work.backward(
                 dout_BNHD,
-                Inputs(inputs.q_BNHD, k_step, v_step),
+                without.inputs(inputs.q_BNHD, k_step, v_step, source),
                 ring.mine,
-                ring.held_by(peers.rank - step),
+                ring.held_by(source),
                 state,
                 Grads(grads.dq_BNHD, at_hand[0], at_hand[1]),
                 pool,

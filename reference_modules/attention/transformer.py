@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 from torch.utils.checkpoint import checkpoint
 
+from reference_modules.attention import checks
 from reference_modules.attention.geometry import OffsetRule
+from reference_modules.attention.key_cache import KeyCache
 from reference_modules.attention.multihead import MultiheadDilatedAttention
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": gelu, "relu": relu}
@@ -40,8 +42,10 @@ class _Layer(nn.Module):
         lightweight_pool: bool = True,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ValueError(f"activation is {activation!r}; it must be one of {', '.join(_ACTIVATIONS)}")
+        checks.check_choice("activation", activation, list(_ACTIVATIONS))
+        checks.check_probability("dropout", dropout)
+        if dim_feedforward is not None:
+            checks.check_whole("dim_feedforward", dim_feedforward, 1, ", or None for four times d_model")
         self.self_attn = MultiheadDilatedAttention(
             d_model,
             nhead,
@@ -71,10 +75,11 @@ class _Layer(nn.Module):
             return x + cast(Tensor, self.dropout(part(norm(x))))
         return cast(Tensor, norm(x + self.dropout(part(x))))
 
-    def _attend(self, x: Tensor, is_causal: bool, key_padding_mask: Tensor | None) -> Tensor:
-        return cast(
-            Tensor, self.self_attn(x, x, x, is_causal=is_causal, key_padding_mask=key_padding_mask)[0]
-        )
+    def _attend(
+        self, x: Tensor, is_causal: bool, key_padding_mask: Tensor | None, cache: KeyCache | None = None
+    ) -> Tensor:
+        found = self.self_attn(x, x, x, is_causal=is_causal, key_padding_mask=key_padding_mask, cache=cache)
+        return cast(Tensor, found[0])
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -90,13 +95,17 @@ class DilatedTransformerEncoderLayer(_Layer):
     """Dilated self-attention and a feed-forward part, (b, n, d_model) in and out."""
 
     def forward(
-        self, src: Tensor, is_causal: bool = False, src_key_padding_mask: Tensor | None = None
+        self,
+        src: Tensor,
+        is_causal: bool = False,
+        src_key_padding_mask: Tensor | None = None,
+        cache: KeyCache | None = None,
     ) -> Tensor:
-        """`src_key_padding_mask` is (b, n), True = ignore."""
-        return self._run(self._body, src, is_causal, src_key_padding_mask)
+        """`src_key_padding_mask` is (b, n), True = ignore; with a `cache` src follows the tokens in it."""
+        return self._run(self._body, src, is_causal, src_key_padding_mask, cache)
 
-    def _body(self, x: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
-        x = self._add(x, self.norm1, lambda y: self._attend(y, is_causal, mask))
+    def _body(self, x: Tensor, is_causal: bool, mask: Tensor | None, cache: KeyCache | None) -> Tensor:
+        x = self._add(x, self.norm1, lambda y: self._attend(y, is_causal, mask, cache))
         return self._add(x, self.norm2, self._feed_forward)
 
 
@@ -154,5 +163,13 @@ class DilatedTransformerDecoderLayer(_Layer):
         return self._add(x, self.norm2, self._feed_forward)
 
     def _look_at(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        weight = self.self_attn.in_proj_weight
+        checks.check_features("memory", memory, x.shape[-1], weight)
+        if memory.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"memory has a batch of {memory.shape[0]} and tgt one of {x.shape[0]}; they must be equal: "
+                "use memory.expand or repeat_interleave"
+            )
+        checks.check_key_padding_mask(mask, memory, "memory_key_padding_mask")
         found = self.multihead_attn(x, memory, memory, key_padding_mask=mask, need_weights=False)
         return cast(Tensor, found[0])

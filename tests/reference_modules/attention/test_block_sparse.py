@@ -191,9 +191,9 @@ def test_the_cache_under_threads_keeps_one_result() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_size": 0}, "block_size is 0; it must be at least 1"),
-        ({"stride": 0}, "stride is 0; it must be at least 1, or None"),
-        ({"local": -1}, "local is -1; it must be 0 or more"),
+        ({"block_size": 0}, "block_size is 0; it must be an int of at least 1"),
+        ({"stride": 0}, "stride is 0; it must be an int of at least 1, or None"),
+        ({"local": -1}, "local is -1; it must be an int of at least 0"),
     ],
 )
 def test_impossible_patterns_are_refused(fields: dict[str, int], message: str) -> None:

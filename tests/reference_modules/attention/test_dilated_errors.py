@@ -34,7 +34,7 @@ Q = torch.zeros(2, 8, 4, 16)
         ({"offset_rule": "other"}, "offset_rule is 'other'; it must be one of paper, torchscale"),
         ({"dropout_p": 1.0}, "dropout is 1.0; it must be at least 0 and below 1"),
         ({"dropout_p": -0.1}, "dropout is -0.1"),
-        ({"scale": float("inf")}, "scale is inf; it must be finite"),
+        ({"scale": float("inf")}, "scale is inf; it must be a finite number"),
         ({"kernel": "fast"}, "kernel is 'fast'; it must be 'auto'"),
         (
             {"key_padding_mask": torch.zeros(2, 8)},

@@ -79,7 +79,7 @@ def test_padding_at_the_end_changes_nothing_before_it() -> None:
 def test_config_checks_and_rebuilds_itself() -> None:
     assert LongNetConfig(**SMALL.to_dict()) == SMALL
     assert create_long_net(17, depth=1).config.depth == 1
-    with pytest.raises(ValueError, match="depth is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="depth is 0; it must be an int of at least 1"):
         dataclasses.replace(SMALL, depth=0)
     with pytest.raises(ValueError, match="dilation 9 is larger than its segment of 8"):
         dataclasses.replace(SMALL, dilation_rates=(9, 2))

@@ -1,0 +1,106 @@
+"""A step that runs out of memory on one device goes on in smaller parts, says so, and changes no number."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from reference_modules.attention import DilatedAttention, dilated_attention
+from reference_modules.attention.kernels import FlashCPU
+from reference_modules.attention.operands import Operands
+from reference_modules.attention.plain import Plain
+from tests.reference_modules.attention import oracle
+from tests.reference_modules.attention.drawn import numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore:out of memory on")  # the tests that want it look for it
+BRANCHES = {"segment_lengths": [8, 16, 12], "dilation_rates": [1, 2, 5], "is_causal": True}
+TORCHS_OWN = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+
+def room_for(most: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel call over more than so many heads of segments runs out of memory."""
+
+    def short(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, x: Operands, *rest: Any) -> Any:
+            if x.q_BHLD.shape[0] * x.q_BHLD.shape[1] > most:
+                raise error
+            return real(self, x, *rest)
+
+        return call
+
+    for kind in (FlashCPU, Plain):
+        for name in ("forward", "backward"):
+            monkeypatch.setattr(kind, name, short(getattr(kind, name)))
+
+
+def step(**extra: Any) -> list[torch.Tensor]:
+    q, k, v, dout = numbers((2, 37, 3, 8), 0)
+    torch.manual_seed(3)
+    out = dilated_attention(q, k, v, **BRANCHES, **extra)
+    assert isinstance(out, torch.Tensor)
+    return [out, *torch.autograd.grad(out, (q, k, v), dout)]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError(), TORCHS_OWN])
+@pytest.mark.parametrize("most", [2, 5])
+@pytest.mark.parametrize("extra", [{}, {"kernel": "plain"}, {"detach_mixing": True}, "mask"])
+def test_the_same_numbers_in_halves(
+    extra: Any, most: int, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if extra == "mask":
+        extra = {"key_padding_mask": torch.arange(37).expand(2, 37) >= 30}
+    expected = step(**extra)
+    room_for(most, error, monkeypatch)
+    with pytest.warns(RuntimeWarning, match="out of memory on .* segments of 3 heads .* going on in halves"):
+        found = step(**extra)
+    assert oracle.largest_difference(found, expected) <= 1e-12
+
+
+def test_one_call_over_all_rows_goes_on_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reference_modules.attention import joint
+
+    q, k, v, dout = numbers((1, 64, 2, 8), 0)
+    options = {"segment_lengths": [8, 16], "dilation_rates": [1, 2]}
+
+    def both() -> list[torch.Tensor]:
+        out = dilated_attention(q, k, v, **options)
+        return [out, *torch.autograd.grad(out, (q, k, v), dout)]
+
+    expected = both()
+    monkeypatch.setitem(joint.SLAB_BYTES, "cpu", 2 * 8 * 2 * 8 * 8)
+    room_for(4, MemoryError(), monkeypatch)
+    with pytest.warns(RuntimeWarning, match="out of memory on 8 segments of 2 heads and 8 rows.*in slabs"):
+        found = both()
+    assert oracle.largest_difference(found, expected) <= 1e-12
+
+
+def test_what_fits_in_no_part_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    room_for(0, torch.OutOfMemoryError("no room at all"), monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError, match="no room at all"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step()
+
+
+def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    room_for(1, RuntimeError("a wrong shape"), monkeypatch)
+    with pytest.raises(RuntimeError, match="a wrong shape"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+
+
+def test_dropout_is_not_halved_because_its_draws_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    room_for(2, torch.OutOfMemoryError("no room"), monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(dropout_p=0.2)
+
+
+def test_the_module_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    room_for(2, MemoryError(), monkeypatch)
+    q, k, v, _ = numbers((1, 16, 3, 8), 0)
+    with pytest.warns(RuntimeWarning, match="use shorter segments, smaller batches or more ranks"):
+        DilatedAttention([8], [2])(q, k, v)
