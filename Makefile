@@ -7,6 +7,7 @@
 #   make gpu                      the leak tests of the reference modules on a CUDA device, kept in benchmarks/results
 #   make fuzz                     the property tests, with many more examples
 #
+# The pool is driven by 100,000 programs in ten processes: what draws them remembers all it drew.
 # Leak tests run alone, one after the other: another test's worker must not allocate beside them.
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
@@ -40,7 +41,8 @@ check: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs" $(PYTEST_ARGS)
-	POOL_FUZZ_PROGRAMS=100000 $(BIN)/python -m pytest --timeout 7200 tests/reference_modules/test_pool_fuzz.py $(PYTEST_ARGS)
+	for part in 1 2 3 4 5 6 7 8 9 10; do \
+	  POOL_FUZZ_PROGRAMS=10000 $(BIN)/python -m pytest --timeout 7200 tests/reference_modules/test_pool_fuzz.py $(PYTEST_ARGS) || exit; done
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.gpu_leaktests

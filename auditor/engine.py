@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from auditor.cache import Cache, fingerprint, tool_digest
 from auditor.config import Settings
@@ -17,6 +18,9 @@ from auditor.rule import Rule, all_rules
 from auditor.selection import Selection
 from auditor.source.discover import Discovered, discover
 from auditor.texts import Texts
+
+if TYPE_CHECKING:
+    from auditor.examine import Analyse
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Request:
     keep: Callable[[Sequence[Finding]], Sequence[Finding]] = list  # what a baseline or --diff-base lets pass
     proofs: Path | None = None  # what leak tests said of earlier findings
     effort: bool = False  # whether `adopt` is asked how many edits it would make, for those who read them
+    analyse: "Analyse | None" = None  # another flow analysis than that of the command line
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ def remembered_or_new(
     order = Order(
         found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress, request.effort
     )
+    if request.analyse is not None:
+        order = replace(order, analyse=request.analyse)
     with without_collecting():
         examined = examine(order, cache)
     cache.put(name, _key(tool, found, examined.digests), examined.run)

@@ -1,6 +1,6 @@
 """The pipeline: scan, follow leases, gather facts, judge. Read it as a table of contents."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from auditor import __version__
@@ -19,6 +19,9 @@ from auditor.source.discover import Discovered
 from auditor.source.scan import Scanned
 from auditor.texts import Texts
 
+Analyse = Callable[[Mapping[str, str], AnalysisSettings, Sequence[str]], FlowResult]
+"""Follows the leases of some sources; what the editor server puts here remembers what it parsed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -32,6 +35,8 @@ class Order:
     jobs: int
     progress: Progress
     effort: bool = False
+    analyse: Analyse = analyse
+    repair_in: frozenset[str] | None = None  # where findings want their fix; everywhere, if not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +65,16 @@ def examine(order: Order, cache: Cache) -> Examined:
         repeated_allocators=adopted.repeated_allocators,
         standard=adopted.standard,
     )
-    findings, excerpts = judge(facts, comments, order.texts)
+    judged = judge(facts, comments, order.texts, order.repair_in)
     run = Run(
         version=__version__,
         summary=_summary(order.found, scan, flow, adopted, failures),
         classes=_classes(order, scan, adopted),
-        findings=tuple(findings),
-        failures=failures,
+        findings=judged.findings,
+        failures=_in_order([*failures, *judged.broken_fixes]),
         unfollowed=_in_order(flow.unfollowed),
         conventions=adopted.conventions,
-        excerpts=excerpts,
+        excerpts=judged.excerpts,
     )
     return Examined(run, scan.digests)
 
@@ -92,7 +97,7 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     if known := cache.get("flow", key, FlowResult):
         return known
     order.progress("Following leases", 0, len(scan.relevant))
-    flow = analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
+    flow = order.analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
     cache.put("flow", key, flow)
     return flow
 

@@ -51,12 +51,15 @@ def plan_fixes(request: Request, choose: Choose) -> Fixing:
     files = _Files(session, found)
     repaired = repair(_verdict(run), files, session.judge, wanted)
     left = tuple(each for each in repaired.left if each.reason != UNSELECTED)
+    told = {(failure.path, failure.message) for failure in run.failures}  # a fix moves lines
+    later = [each for each in repaired.failures if (each.path, each.message) not in told]
+    run = replace(run, failures=(*run.failures, *later))
     return Fixing(run, replace(repaired, left=left), files.sources, files)
 
 
 def _verdict(run: Run) -> Verdict:
     given_up = (each.path for each in run.unfollowed if each.message.startswith(GIVEN_UP))
-    return Verdict(run.findings, Counter(given_up))
+    return Verdict(run.findings, Counter(given_up), run.failures)
 
 
 class Session:

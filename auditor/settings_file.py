@@ -28,6 +28,11 @@ class Effective:
     file: Path | None
     origins: Mapping[str, str]
 
+    @property
+    def recipes(self) -> Path | None:
+        """The file of recipes that the settings name."""
+        return self.root / self.settings.recipes if self.settings.recipes else None
+
 
 def effective(
     start: Path,

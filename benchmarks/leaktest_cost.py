@@ -1,83 +1,162 @@
-"""What each pass of a leak test costs a module: `python -m benchmarks.leaktest_cost [--json FILE]`.
+"""What the generated leak tests of the reference modules cost, pass by pass:
 
-Every module in a process of its own, once torch is imported. Seconds of processor time are the figure: on a
-busy machine the clock on the wall measures the others.
+    python -m benchmarks.leaktest_cost [FILE ...] [--write FILE]
+
+Each test file runs in a process of its own that has imported torch, as the gate runs it; without files those
+in tests/generated run and benchmarks/results/leaktest-cost.json is written. Seconds of processor time are the
+figure: on a busy machine the clock on the wall measures the others. `steps` is what a pass costs in plain
+training steps of the module, the least that any test of it could take.
 """
 
 import argparse
+import contextlib
 import gc
+import importlib.util
+import io
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from auditor.leaktests.running import pytest_arguments
 from benchmarks.machine import machine_facts
 
-PASSES = ("ledger", "quiet", "leases", "faults", "equivalence", "all scenarios")
+HERE = Path(__file__).parent
+GENERATED = HERE.parent / "tests" / "generated"
+RESULTS = HERE / "results" / "leaktest-cost.json"
+PASSES = {
+    "test_memory_stays_level": "ledger",
+    "test_nothing_grows_unseen": "quiet",
+    "test_nothing_stays_held_after_a_failure": "faults",
+    "test_no_lease_stays_out_after_a_failed_acquire": "faults",
+    "test_every_lease_comes_back": "leases",
+    "test_the_pool_changes_no_bit": "equivalence",
+    "test_a_planted_leak_is_found": "twins",
+    "test_a_planted_object_is_found": "twins",
+    "test_a_planted_lease_is_found": "twins",
+    "test_what_a_planted_failure_holds_is_found": "twins",
+}
+COLUMNS = ("ledger", "quiet", "faults", "leases", "equivalence", "twins", "aimed", "pytest")
 ONE = "import sys; from benchmarks.leaktest_cost import one; one(sys.argv[1])"
+PLAIN_STEPS = 20
+
+
+class Clock:
+    """A pytest plugin: processor time by pass, and how the tests ended."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(COLUMNS, 0.0)
+        self.tests = self.failed = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """One test's body."""
+        started = time.process_time()
+        try:
+            return (yield)
+        finally:
+            name = getattr(item, "originalname", item.name)
+            self.seconds[PASSES.get(name, "aimed")] += time.process_time() - started
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Counted once a test, or where its fixtures fail."""
+        self.tests += report.when == "call"
+        self.failed += report.failed
 
 
 def one(name: str) -> None:
-    """All passes over one reference module, pooled; figures as a line of JSON."""
+    """All tests of one file, told as a line of JSON."""
     import torch
+    import torch._dynamo  # what checkpointing and pickling would import; the gate's process holds it ready
 
-    from auditor.leaktests import support
-    from reference_modules.pool import TensorPool
-    from tests.leaktests.clean.ours import MODULES, built
-
-    feed, pool = MODULES[name][1], TensorPool(threshold_mb=0.0)
+    torch.set_num_threads(1)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # as in auditor/leaktests/probe/testing.py
     gc.collect()
     gc.freeze()
-    torch.set_num_threads(1)
-
-    def step(scenario: str = "train") -> support.Step:
-        return support.make_step(lambda: built(name, pool), feed, scenario)
-
-    plain = step()
-    plain()
-    figures: dict[str, float] = {"one step": _seconds(plain)}
-    passes: dict[str, Callable[[], object]] = {
-        "ledger": lambda: support.assert_no_growth(step()),
-        "quiet": lambda: support.assert_quiet(step()),
-        "leases": lambda: support.assert_no_leases(step(), pool),
-        "equivalence": lambda: support.assert_equivalent(lambda on: built(name, pool if on else None), feed),
-        "all scenarios": lambda: [support.assert_no_growth(step(scenario)) for scenario in support.SCENARIOS],
+    clock, started = Clock(), time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()) as said, tempfile.TemporaryDirectory() as scratch:
+        pytest.main([*pytest_arguments(Path(name), Path(scratch))], plugins=[clock])
+    total = time.process_time() - started
+    clock.seconds["pytest"] = total - sum(clock.seconds.values())
+    told = {
+        "module": Path(name).stem.removeprefix("test_leaks_").removeprefix("reference_modules_attention_"),
+        "tests": clock.tests,
+        "failed": clock.failed,
+        "step": _plain_step(Path(name)),
+        "seconds": {title: round(spent, 3) for title, spent in clock.seconds.items()},
+        "total": round(total, 3),
     }
-    operations = support.count_places(step())
-    if operations <= 400:
-        passes["faults"] = lambda: support.inject_faults(step(), pools=(pool,))
-    for title, run in passes.items():
-        figures[title] = _seconds(run)
-    print(json.dumps({"module": name, "operations": operations, "seconds": figures}))
+    if clock.failed:
+        print(said.getvalue(), file=sys.stderr)
+    print(json.dumps(told))
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _plain_step(file: Path) -> float:
+    """Seconds of one training step with nothing looking on."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    tests: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tests)
+    first = tests.SCENARIOS[0] if hasattr(tests, "SCENARIOS") else "train"
+    step = tests.make_step(tests.build, tests.feed, first)
+    for _ in range(PLAIN_STEPS):
+        step()
     started = time.process_time()
-    run()
-    return round(time.process_time() - started, 4)
+    for _ in range(PLAIN_STEPS):
+        step()
+    return round((time.process_time() - started) / PLAIN_STEPS, 5)
 
 
-def main() -> None:
-    """One line a module, and the sum of the passes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="keep the figures in this file")
-    options = parser.parse_args()
-    from tests.leaktests.clean.ours import MODULES
-
-    facts, rows = machine_facts(), []
-    print(f"{'seconds of processor time':34} {'step':>7} " + " ".join(f"{title:>13}" for title in PASSES))
-    for name in MODULES:
-        done = subprocess.run([sys.executable, "-c", ONE, name], capture_output=True, text=True, check=True)
-        row = json.loads(done.stdout)
+def measure(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Every file in turn, each printed as it is done."""
+    rows = []
+    print(
+        f"{'seconds of processor time':34}"
+        + "".join(f"{title:>12}" for title in COLUMNS)
+        + "   total   steps"
+    )
+    for file in files:
+        done = subprocess.run([sys.executable, "-c", ONE, str(file)], stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"{file}: its process ended with {done.returncode}")
+        row = json.loads(done.stdout.splitlines()[-1])
+        row["steps"] = round(row["total"] / row["step"]) if row["step"] else None
         rows.append(row)
-        seconds = row["seconds"]
-        told = " ".join(f"{seconds.get(title, float('nan')):13.2f}" for title in PASSES)
-        print(f"{name:34} {seconds['one step']:7.4f} {told}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": facts, "modules": rows}, indent=2) + "\n")
+        told = "".join(f"{row['seconds'][title]:12.2f}" for title in COLUMNS)
+        print(f"{row['module'][-33:]:34}{told}{row['total']:8.2f}{row['steps']:8}", flush=True)
+    return rows
+
+
+def main() -> int:
+    """0: every test passed. 1: some did not."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--write", type=Path, help=f"default: {RESULTS.name}, if no files are named")
+    options = parser.parse_args()
+    facts = machine_facts()
+    rows = measure(options.files or sorted(GENERATED.glob("test_leaks_*.py")))
+    modules = [row for row in rows if row["tests"]]
+    mean = sum(row["total"] for row in modules) / len(modules)
+    tests = sum(row["tests"] for row in rows)
+    print(
+        f"{mean:.2f} s a module on the mean of {len(modules)}; {tests} tests, "
+        f"{sum(row['failed'] for row in rows)} failed"
+    )
+    file = options.write or (None if options.files else RESULTS)
+    if file:
+        result = {"machine": facts, "seconds_a_module": round(mean, 3), "modules": rows}
+        file.write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if any(row["failed"] for row in rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,83 +1,87 @@
-"""An editor's window drawn from what `poolaudit server` really says of a file; used by make_screenshots.py.
+"""A real editor's screen, for make_screenshots.py: Neovim with the settings of docs/editors.md, inside tmux.
 
-Every diagnostic, station and code action in it is an answer of the server. The frame around them is ours.
+Needs `nvim` (0.11 or newer) and `tmux` on the PATH. Nothing on the screen is ours but the file and the
+answers of `poolaudit server`.
 """
 
-import html
+import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from string import Template
-from typing import Any
 
-from tests.server.client import Client
+ROOT = Path(__file__).parent.parent
+COLUMNS, ROWS = 112, 34
+PATIENCE = 60.0
+SETTINGS = re.compile(r"^## Neovim.*?\n\n((?:    .*\n|\n)+)", re.MULTILINE)
+LOOKS = """
+vim.diagnostic.config({ virtual_text = false, float = { border = "single" } })
+vim.o.termguicolors, vim.o.number, vim.o.signcolumn, vim.o.laststatus = true, true, "yes", 2
+vim.o.shadafile, vim.o.swapfile = "NONE", false
+"""
 
-Message = dict[str, Any]
-AROUND = 12  # lines on show before and after the diagnostics
-FRAME = Template((Path(__file__).parent / "editor_view.html").read_text(encoding="utf-8"))
+
+def settings() -> str:
+    """What docs/editors.md tells a user of Neovim to write."""
+    found = SETTINGS.search((ROOT / "docs" / "editors.md").read_text(encoding="utf-8"))
+    assert found, "docs/editors.md has no settings for Neovim"
+    return "".join(f"{line[4:]}\n" for line in found[1].splitlines())
 
 
-def page(tree: Path, name: str) -> str:
-    """The window with `name` of `tree` open, its first finding's code actions unfolded."""
+def screen(tree: Path, name: str, line: int) -> str:
+    """The screen, colours and all, with `name` of `tree` open and the finding of `line` unfolded."""
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder).resolve() / tree.name
-        shutil.copytree(tree, root, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        client = Client(root)
-        try:
-            client.initialize()
-            text = (root / name).read_text(encoding="utf-8")
-            client.open(name, text)
-            shown = client.diagnostics(name, 1)
-            actions = [action["title"] for action in client.actions(name, shown[0])]
-            client.shutdown()
-        finally:
-            client.kill()
-    return FRAME.substitute(
-        name=html.escape(name), code=_code(text, shown, actions), problems=_problems(shown, root)
-    )
+        home = Path(folder).resolve()
+        work = home / tree.name
+        shutil.copytree(tree, work, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        (work / "poolaudit.toml").touch()
+        (home / "init.lua").write_text(settings() + LOOKS, encoding="utf-8")
+        with _terminal(home, work, ["nvim", "-u", str(home / "init.lua"), f"+{line}", name]) as terminal:
+            terminal.until(lambda shown: re.search(r"^ ?E ", shown, re.MULTILINE) is not None)
+            terminal.type("zt", "8", "C-y", ":lua vim.diagnostic.open_float()", "Enter")
+            terminal.until(lambda shown: "acquired here" in shown)
+            return terminal.shown(colors=True)
 
 
-def _code(text: str, shown: list[Message], actions: list[str]) -> str:
-    lines = text.split("\n")
-    starts = [each["range"]["start"]["line"] for each in shown]
-    rows = []
-    for number in range(max(min(starts) - AROUND // 2, 0), min(max(starts) + AROUND, len(lines))):
-        rows.append(
-            _line(number, lines[number], [each for each in shown if each["range"]["start"]["line"] == number])
-        )
-        if number == starts[0]:
-            rows.append(
-                f'<div class="menu">{"".join(f"<div>{html.escape(title)}</div>" for title in actions)}</div>'
-            )
-    return "".join(rows)
+class _Terminal:
+    def __init__(self, socket: Path) -> None:
+        self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+
+    def tmux(self, *arguments: str) -> str:
+        done = subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def type(self, *keys: str) -> None:
+        self.tmux("send-keys", *keys)
+
+    def shown(self, *, colors: bool = False) -> str:
+        return self.tmux("capture-pane", "-p", *(["-e"] if colors else []))
+
+    def until(self, there: Callable[[str], bool]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not there(self.shown()):
+            if time.monotonic() > end:
+                raise TimeoutError(self.shown())
+            time.sleep(0.2)
 
 
-def _line(number: int, line: str, here: list[Message]) -> str:
-    """The first diagnostic that begins in the line is underlined; the example is ASCII, so columns agree."""
-    margin = f'<span class="number">{number + 1}</span>'
-    if not here:
-        return f'<div class="line">{margin}{html.escape(line)}</div>'
-    first = here[0]
-    start, end = first["range"]["start"]["character"], first["range"]["end"]
-    until = end["character"] if end["line"] == number else len(line)
-    marked = f'<span class="severity{first["severity"]}">{html.escape(line[start:until])}</span>'
-    beside = f'<span class="beside">{first["code"]}</span>'
-    before, after = html.escape(line[:start]), html.escape(line[until:])
-    return f'<div class="line">{margin}{before}{marked}{after}{beside}</div>'
-
-
-def _problems(shown: list[Message], root: Path) -> str:
-    rows = []
-    for each in shown:
-        at = each["range"]["start"]
-        place = f"[{at['line'] + 1}, {at['character'] + 1}]"
-        rows.append(
-            f'<div class="problem"><b>●</b> {html.escape(each["message"])}'
-            f' <span class="dim">{each["source"]}({each["code"]}) {place}</span></div>'
-        )
-        for station in each.get("relatedInformation", ()):
-            uri, start = station["location"]["uri"], station["location"]["range"]["start"]
-            place = f"{uri.removeprefix(root.as_uri() + '/')} [{start['line'] + 1}, {start['character'] + 1}]"
-            said = f'{html.escape(station["message"])} <span class="dim">{html.escape(place)}</span>'
-            rows.append(f'<div class="station">{said}</div>')
-    return "".join(rows)
+@contextmanager
+def _terminal(home: Path, work: Path, command: list[str]) -> Iterator[_Terminal]:
+    """A tmux server of its own, in which `poolaudit` is this tree's."""
+    tool = home / "poolaudit"
+    tool.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m auditor.cli "$@"\n')
+    tool.chmod(0o755)
+    terminal = _Terminal(home / "tmux")
+    path = f"PATH={home}{os.pathsep}{os.environ['PATH']}"
+    size = ["-x", str(COLUMNS), "-y", str(ROWS)]
+    environment = ["env", path, f"HOME={home}", "COLORTERM=truecolor", "LANG=C.UTF-8"]
+    terminal.tmux("new-session", "-d", *size, "-c", str(work), *environment, *command)
+    try:
+        yield terminal
+    finally:
+        terminal.tmux("kill-server")

@@ -1,11 +1,10 @@
 """Make docs/screenshots anew: `python docs/make_screenshots.py [TREE]`, by default of the example.
 
-Needs Chromium and the extra `server`. The HTML report light, dark, narrow and with a finding open, the
-terminal's output, and an editor's window, each as a PNG. In the report's curve the runs before the last one
-are made up; the editor is drawn by editor_view.py from the server's answers.
+Needs Chromium, tmux, Neovim 0.11 or newer and the extra `server`. The HTML report light, dark, narrow and
+with a finding open, the terminal's output, and an editor, each as a PNG. In the report's curve the runs
+before the last one are made up; the editor is Neovim with the settings of docs/editors.md (editor_view.py).
 """
 
-import html
 import json
 import os
 import subprocess
@@ -17,19 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from docs import editor_view  # noqa: E402 - needs the path above
+from docs import editor_view, terminal_view  # noqa: E402 - needs the path above
 from tests.browser import Browser  # noqa: E402
 
 SHOTS = ROOT / "docs" / "screenshots"
 OPEN_FIRST = "document.querySelector('#finding-list .head').click()"
-TERMINAL = """<!doctype html><meta charset="utf-8"><style>
-body {{ margin: 0; padding: 1.2rem 1.5rem; background: #14171c; color: #d8dce3; }}
-pre {{ margin: 0; font: 14px/1.4 ui-monospace, "DejaVu Sans Mono", monospace; }}
-.b {{ font-weight: 700; }} .d {{ color: #8d96a5; }} .c31 {{ color: #ff8a80; }} .c32 {{ color: #5fc389; }}
-.c33 {{ color: #f2bd63; }} .c34, .c36 {{ color: #8ab4ff; }}
-</style><pre>{text}</pre>"""
-
-
 EARLIER = "".join(
     f'{{"time":"2026-{month:02}-01T08:00:00Z","files":{files},"lines":{60 * files},"errors":{errors},'
     f'"warnings":{warnings},"infos":0,"failures":0,"full":{full},"partial":3,"none":2}}\n'
@@ -77,25 +68,13 @@ def audit(tree: Path, *options: str) -> str:
     return done.stdout
 
 
-def worst(tree: Path) -> str:
-    """The file, below `tree`, of the first error with a path of several stations."""
+def worst(tree: Path) -> tuple[str, int]:
+    """File, below `tree`, and line of the first error with a path of several stations."""
     findings = json.loads(audit(tree, "--format", "json", "--quiet"))["findings"]
     chosen = next(
         each for each in findings if each["severity"] == "error" and len(each["trace"]) > 2 and each["fix"]
     )
-    return str(Path(chosen["path"]).relative_to(tree.name))
-
-
-def colored(text: str) -> str:
-    """Terminal colours as spans: the few that the reports use."""
-    pieces = html.escape(text).split("\x1b[")
-    shown = [pieces[0]]
-    for piece in pieces[1:]:
-        codes, _, rest = piece.partition("m")
-        names = {"1": "b", "2": "d"}
-        classes = " ".join(names.get(code, f"c{code}") for code in codes.split(";") if code not in ("", "0"))
-        shown.append(f'<span class="{classes}">{rest}</span>')
-    return "".join(shown)
+    return str(Path(chosen["path"]).relative_to(tree.name)), chosen["line"]
 
 
 def main(tree: Path) -> None:
@@ -112,8 +91,8 @@ def main(tree: Path) -> None:
             browser.screenshot(SHOTS / f"{shot.name}.png")
         text = audit(tree, "--color", "always", "--select", "PA102,PA109")
         whole = {
-            "terminal": TERMINAL.format(text=colored(text)),
-            "editor": editor_view.page(tree, worst(tree)),
+            "terminal": terminal_view.page(text),
+            "editor": terminal_view.page(editor_view.screen(tree, *worst(tree)), leading=1.25),
         }
         for name, content in whole.items():
             window = Path(folder) / f"{name}.html"

@@ -79,6 +79,10 @@ def _rules(run: Run) -> Iterator[Row]:
 
 def _verdict(run: Run, width: int) -> Iterator[Row]:
     total = run.summary
+    if not total.files and not run.failures:
+        for line in wrap("Nothing was audited: no Python file there, or all are excluded.", width, hanging=2):
+            yield [(line, "yellow")]
+        return
     scope = f"{count(total.files, 'file')}, {count(total.lines, 'line')} in {total.seconds:.2f} s"
     severities = Counter(finding.severity for finding in run.findings)
     counts = ", ".join(count(severities[kind], _NOUN[kind]) for kind in Severity if severities[kind])

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from auditor.case import Case
 from auditor.facts import LEAVING, Facts, named
 from auditor.fixes.exits import released_on_exit
+from auditor.fixes.gathered import gathered_given_back
+from auditor.fixes.rollback import rolled_back
 from auditor.fixes.try_finally import bounded
 from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
@@ -60,4 +62,4 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
-    return bounded(case) or released_on_exit(case)
+    return bounded(case) or gathered_given_back(case) or released_on_exit(case) or rolled_back(case)

@@ -18,14 +18,17 @@ See below: `model` may raise.
 
 ## Fix
 safety
-Safe where the lease is local: try/finally.
+Safe where the lease is local: try/finally. One that is handed over later is released where the
+statement raises (`except BaseException`), a list of them one by one.
 """
 
 from collections.abc import Iterator
 
 from auditor.case import Case
 from auditor.facts import EXCEPTIONAL, Facts, Loss, named
+from auditor.fixes.exchanged import released_together
 from auditor.fixes.exits import released_on_exit
+from auditor.fixes.gathered import gathered_given_back
 from auditor.fixes.rollback import rolled_back
 from auditor.fixes.try_finally import bounded
 from auditor.model import Finding, FixOffer, Severity
@@ -59,4 +62,10 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
-    return bounded(case) or released_on_exit(case) or rolled_back(case)
+    return (
+        bounded(case)
+        or released_together(case)
+        or gathered_given_back(case)
+        or released_on_exit(case)
+        or rolled_back(case)
+    )

@@ -12,7 +12,8 @@ See below: `k` is lost when there is no room for `v`.
 
 ## Fix
 safety
-Safe: a release on the failing branch, or an ExitStack.
+Safe: a release on the failing branch; of all that a loop has gathered in a list or dict. Unsafe
+where a handler further out swallows the failure: the release comes before it gets there.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from auditor.case import Case
 from auditor.facts import LEAVING, Facts, Loss, named
 from auditor.fixes.exits import released_on_exit
+from auditor.fixes.gathered import gathered_given_back
+from auditor.fixes.rollback import rolled_back
 from auditor.fixes.try_finally import bounded
 from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
@@ -56,4 +59,4 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def fix(case: Case) -> FixOffer | None:
-    return released_on_exit(case) or bounded(case)
+    return gathered_given_back(case) or released_on_exit(case) or bounded(case) or rolled_back(case)

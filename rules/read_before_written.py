@@ -26,7 +26,7 @@ def total(pool, parts):
 
 from collections.abc import Iterator
 
-from auditor.facts import Facts, Fault
+from auditor.facts import Facts, Fault, Kind
 from auditor.model import Finding, Severity
 from auditor.rule import Meta
 
@@ -52,3 +52,6 @@ def check(facts: Facts) -> Iterator[Finding]:
         if misuse.fault is Fault.UNWRITTEN:
             message = f"{misuse.lease} was acquired uncleared and is read before it is written"
             yield META.finding(misuse.span, misuse.symbol, message, misuse.trace)
+    for seen in facts.sightings(Kind.UNWRITTEN):
+        message = f"{seen.what} of `{seen.where}` is read before it is written"
+        yield META.finding(seen.span, seen.symbol, message, seen.steps)

@@ -27,7 +27,7 @@ os.dup2(ends[0], 3)
 os.dup2(ends[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-_KEYS = {"Enter": ("Enter", "\r"), "Escape": ("Escape", "")}
+_KEYS = {"Tab": ("Tab", ""), "Enter": ("Enter", "\r"), "Escape": ("Escape", "")}
 
 
 class Browser:
@@ -54,6 +54,7 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
+        self._call("Performance.enable", timeDomain="threadTicks")
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +95,11 @@ class Browser:
         if "exceptionDetails" in done:
             raise RuntimeError(done["exceptionDetails"]["exception"].get("description", "failed"))
         return done["result"].get("value")
+
+    def busy(self) -> float:
+        """Seconds of processor time that the page's main thread has used since it was opened."""
+        metrics = {each["name"]: each["value"] for each in self._call("Performance.getMetrics")["metrics"]}
+        return float(metrics["TaskDuration"])
 
     def wait(self, condition: str) -> None:
         """Until `condition` is true."""

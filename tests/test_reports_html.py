@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -262,14 +261,13 @@ def test_five_thousand_findings(browser: Browser, tmp_path: Path) -> None:
     assert size < 15_000_000
     opened(browser, run, tmp_path)
     assert browser.run("document.querySelectorAll('.finding').length") < 200
-    ready = browser.run("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert 0 < ready < 1_000, f"usable after {ready:.0f} ms"
-    begun = time.monotonic()
+    assert 0 < browser.busy() < 1.0  # of the processor: the clock measures what else the machine does
+    begun = browser.busy()
     choose(browser, "search", "buffer_4999")
     assert heads(browser) == ["PA103"]
     choose(browser, "search", "")
     choose(browser, "group", "package")
-    assert time.monotonic() - begun < 1.0
+    assert browser.busy() - begun < 1.0
     browser.run("scrollTo(0, document.getElementById('finding-list').getBoundingClientRect().bottom)")
     browser.wait("document.querySelectorAll('.finding').length > 40")
     assert browser.complaints == []

@@ -81,7 +81,7 @@ def command(
     except (SettingsError, NoSuchPath, UnknownClass) as error:
         raise click.UsageError(str(error)) from error
     if tests is not None and planned.changes:
-        planned = _that_passed(planned, tests)
+        planned = _that_passed(planned, tests, settings.recipes)
     if only_diff:
         sys.stdout.write(diff(planned))
     elif planned.changes:
@@ -92,9 +92,9 @@ def command(
     return _status(planned, pending=only_diff and bool(planned.changes))
 
 
-def _that_passed(planned: Planned, tests: Verifier) -> Planned:
+def _that_passed(planned: Planned, tests: Verifier, recipes: Path | None) -> Planned:
     try:
-        return without(planned, tests(with_copies(planned)))
+        return without(planned, tests(with_copies(planned), recipes))
     except CannotVerify as error:
         raise click.UsageError(str(error)) from error
 

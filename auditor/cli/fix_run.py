@@ -88,7 +88,7 @@ def run_fix(options: FixOptions) -> int:
         request = request_of(audit, settings, progress)
         fixing = plan_fixes(request, choose)
     changes = _changes(fixing)
-    refused = dict(verify(changes)) if verify and changes else {}
+    refused = dict(verify(changes, settings.recipes)) if verify and changes else {}
     if options.diff:
         sys.stdout.write("".join(unified(change.before, change.after) for change in changes))
     elif STDIN in options.paths:

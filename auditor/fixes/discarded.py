@@ -5,9 +5,8 @@ import ast
 from auditor.case import Case, Parsed
 from auditor.facts import Lease
 from auditor.fixes.escape import Carriers
-from auditor.fixes.life import SCOPES, FunctionDef, call_at, enclosing_function, enclosing_statement
+from auditor.fixes.life import SCOPES, FunctionDef, call_at, enclosing_function, enclosing_statement, new_name
 from auditor.fixes.lines import indentation, newline_of, unit_around
-from auditor.fixes.rebound import new_name
 from auditor.fixes.try_finally import is_whole
 from auditor.flow.lease import GivingBack
 from auditor.model import Edit, FixOffer, Safety, Span

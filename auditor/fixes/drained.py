@@ -4,9 +4,8 @@ import ast
 
 from auditor.case import Case, Parsed
 from auditor.facts import StoredField
-from auditor.fixes.life import enclosing_function
+from auditor.fixes.life import enclosing_function, new_name
 from auditor.fixes.lines import above, indentation, unit_around
-from auditor.fixes.rebound import new_name
 from auditor.fixes.try_finally import is_whole
 from auditor.model import Edit, FixOffer, Safety, Span
 

@@ -15,6 +15,7 @@ from auditor.fixes.life import (
     leaves,
     life_of,
     mentions,
+    says_held,
     statements_in,
     turns_back_if_none,
 )
@@ -39,7 +40,7 @@ def released_on_exit(case: Case) -> FixOffer | None:
     safety = _safety(life, exits)
     if safety is None:
         return None
-    edits = [_release_before(life, each) for each in exits if each is not None]
+    edits = [release_before(life, each) for each in exits if each is not None]
     found = [edit for edit in edits if edit is not None]
     if len(found) < len(edits):
         return None
@@ -76,8 +77,10 @@ def _exits(life: Life, leaks: Sequence[Leak]) -> list[ast.stmt | None]:
 
 def _exit_of(life: Life, leak: Leak) -> ast.stmt | None:
     """The statement by which this leak leaves, if only paths that hold the lease go by it."""
+    if leak.holder.endswith("[*]") and not life.is_several:
+        return None  # what a container holds is not what the name means by then
     found = _statement_of(life, leak)
-    return found if found is not None and _always_holds(life, found) else None
+    return found if found is not None and always_holds(life, found) else None
 
 
 def _statement_of(life: Life, leak: Leak) -> ast.stmt | None:
@@ -93,23 +96,49 @@ def _statement_of(life: Life, leak: Leak) -> ast.stmt | None:
     return None
 
 
-def _always_holds(life: Life, statement: ast.stmt) -> bool:
+def always_holds(life: Life, statement: ast.stmt) -> bool:
     """Whether nothing before `statement` can have ended the lease and still go on to it."""
     node: ast.AST = statement
+    asked = False
     while node is not life.function:
         parent = life.file.parents[node]
         block = block_of(life.file, node) if isinstance(node, ast.stmt) else ()
         for before in _before(node, block):
             if _may_end(life, before):
                 return False
-            if before is life.statement:
+            if before is life.statement or _runs_through(life, before) or (asked and _holds(before, life)):
                 return True
+            asked = asked or turns_back_if_none(before, life.holder)
         if isinstance(node, ast.ExceptHandler) or (isinstance(parent, ast.Try) and node in parent.orelse):
             body = parent.body if isinstance(parent, (ast.Try, ast.TryStar)) else []
             if any(_may_end(life, each) for each in body) or life.statement in set(statements_in(body)):
                 return False
         node = parent
     return False
+
+
+def _runs_through(life: Life, statement: ast.stmt) -> bool:
+    """Whether the acquire is a statement of this `with`, which runs whenever what comes after it does."""
+    if not isinstance(statement, ast.With | ast.AsyncWith):
+        return False
+    return any(each is life.statement or _runs_through(life, each) for each in statement.body)
+
+
+def _holds(statement: ast.stmt, life: Life) -> bool:
+    """Whether the acquire is somewhere within, and the holder is a lease or None after it."""
+    inner = list(statements_in([statement]))
+    others = [each for each in statements_in(life.function.body) if each is not life.statement]
+    bound = [each for each in others if any(_stores(node, life.holder) for node in own_nodes(each))]
+    return life.statement in inner and all(_is_none(each) for each in bound)
+
+
+def _stores(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+
+
+def _is_none(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None)
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def _before(node: ast.AST, block: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -124,7 +153,8 @@ def _may_end(life: Life, statement: ast.stmt) -> bool:
         return False
     if isinstance(statement, SCOPES):
         return life.lease.handed_over and life.mentions(statement)
-    endings = [each for each in statements_in([statement]) if _ends(life, each)]
+    inner = [each for each in statements_in([statement]) if each is not life.statement]
+    endings = [each for each in inner if _ends(life, each)]
     return any(not _then_leaves(life, each, statement) for each in endings)
 
 
@@ -176,7 +206,7 @@ def _then_leaves(life: Life, ending: ast.stmt, within: ast.stmt) -> bool:
 # The release ------------------------------------------------------------------------------------------------
 
 
-def _release_before(life: Life, statement: ast.stmt) -> Edit | None:
+def release_before(life: Life, statement: ast.stmt) -> Edit | None:
     """The edit that releases and then leaves."""
     file = life.file
     carriers = Carriers(life.holder, life.lease.value, life.function.body)
@@ -202,17 +232,33 @@ def _release_before(life: Life, statement: ast.stmt) -> Edit | None:
 
 def _release(life: Life, statement: ast.stmt, margin: str, unit: str) -> list[str]:
     """Asking whether there is a lease, unless the code before has asked."""
-    return giving_back(life, margin, unit, asked=_was_asked(life, statement))
+    return giving_back(life, margin, unit, asked=was_asked(life, statement))
 
 
-def _was_asked(life: Life, statement: ast.stmt) -> bool:
-    """Whether a statement between the acquire and this one turns back where there is no lease."""
-    for each in life.block[life.index + 1 :]:
-        if statement in set(statements_in([each])):
-            return False
-        if turns_back_if_none(each, life.holder):
+def was_asked(life: Life, statement: ast.stmt) -> bool:
+    """Whether something between the acquire and this statement turns back where there is no lease."""
+    node: ast.AST = statement
+    while node is not life.function:
+        block = block_of(life.file, node) if isinstance(node, ast.stmt) else ()
+        for before in _before(node, block):
+            if before.lineno <= life.statement.lineno:
+                break
+            if turns_back_if_none(before, life.holder):
+                return True
+        parent = life.file.parents[node]
+        if isinstance(parent, ast.If) and node in parent.body and says_held(parent.test, life.holder):
             return True
+        if life.statement in set(block):
+            return False
+        if any(_runs_through(life, before) and _turns_back(life) for before in _before(node, block)):
+            return True
+        node = parent
     return False
+
+
+def _turns_back(life: Life) -> bool:
+    """Whether the acquire's own block goes on only with a lease."""
+    return any(turns_back_if_none(each, life.holder) for each in life.block[life.index + 1 :])
 
 
 def _on_lines_of_its_own(life: Life, statement: ast.stmt) -> Edit | None:

@@ -44,6 +44,11 @@ class Life:
         return None if wanted else found
 
     @property
+    def is_several(self) -> bool:
+        """Whether the holder is a list of leases."""
+        return self.lease.giving_back is not None and self.lease.giving_back.each
+
+    @property
     def is_checked(self) -> bool:
         """Whether somebody asks if there is a lease at all, so that a release must ask too."""
         return any(self._asks(node) for node in ast.walk(self.function))
@@ -100,20 +105,46 @@ def _says_none(test: ast.expr, holder: str) -> bool:
     return False
 
 
+def says_held(test: ast.expr, holder: str) -> bool:
+    """`x`, `x is not None`, and these within an `and`."""
+    match test:
+        case ast.Name(id=name):
+            return name == holder
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return name == holder
+        case ast.BoolOp(op=ast.And(), values=values):
+            return any(says_held(value, holder) for value in values)
+    return False
+
+
 def names_in(node: ast.AST) -> set[str]:
     """Every name that occurs, parameters included."""
     used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     return used | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
 
 
+def new_name(wanted: str, function: ast.AST) -> str:
+    """`wanted`, or with a number behind it where the function knows that name already."""
+    taken = names_in(function)
+    number = 1
+    name = wanted
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name
+
+
 def mentions(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
 
 
-def life_of(case: Case) -> Life | None:
-    """The life of the finding's lease, if it is bound to a local name by a plain assignment."""
+def life_of(case: Case, *, several: bool = False) -> Life | None:
+    """The life of the finding's lease, if it is bound to a local name by a plain assignment; with `several`
+    also that of the leases in a list that is."""
     file, lease = case.file, case.lease
     if file is None or lease is None or lease.giving_back is None:
+        return None
+    if lease.giving_back.each and not several:
         return None
     call = call_at(file, lease.span)
     if call is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from auditor.case import Case
 from auditor.facts import Leak, Loss
 from auditor.fixes.escape import Carriers
-from auditor.fixes.life import LOOPS, Life, called_by, life_of, mentions, names_in, statements_in
+from auditor.fixes.life import LOOPS, Life, called_by, life_of, mentions, new_name, statements_in
 from auditor.fixes.lines import above, below, indentation, whole
 from auditor.fixes.region import Region, is_pure
 from auditor.fixes.try_finally import guarded, lent, stands_alone
@@ -105,14 +105,3 @@ def _safety(life: Life, statement: ast.stmt) -> Safety:
     shared = value is not None and carriers.carries(value)
     shared = shared or carriers.may_outlive or any(mentions(each, others) for each in later)
     return Safety.SAFE if life.lease.giving_back.certain and not shared else Safety.UNSAFE
-
-
-def new_name(wanted: str, function: ast.AST) -> str:
-    """`wanted`, or with a number behind it where the function knows that name already."""
-    taken = names_in(function)
-    number = 1
-    name = wanted
-    while name in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name

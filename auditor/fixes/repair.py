@@ -9,7 +9,7 @@ from auditor.excerpts import text_at
 from auditor.fingerprint import canonical
 from auditor.fixes.apply import Fate, apply
 from auditor.fixes.document import Document
-from auditor.model import Finding
+from auditor.model import Failure, Finding
 from auditor.source.load import lines_of
 
 PASSES = 60
@@ -19,10 +19,12 @@ PASSES = 60
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the analysis says of the files as they are now. `given_up` counts, by path, the acquires it could
-    not follow: a fix that makes a finding vanish that way has repaired nothing."""
+    not follow: a fix that makes a finding vanish that way has repaired nothing. `failures` are what went
+    wrong on the way, fixes that could not be built among it."""
 
     findings: Sequence[Finding]
     given_up: Mapping[str, int] = field(default_factory=dict)
+    failures: Sequence[Failure] = ()
 
 
 Judge = Callable[[Mapping[str, Document]], Verdict]
@@ -43,12 +45,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """`documents` are the changed files, `together` the sets of paths that one fix changes."""
+    """`documents` are the changed files, `together` the sets of paths that one fix changes, `failures` those
+    of the analysis that judged last."""
 
     documents: Mapping[str, Document]
     fixed: tuple[Finding, ...]
     left: tuple[Left, ...]
     together: tuple[tuple[str, ...], ...]
+    failures: tuple[Failure, ...] = ()
 
 
 def repair(verdict: Verdict, files: Mapping[str, Document], judge: Judge, choose: Choose) -> Repaired:
@@ -178,7 +182,8 @@ class _Work:
             failure = self.dropped.get(self._identity(finding, here))
             reason = failure or self._reason(finding, here)
             left.append(Left(finding, reason, failure is not None))
-        return Repaired(dict(self.changed), tuple(self.fixed), tuple(left), tuple(self.together))
+        failures = tuple(self.verdict.failures)
+        return Repaired(dict(self.changed), tuple(self.fixed), tuple(left), tuple(self.together), failures)
 
     def _reason(self, finding: Finding, here: Mapping[str, Document]) -> str:
         if finding.fix is None:

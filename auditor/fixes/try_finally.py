@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from auditor.case import Case, Parsed
 from auditor.fixes.escape import Carriers
-from auditor.fixes.life import Life, life_of
+from auditor.fixes.life import Life, life_of, new_name
 from auditor.fixes.lines import indentation, indented, newline_of, taken, unit_around
 from auditor.fixes.region import Region, conditions_hold, is_pure, region_of
 from auditor.flow.effects import Value
@@ -14,7 +14,7 @@ from auditor.model import Edit, FixOffer, Safety, Span
 
 def bounded(case: Case) -> FixOffer | None:
     """The lease given back however its block is left; None where it is handed over or ends elsewhere."""
-    life = life_of(case)
+    life = life_of(case, several=True)
     region = region_of(life) if life is not None else None
     if region is None or not conditions_hold(region) or not _is_on_own_lines(region):
         return None
@@ -130,10 +130,19 @@ def giving_back(
     life: Life, margin: str, unit: str, *, asked: bool = False, may_lack: bool = False
 ) -> list[str]:
     """A release as a statement of its own, asking first where there may be no lease."""
-    call = written_release(life)
     if asked or not (life.is_checked or may_lack):
-        return [margin + call]
-    return [f"{margin}if {life.holder} is not None:", f"{margin}{unit}{call}"]
+        return _releasing(life, margin, unit)
+    return [f"{margin}if {life.holder} is not None:", *_releasing(life, margin + unit, unit)]
+
+
+def _releasing(life: Life, margin: str, unit: str) -> list[str]:
+    if not life.is_several:
+        return [margin + written_release(life)]
+    assert life.lease.giving_back is not None
+    each = new_name("lease", life.function)
+    release = life.lease.giving_back.call.format(each)
+    asking = [f"{margin}{unit}if {each} is not None:", f"{margin}{unit}{unit}{release}"]
+    return [f"{margin}for {each} in {life.holder}:", *asking]
 
 
 def written_release(life: Life) -> str:
@@ -186,9 +195,13 @@ def _end_of(statements: Sequence[ast.stmt]) -> int:
 
 def _first_line(region: Region) -> int:
     """Where the body begins, comments directly above its first statement included."""
-    lines, first = region.life.file.lines, _start(region.body[0])
-    limit = _end_before(region, region.body[0])
-    while first - 1 > limit and lines[first - 2].lstrip().startswith("#"):
+    return first_line(region.life.file, region.body[0], _end_before(region, region.body[0]))
+
+
+def first_line(file: Parsed, statement: ast.stmt, limit: int) -> int:
+    """Where a statement begins with the comments directly above it, which are below line `limit`."""
+    first = _start(statement)
+    while first - 1 > limit and file.lines[first - 2].lstrip().startswith("#"):
         first -= 1
     return first
 
@@ -196,9 +209,19 @@ def _first_line(region: Region) -> int:
 def _with_comments(region: Region, statement: ast.stmt) -> list[str]:
     """The statement's lines and every comment between it and the statement before."""
     file, last = region.life.file, statement.end_lineno or statement.lineno
-    gap = range(_end_before(region, statement) + 1, statement.lineno)
-    comments = [number for number in gap if file.lines[number - 1].lstrip().startswith("#")]
+    comments = _comment_lines(file, statement, _end_before(region, statement))
     return taken(file, min(comments, default=statement.lineno), last)
+
+
+def comments_above(file: Parsed, statement: ast.stmt, limit: int) -> list[str]:
+    """The lines from the first comment below line `limit` to the statement."""
+    first = min(_comment_lines(file, statement, limit), default=statement.lineno)
+    return taken(file, first, statement.lineno - 1)
+
+
+def _comment_lines(file: Parsed, statement: ast.stmt, limit: int) -> list[int]:
+    gap = range(limit + 1, statement.lineno)
+    return [number for number in gap if file.lines[number - 1].lstrip().startswith("#")]
 
 
 def _end_before(region: Region, statement: ast.stmt) -> int:
@@ -239,9 +262,4 @@ def stands_alone(life: Life, statement: ast.stmt) -> bool:
 
 def is_whole(file: Parsed, statement: ast.stmt) -> bool:
     """Whether the statement begins and ends its lines, comments apart."""
-    span = file.span(statement)
-    first = _start(statement)
-    before = file.lines[first - 2].rstrip() if first > 1 else ""
-    after = file.lines[span.end_line - 1][span.end_column - 1 :].strip()
-    head = file.lines[first - 1][: span.column - 1] if first == span.line else ""
-    return not head.strip() and not before.endswith("\\") and (not after or after.startswith("#"))
+    return file.stands_alone(statement, _start(statement))

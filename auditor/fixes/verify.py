@@ -3,11 +3,13 @@
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from auditor.fixes.write import Change
 
-Verifier = Callable[[Sequence[Change]], Mapping[str, str]]
-"""Runs the tests on copies with and without the changes; says why for each path that must stay as it is."""
+Verifier = Callable[[Sequence[Change], Path | None], Mapping[str, str]]
+"""Runs the tests on copies with and without the changes; says why for each path that must stay as it is. The
+file holds recipes for what cannot be guessed."""
 
 
 class CannotVerify(Exception):

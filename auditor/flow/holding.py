@@ -7,7 +7,7 @@ from auditor.flow.held import Endings, Held, Places
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Move, Path
+from auditor.ir.ops import Move, Path, is_temporary
 
 
 class Holding:
@@ -45,6 +45,8 @@ class Holding:
                 sure.add(target + rest)
                 continue
             piece = part(place, source, self.acquisition.value)
+            if source[-1] == ".name" and is_temporary(place):
+                continue  # `NamedTemporaryFile().name`: whoever has the file's name has not the file
             if piece is not None:
                 (sure if piece == "same" else maybe).add(target)
         for place in held.maybe:
@@ -132,6 +134,7 @@ class Holding:
             self.endings.unknown.add(node)
             return None
         if target[0] in self.parameters or target[0][0] == "@":
+            self.endings.written.add(node)
             return replace(
                 held, places=held.places | sure, kept=True
             )  # the same function may still give it back

@@ -57,8 +57,8 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             return _copy(forget(graph, target, known), target, source)
         case Fresh(target=target) | InPlace(target=target) | Delete(target=target) | Next(target=target):
             return forget(graph, target, known)
-        case Store(target=target):
-            return forget(graph, target, known)
+        case Store(target=target, source=source):
+            return _stored(graph, forget(graph, target, known), target, source)
         case Call():
             return _called(graph, op, forget(graph, op.target, known))
         case EndStatement():
@@ -157,6 +157,19 @@ def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:
     if isinstance(value, (str, int)) and not isinstance(value, bool):
         facts.add((f"{name} == {value!r}", True))
     return known | facts
+
+
+def _stored(graph: Graph, known: Knowledge, target: Path, source: Path) -> Knowledge:
+    """`self.locked = True`: as much as a local flag says, where somebody asks for it."""
+    key, old = "".join(target).lstrip("@"), "".join(source)
+    if len(target) != 2 or not target[1].startswith("."):
+        return known
+    told = ((f"{key}{test}", f"{old}{test}", truth) for test in ("", " is None") for truth in (True, False))
+    return known.union(
+        (asked, truth)
+        for asked, fact, truth in told
+        if (fact, truth) in known and asked in graph.condition_names
+    )
 
 
 def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None = None) -> Knowledge:

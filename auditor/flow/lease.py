@@ -55,12 +55,14 @@ class GivingBack:
     """How the function that acquired a lease would give it back.
 
     `call` has `{}` in the lease's place. `lending` is the callee that takes the acquire's arguments and lends
-    for a `with` block, if the pool has one. `certain` is whether the project's own code says so.
+    for a `with` block, if the pool has one. `certain` is whether the project's own code says so. With `each`
+    the acquire returned a list of leases, and the call is about one of them.
     """
 
     call: str
     lending: str | None = None
     certain: bool = True
+    each: bool = False
 
 
 @dataclass(frozen=True, slots=True)

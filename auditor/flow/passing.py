@@ -113,6 +113,8 @@ class Passing(Holding):
         if piece is None or (piece == "maybe" and acquisition.keyed):
             return None  # a pin or a lock is not undone through what the object holds
         treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
+        if position == -1 and piece == "maybe" and treatment.fate is Fate.RELEASE and call.args:
+            return None  # `connection.root.release(number)` gives back the number
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
         if treatment.fate is Fate.BORROW and treatment.moved_to is None:

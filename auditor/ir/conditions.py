@@ -22,6 +22,14 @@ PURE_CALLS = frozenset(
 )
 """Calls whose answer does not change between two tests of the same names."""
 
+GRANTED = frozenset({"is_ok", "ok", "is_success", "success", "succeeded", "was_successful"})
+REFUSED = frozenset({"is_err", "is_error", "is_failure", "failed", "is_out_of_memory", "is_not_found"})
+"""What an object that stands for an outcome says of itself: there is something in it, or there is not."""
+
+EXISTENCE = frozenset({"exists", "lexists", "isdir", "isfile", "is_dir", "is_file"})
+
+BARE = frozenset({"ok", "is_success", "is_error", "failed"})
+
 _NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
 _SYMBOL = {ast.Eq: "==", ast.Is: "is", ast.In: "in", ast.Lt: "<", ast.Gt: ">"}
 
@@ -46,9 +54,25 @@ def condition(test: ast.expr) -> Condition | None:
         return None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _comparison(test, names)
+    outcome = _outcome(test)
+    if outcome is not None:
+        return Condition(ast.unparse(test), True, names, outcome[0], "granted" if outcome[1] else "refused")
     if isinstance(test, ast.Call) and _is_len(test):
         return Condition(ast.unparse(test.args[0]), True, names, test.args[0])
     return Condition(ast.unparse(test), True, names, test)
+
+
+def _outcome(test: ast.expr) -> tuple[ast.expr, bool] | None:
+    """The outcome that `status.is_ok()` or `result.success` asks about, and whether it asks for success.
+
+    `.ok` without a call is what HTTP libraries say of a response that is open either way."""
+    called = isinstance(test, ast.Call) and not test.args and not test.keywords
+    asked = test.func if isinstance(test, ast.Call) and called else test
+    if not isinstance(asked, ast.Attribute) or (not called and asked.attr in BARE):
+        return None
+    if asked.attr in GRANTED | REFUSED:
+        return asked.value, asked.attr in GRANTED
+    return None
 
 
 def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
@@ -121,7 +145,7 @@ def _names(test: ast.expr) -> frozenset[str] | None:
             found.add("." + node.attr)
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name not in PURE_CALLS:
+            if name not in PURE_CALLS and not (name in GRANTED | REFUSED and _asks_nothing_else(node)):
                 return None
         elif isinstance(
             node,
@@ -140,6 +164,22 @@ def _names(test: ast.expr) -> frozenset[str] | None:
         ):
             return None
     return frozenset(found)
+
+
+def path_tested(test: ast.Call) -> ast.expr | None:
+    """The path whose existence a call asks about: `os.path.exists(p)`, `p.is_dir()`."""
+    if not isinstance(test.func, ast.Attribute) or test.func.attr not in EXISTENCE or test.keywords:
+        return None
+    owner = test.func.value
+    as_function = isinstance(owner, ast.Attribute) and owner.attr == "path"
+    as_function = as_function or (isinstance(owner, ast.Name) and owner.id in ("os", "osp", "path"))
+    if as_function:
+        return test.args[0] if len(test.args) == 1 else None
+    return owner if not test.args else None
+
+
+def _asks_nothing_else(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and not call.args and not call.keywords
 
 
 def path_of(node: ast.expr) -> Path | None:

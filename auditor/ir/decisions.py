@@ -3,7 +3,7 @@
 import ast
 
 from auditor.ir.builder import End
-from auditor.ir.conditions import Condition, condition, path_of
+from auditor.ir.conditions import Condition, condition, path_of, path_tested
 from auditor.ir.lowering import Branches, Lowering
 from auditor.ir.ops import Assume, Edge, Fresh, Nop, Path
 
@@ -23,6 +23,8 @@ class DecisionLowering(Lowering):
             return self._constant_test(bool(test.value))
         if isinstance(test, ast.NamedExpr):
             return self._test_of(test.target, self.value(test))
+        if isinstance(test, ast.Call) and (tested := path_tested(test)) is not None:
+            return self._existence(test, tested)
         asked = condition(test)
         if asked is None and isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._compare_value(test)
@@ -51,6 +53,12 @@ class DecisionLowering(Lowering):
         result = self.builder.temporary()
         self.builder.emit(Fresh(test, result, (left,)))
         return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
+
+    def _existence(self, test: ast.Call, tested: ast.expr) -> Branches:
+        """`os.path.exists(p)`: asked anew each time, for files come and go; what is not there is not owed."""
+        answer = self.value(test)
+        asked = Condition(answer[0], True, frozenset({answer[0]}), kind="truth")
+        return self._assume(test, asked, self._pure_path(tested))
 
     def _test_of(self, node: ast.expr, path: Path) -> Branches:
         """The truth of a value already computed."""

@@ -181,7 +181,8 @@ class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
     `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject
-    < 0`) or "same" (`subject is other`). `names` are the roots and `.attributes` that the condition reads.
+    < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`) or "same" (`subject is other`).
+    `names` are the roots and `.attributes` that the condition reads.
     """
 
     key: str
@@ -190,6 +191,11 @@ class Assume(Op):
     subject: Path | None = None
     kind: str = "truth"
     other: Path | None = None
+
+    @property
+    def says_absent(self) -> bool:
+        """Whether on this branch there is nothing in the subject."""
+        return (self.kind not in ("truth", "granted")) == self.value and self.kind != "same"
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from auditor.leaktests.plan import Aim, Recipe
 from auditor.leaktests.probing import SECONDS, Planned, Probe, plan_all
 from auditor.leaktests.render import file_name, render
-from auditor.leaktests.targets import find_targets
+from auditor.leaktests.targets import Found, find_targets
 from auditor.leaktests.workshop import Workshop
 from auditor.leaktests.writing import Written, write_generated
 from auditor.model import Failure, Finding
@@ -21,7 +21,8 @@ _BY_EXCEPTION = ("PA103", "PA109", "PA111")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to generate, where to, and how to go about it."""
+    """What to generate, where to, and how to go about it. `around` are files that are read for what the
+    targets of `files` may need: configuration classes, bases."""
 
     files: Sequence[SourceFile]
     findings: Sequence[Finding]
@@ -30,6 +31,7 @@ class Order:
     device: str = "cpu"
     seconds: float = SECONDS
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None
+    around: Sequence[SourceFile] = ()
 
 
 @dataclass(slots=True)
@@ -42,10 +44,18 @@ class Generated:
     unknown: list[str]
 
 
+def _within(order: Order, found: Found) -> Found:
+    """The targets and failures of the order's own files, with the configuration classes of all."""
+    if not order.around:
+        return found
+    ours = {file.path for file in order.files}
+    targets = [target for target in found.targets if target.path in ours]
+    return Found(targets, found.configs, [failure for failure in found.failures if failure.path in ours])
+
+
 def generate(order: Order, shop: Workshop) -> Generated:
     """Plan everything in `order.files` and write a test file for each plan."""
-    found = find_targets(order.files)
-    keys = {target.key for target in found.targets}
+    found = _within(order, find_targets([*order.files, *order.around]))
     probe = Probe(
         order.device, order.seconds, order.recipes, aims(order.findings, order.files), order.progress
     )
@@ -55,6 +65,7 @@ def generate(order: Order, shop: Workshop) -> Generated:
         write_generated(order.folder / file_name(plan), render(plan, order.folder.resolve()), written)
     if planned.plans:
         _write_support(order.folder, written)
+    keys = {plan.target.key for plan in planned.plans} | {entry.target.key for entry in planned.unplanned}
     unknown = sorted(set(order.recipes) - keys)
     return Generated(planned, written, found.failures, unknown)
 
@@ -78,6 +89,7 @@ def aims(findings: Iterable[Finding], files: Iterable[SourceFile]) -> tuple[Aim,
                 tuple(lines),
                 where,
                 finding.message,
+                finding.symbol,
                 finding.code in _BY_EXCEPTION,
             )
         )

@@ -64,17 +64,21 @@ def run_files(order: TestOrder, shop: Workshop) -> list[FileRun]:
 
 def _run(file: Path, order: TestOrder, shop: Workshop) -> FileRun:
     with tempfile.TemporaryDirectory(prefix="poolaudit-") as folder:
-        said, report, settings = (Path(folder) / name for name in ("said", "report.xml", "pytest.ini"))
-        settings.write_text("[pytest]\n")  # the project's own options are meant for its own tests
-        arguments = (
-            *("-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(settings)),
-            *("--rootdir", str(file.parent), f"--junitxml={report}", str(file)),
-        )
+        said, report = Path(folder, "said"), Path(folder, "report.xml")
+        arguments = (*pytest_arguments(file, Path(folder)), f"--junitxml={report}")
         status = shop.run(Job(str(said), order.seconds, arguments=arguments, device=order.device))
         if report.exists() and report.stat().st_size:
             return _read(file, report)
         text = said.read_bytes()[-20_000:].decode("utf-8", "replace") if said.exists() else ""
         return FileRun(file, (Case("process", "error", message=_ended(status, text, order.seconds)),))
+
+
+def pytest_arguments(file: Path, scratch: Path) -> tuple[str, ...]:
+    """How pytest is asked to run one file; `scratch` is a folder of its own."""
+    settings = scratch / "pytest.ini"
+    settings.write_text("[pytest]\n")  # the project's own options are meant for its own tests
+    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(settings))
+    return (*options, "--rootdir", str(file.parent), str(file))
 
 
 def _read(file: Path, report: Path) -> FileRun:

@@ -14,12 +14,15 @@ from pathlib import Path
 from auditor.fixes.verify import CannotVerify
 from auditor.fixes.write import Change
 from auditor.leaktests.generate import Order, generate
+from auditor.leaktests.plan import Recipe
+from auditor.leaktests.recipes import RecipeError, read_recipes
 from auditor.leaktests.render import file_name
 from auditor.leaktests.running import Case, TestOrder, run_files
 from auditor.leaktests.workshop import Workshop, WorkshopError, workshop
-from auditor.source.discover import SourceFile
+from auditor.source.discover import SourceFile, discover
 
-UNPLANNED = "no leak test could be planned for it"
+Recipes = Mapping[str, Recipe]
+UNPLANNED = "no leak test could be planned for it; a recipe may help (docs/leaktests.md)"
 _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".poolaudit_cache", "node_modules")
 
 
@@ -34,19 +37,20 @@ class Verdict:
         return tuple(case for case in self.cases or () if case.outcome in ("failed", "error"))
 
 
-def verify(changes: Sequence[Change]) -> Mapping[str, str]:
+def verify(changes: Sequence[Change], recipes: Path | None = None) -> Mapping[str, str]:
     """Why each path must stay as it is; paths whose tests pass are not in it. Raises CannotVerify."""
     try:
-        return _verify(changes)
-    except WorkshopError as error:
+        return _verify(changes, read_recipes(recipes) if recipes else {})
+    except (WorkshopError, RecipeError) as error:
         raise CannotVerify(str(error)) from error
 
 
-def _verify(changes: Sequence[Change]) -> Mapping[str, str]:
+def _verify(changes: Sequence[Change], recipes: Recipes) -> Mapping[str, str]:
     with workshop() as shop, tempfile.TemporaryDirectory(prefix="poolaudit-verify-") as scratch:
-        now = _verdicts(changes, Path(scratch) / "after", shop, changed=True)
+        now = _verdicts(changes, Copy(Path(scratch) / "after", recipes, changed=True), shop)
         doubtful = [change for change in changes if now[change.file.path].bad]
-        then = _verdicts(doubtful, Path(scratch) / "before", shop, changed=False) if doubtful else {}
+        plain = Copy(Path(scratch) / "before", recipes, changed=False)
+        then = _verdicts(doubtful, plain, shop) if doubtful else {}
     refused = {path: UNPLANNED for path, verdict in now.items() if verdict.cases is None}
     for path, before in then.items():
         refused[path] = _reason(now[path].bad[0], before)
@@ -59,20 +63,31 @@ def _reason(failed: Case, before: Verdict) -> str:
     return f"its leak test {failed.name} fails{', as it did before' if as_before else ''}: {line}"
 
 
-def _verdicts(
-    changes: Sequence[Change], folder: Path, shop: Workshop, *, changed: bool
-) -> dict[str, Verdict]:
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Where the tree is copied to, with the changes or without, and how to build what cannot be guessed."""
+
+    folder: Path
+    recipes: Recipes
+    changed: bool
+
+
+def _verdicts(changes: Sequence[Change], order: Copy, shop: Workshop) -> dict[str, Verdict]:
     """The tests of every changed file, run on a copy of the tree."""
     top = _top(change.file.location for change in changes)
-    copy = folder / "tree"
+    folder, copy = order.folder, order.folder / "tree"
     shutil.copytree(top, copy, ignore=_NOT_COPIED, symlinks=True, ignore_dangling_symlinks=True)
     files = []
     for change in changes:
         place = copy / os.path.relpath(os.path.realpath(change.file.location), top)
-        if changed:
+        if order.changed:
             place.write_bytes(change.after.data)
         files.append(SourceFile(change.file.path, os.fspath(place)))
-    generated = generate(Order(files, (), folder / "tests"), shop)
+    own = {file.location for file in files}
+    around = [
+        file for file in discover((os.fspath(copy),), root=os.fspath(copy)).files if file.location not in own
+    ]
+    generated = generate(Order(files, (), folder / "tests", order.recipes, around=around), shop)
     tests = {folder / "tests" / file_name(plan): plan.target.path for plan in generated.planned.plans}
     found: dict[str, Verdict] = {file.path: Verdict(None) for file in files}
     for run in run_files(TestOrder(sorted(tests)), shop):

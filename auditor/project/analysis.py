@@ -73,7 +73,7 @@ class Analysis:
         self.relevant = sorted(sources if relevant is None else relevant)
         self.called = CalledNames(sources)
         self.settings = settings
-        self.project = Project(sources)
+        self.project = self._opened(sources)
         self.model = ClassModel(self.project)
         self.calls = Calls(self.model)
         self.recogniser = Recogniser(self.calls, in_force(settings), self._discover())
@@ -89,6 +89,9 @@ class Analysis:
         if function not in self._effects:
             self._effects[function] = FunctionEffects(function, self.recogniser, self.summaries)
         return self._effects[function]
+
+    def _opened(self, sources: Mapping[str, str]) -> Project:
+        return Project(sources)
 
     def _discover(self) -> list[Pair]:
         pairs: list[Pair] = []
@@ -210,7 +213,7 @@ class Analysis:
         way = giving_back(self.recogniser, outcome.function, outcome.call)
         by_lease = custom.get(lease.protocol)
         if by_lease and outcome.acquisition.handle is Handle.RESULT and not (way and way.lending):
-            way = GivingBack(by_lease)
+            way = GivingBack(by_lease, each=any(place[-1] == "[*]" for place in outcome.acquisition.places))
         return replace(lease, giving_back=way)
 
     def _lines(self, path: str) -> Sequence[str]:

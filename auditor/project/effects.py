@@ -62,6 +62,12 @@ class FunctionEffects(OutsideEffects):
             return self._process_wide(call, value, protocol)
         if rest and rest[0].startswith("<"):
             return self._closure(call, position, rest)
+        if position == -1 and rest and rest[0].startswith("."):
+            own, constructed, _ = self.recogniser.calls.targets(function, node)
+            if own and constructed is None and not any(target.is_abstract for target in own):
+                return self._summarised(
+                    call, own, position, rest, value, protocol
+                )  # its body knows its fields
         if self.recogniser.releases(function, node, position, protocol):
             return RELEASED
         if self.recogniser.transfers(function, node, position):

@@ -5,7 +5,9 @@ the field through objects of unknown type, so there the attribute's name decides
 something so named counts: a missed leak is better than a false one."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle, Value
 from auditor.flow.follow import EDGES, follow_given
@@ -14,7 +16,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Leave, Path
+from auditor.ir.ops import RESULT, Call, Leave, Path
 from auditor.model import Span
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
@@ -29,6 +31,9 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
                    "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
+
+LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
+"""Methods whose callers are told by the name that they get something to give back."""
 
 EXITS = frozenset({"__exit__", "__aexit__"})
 ENTERS = frozenset({"__enter__", "__aenter__"})
@@ -56,7 +61,7 @@ class Fields:
         attributes = frozenset(
             path[1][1:]
             for outcome in wanted
-            for _, path in outcome.stored
+            for path in (*(path for _, path in outcome.stored), *outcome.beside)
             if _own_field(outcome.function, path)
         )
         self.elsewhere = Elsewhere(self.project, attributes)
@@ -74,9 +79,23 @@ class Fields:
             if path in seen or not _own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
             seen.add(path)
-            yield self._describe(outcome, node, path)
+            yield self._judged(outcome, node, path)
         if not outcome.stored:
             yield from self._entered(outcome)
+
+    def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
+        """By the field that is released, where two hold it: a stream's reader and its writer."""
+        first = self._describe(outcome, node, path)
+        if first.released_by or first.escapes or len(path) != 2:
+            return first
+        if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
+            return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
+        for other in sorted(outcome.beside - {path}):
+            if len(other) == 2 and _own_field(outcome.function, other):
+                described = self._describe(outcome, node, other)
+                if described.released_by or described.escapes:
+                    return described
+        return first
 
     def _of_the_pool(self, outcome: Outcome) -> bool:
         """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life."""
@@ -236,6 +255,8 @@ def _own_field(function: Function, path: Path) -> bool:
     """`self.x` or `self.x[*]` of the method's own object."""
     if function.cls is None or function.parent is not None or not function.parameters or function.is_static:
         return False
+    if "classmethod" in function.decorators:
+        return False  # the class's own state is the process's
     return path[0] == function.parameters[0] and len(path) > 1 and path[1].startswith(".")
 
 

@@ -16,11 +16,15 @@ from auditor.flow.lease import GivingBack, Lease
 from auditor.project.calls import is_bound, parameter_for
 from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Half, Pair
-from auditor.project.modules import Class, Function
+from auditor.project.lending import lending
+from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
 from auditor.project.releases import callee_text, names_of
 from auditor.protocols.protocol import Pattern, Protocol
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, split, take_apart
+
+EACH = ("[*]",)
+"""Where the leases lie in a list of them."""
 
 DEEPEST = 4
 """Wrappers of wrappers beyond this are not looked through."""
@@ -42,9 +46,12 @@ NATURAL = {
 
 
 def giving_back(
-    recogniser: Recogniser, function: Function, call: ast.Call, depth: int = 0
+    recogniser: Recogniser, function: Function, call: ast.Call, seen: frozenset[Function] = frozenset()
 ) -> GivingBack | None:
-    """How `function` gives back what `call` acquires in it; None where nothing says so."""
+    """How `function` gives back what `call` acquires in it; None where nothing says so.
+
+    `seen` are the wrappers that are looked through already.
+    """
     targets, constructed, dotted = recogniser.calls.targets(function, call)
     names = names_of(targets, constructed, dotted)
     declared = _by_patterns(recogniser.declared, names, function, call, certain=True)
@@ -54,7 +61,8 @@ def giving_back(
         if target in recogniser.acquiring:
             return _by_pair(recogniser.calls.model, *recogniser.acquiring[target], function, call)
         if target in recogniser.wrappers:
-            return _through(recogniser, target, function, call, depth) if depth < DEEPEST else None
+            wrappers = [each for each in targets if each in recogniser.wrappers and each not in seen]
+            return _agreed(recogniser, wrappers, function, call, seen) if len(seen) < DEEPEST else None
     if targets or constructed is not None:
         return None
     alike = recogniser.called_like(call) if dotted is None else None
@@ -94,6 +102,8 @@ def customary(leases: Iterable[Lease], lines_of: Callable[[str], Sequence[str]])
 def _by_pair(
     model: ClassModel, pair: Pair, half: Half, function: Function, call: ast.Call
 ) -> GivingBack | None:
+    if half.handle is Handle.RECEIVER:
+        return _by_itself(pair, half)
     if half.handle is not Handle.RESULT:
         return None
     partners = [
@@ -108,12 +118,35 @@ def _by_pair(
     if callee is None:
         return None
     waits = "await " if isinstance(chosen.node, ast.AsyncFunctionDef) else ""
-    lending = _lending(model, pair.owner, half.function, chosen) if pair.owner and not waits else None
+    lent = lending(model, pair.owner, half.function, chosen) if pair.owner and not waits else None
     return GivingBack(
         f"{waits}{callee}({{}})",
-        _beside(call, lending, function) if lending else None,
+        _beside(call, lent, function) if lent else None,
         _is_plain(call.func),
     )
+
+
+def _by_itself(pair: Pair, half: Half) -> GivingBack | None:
+    """What takes hold of itself, as a count does, lets go of itself."""
+    alone = [
+        other.function
+        for other in pair.releases
+        if other.handle is Handle.RECEIVER
+        and pairs_with(half.name, other.name)
+        and not _required(other.function)
+        and isinstance(other.function.node, ast.FunctionDef)
+    ]
+    chosen = _best(half.function.name, alone)
+    return GivingBack(f"{{}}.{chosen.name}()") if chosen is not None else None
+
+
+def _required(function: Function) -> int:
+    """How many arguments a call of the method has to have."""
+    assert not isinstance(function.node, ast.Module)
+    args = function.node.args
+    own = 1 if function.is_method and not function.is_static else 0
+    positional = len(args.posonlyargs) + len(args.args) - own - len(args.defaults)
+    return positional + sum(default is None for default in args.kw_defaults)
 
 
 def _best(acquire: str, releases: Iterable[Function]) -> Function | None:
@@ -147,42 +180,6 @@ def _takes_what_it_gave(acquire: Function, release: Function) -> bool:
 def _is_list(annotation: ast.expr) -> bool:
     text = ast.unparse(annotation).lower()
     return any(word in text for word in ("list", "sequence", "iterable", "set[", "tuple["))
-
-
-def _lending(model: ClassModel, owner: Class, acquire: Function, release: Function) -> str | None:
-    """The pool's own context manager around this very pair, called with the same arguments."""
-    found = []
-    for cls in model.lineage(owner):
-        found += [
-            method.name
-            for method in cls.methods.values()
-            if "contextmanager" in method.decorators
-            and _parameters(method) == _parameters(acquire)
-            and {acquire.name, release.name} <= _own_methods_called(method)
-        ]
-    return min(found, default=None)
-
-
-def _parameters(function: Function) -> tuple[Sequence[str], Sequence[str], str | None, str | None]:
-    assert not isinstance(function.node, ast.Module)
-    args = function.node.args
-    return (
-        [arg.arg for arg in (*args.posonlyargs, *args.args)],
-        [arg.arg for arg in args.kwonlyargs],
-        args.vararg.arg if args.vararg else None,
-        args.kwarg.arg if args.kwarg else None,
-    )
-
-
-def _own_methods_called(function: Function) -> set[str]:
-    own = function.parameters[:1]
-    return {
-        call.func.attr
-        for call in function.calls
-        if isinstance(call.func, ast.Attribute)
-        and isinstance(call.func.value, ast.Name)
-        and call.func.value.id in own
-    }
 
 
 # Settings and tables ----------------------------------------------------------------------------------------
@@ -253,24 +250,43 @@ def _counterparts(
 # Wrappers ---------------------------------------------------------------------------------------------------
 
 
+def _agreed(
+    recogniser: Recogniser,
+    wrappers: Sequence[Function],
+    function: Function,
+    call: ast.Call,
+    seen: frozenset[Function],
+) -> GivingBack | None:
+    """What every wrapper that may be meant would do; where they differ, what a lease does itself."""
+    seen |= {*wrappers}
+    found = [_through(recogniser, wrapper, function, call, seen) for wrapper in wrappers]
+    ways = {way for way in found if way is not None}
+    if len(ways) > 1:
+        ways = {replace(way, certain=False) for way in ways if way.call.startswith("{")}
+    return ways.pop() if len(ways) == 1 else None
+
+
 def _through(
-    recogniser: Recogniser, wrapper: Function, function: Function, call: ast.Call, depth: int
+    recogniser: Recogniser, wrapper: Function, function: Function, call: ast.Call, seen: frozenset[Function]
 ) -> GivingBack | None:
     """As the wrapper itself would release it, in the words of its caller."""
-    if recogniser.wrappers[wrapper].rest:
+    rest = recogniser.wrappers[wrapper].rest
+    if rest and rest != EACH:
         return None
     inner = [each for each in wrapper.calls if recogniser.source(wrapper, each) is not None]
-    ways = {giving_back(recogniser, wrapper, each, depth + 1) for each in inner}
+    ways = {giving_back(recogniser, wrapper, each, seen) for each in inner} - {None}
     way = ways.pop() if len(ways) == 1 else None
+    if way is not None and rest:
+        way = replace(way, lending=None, each=True)
     if way is None or way.call.startswith("{"):
         return way
     waits, written = ("await ", way.call[6:]) if way.call.startswith("await ") else ("", way.call)
-    root, dot, rest = written.partition(".")
+    root, dot, attribute = written.partition(".")
     here = _in_callers_words(root, wrapper, function, call) if dot else None
     if here is None:
         return None
-    hidden = here != "self" and rest.startswith("_")
-    return GivingBack(f"{waits}{here}.{rest}", None, way.certain and not hidden)
+    hidden = here != "self" and attribute.startswith("_")
+    return replace(way, call=f"{waits}{here}.{attribute}", lending=None, certain=way.certain and not hidden)
 
 
 def _in_callers_words(root: str, wrapper: Function, function: Function, call: ast.Call) -> str | None:

@@ -4,19 +4,20 @@ import ast
 import re
 from dataclasses import dataclass, field, replace
 
-from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
-from auditor.flow.lease import Leak, Lease
+from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Call, Move, Path, is_temporary
+from auditor.ir.ops import RAISING, Call, Leave, Move, Path, is_temporary
 from auditor.model import Span
 from auditor.project.effects import FunctionEffects
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
 from auditor.project.sites import loops_around, site_nodes
+from auditor.protocols.vocabulary import LEASE_METHODS
 
 BEGINNING = re.compile(
     r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
@@ -26,6 +27,8 @@ BEGINNING = re.compile(
 STARTING = frozenset(
     {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
 )
+
+AFTERWARDS = frozenset({Loss.RETURN, Loss.FALL_THROUGH})
 
 AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complete", "as_completed"})
 """Functions that run the coroutines they are given and hand on what these return."""
@@ -44,6 +47,7 @@ class Outcome:
     returned: Path | None = None
     flags: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
+    beside: frozenset[Path] = frozenset()
     unknown: bool = False
 
 
@@ -106,6 +110,8 @@ class Follower:
         elsewhere = elsewhere or self._still_to_run(op)
         if elsewhere:
             leaks = ()
+        elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
+            leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         lease = self._lease(op, acquisition, leaks)
         lease = replace(
             lease,
@@ -119,6 +125,7 @@ class Follower:
             outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
         outcome.stored = sorted(endings.stored.items())
+        outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
 
@@ -168,12 +175,48 @@ class Follower:
             return (
                 acquisition.own_key and acquisition.handle is Handle.RECEIVER
             )  # a local lock dies with the call
+        if acquisition.handle is Handle.RECEIVER and self._release_lent(op):
+            return True
         place = acquisition.places[0]
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _release_lent(self, op: Call) -> bool:
+        """`loop.add_reader(fd, semaphore.release)`: the releasing method itself was given to somebody."""
+        owner = op.at.func
+        if not isinstance(owner, ast.Attribute):
+            return False
+        outermost = self.function
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        key = ast.dump(owner.value)
+        called = {id(node.func) for node in ast.walk(outermost.node) if isinstance(node, ast.Call)}
+        return any(
+            isinstance(node, ast.Attribute)
+            and node.attr in LEASE_METHODS
+            and id(node) not in called
+            and ast.dump(node.value) == key
+            for node in ast.walk(outermost.node)
+        )
+
+    def _dealt_out(self, site: int, endings: Endings) -> list[int]:
+        """Lines on which a loop gives each number to whom it finds: that there were as many takers as numbers
+        is not for us to prove."""
+        around = loops_around(self.function, self.graph.ops[site].at)
+        given = (
+            self.graph.ops[node]
+            for node in endings.written.union(endings.stored, endings.taken, endings.unknown)
+        )
+        return [
+            op.at.lineno
+            for op in given
+            if isinstance(op.at, (ast.expr, ast.stmt))
+            and not isinstance(op, Leave)
+            and loops_around(self.function, op.at) - around
+        ]
 
     def _still_to_run(self, op: Call) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""
@@ -227,4 +270,5 @@ def _merge(one: Outcome, other: Outcome) -> Outcome:
     )
     one.returned = one.returned or other.returned
     one.stored += other.stored
+    one.beside |= other.beside
     return one

@@ -11,12 +11,17 @@ BORROWING = frozenset(
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
      "critical", "log", "int", "float", "abs",
      "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
-     "memcpy", "memoryview", "synchronize"}
+     "memcpy", "memoryview", "synchronize", "readinto", "readinto1", "recv_into", "sendall"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
                           "deque", "filter", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
+RENAMING = frozenset({"replace", "rename", "renames", "move"})
+SAME_PATH = frozenset({"realpath", "abspath", "normpath", "expanduser", "fspath", "normcase", "fsdecode",
+                       "fsencode", "Path", "PurePath", "PosixPath"})  # fmt: skip
+"""Functions whose result names the same file or directory."""
+
 PAIRING = frozenset({"zip", "enumerate", "zip_longest"})
 CHAINING = frozenset({"chain", "from_iterable", "gather", "wait", "map", "starmap"})
 GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",
@@ -64,6 +69,16 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
         inner = rest[1:] if rest and rest[0].startswith("[") else rest
         return Treatment(moved_to=(*call.receiver, ANY_ITEM, *inner))
     return None
+
+
+def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:
+    """What os, shutil and pathlib do to a path; what is renamed belongs to whoever knows the new name."""
+    module, _, name = dotted.rpartition(".")
+    if position != 0 or module not in ("os", "os.path", "posixpath", "shutil", "pathlib"):
+        return None
+    if name in RENAMING:
+        return TAKEN
+    return Treatment(result=rest) if name in SAME_PATH else None
 
 
 def function(call: Call, position: Position, rest: Path) -> Treatment | None:

@@ -11,11 +11,13 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.passing import operands
 from auditor.flow.solve import Solution, solve
+from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Edge, Enter, Exit, Next, Path
 from auditor.model import Span, Step
 from auditor.project.foreign import Foreign
 from auditor.project.leases import TEST_FILE, Outcome
+from auditor.project.locks import Locks
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
 from auditor.project.other_pool import differ
@@ -24,6 +26,7 @@ from auditor.project.recognise import Recogniser
 from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors
+from auditor.project.twice_by_calls import Keeping, TwiceByCalls
 from auditor.project.twice_by_methods import TwiceByMethods
 from auditor.project.uses import Endings
 
@@ -63,11 +66,23 @@ class Misused:
         releasing = list(self._releasing())
         for function, calls in releasing:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
+            if any(protocol.transfer for protocol in self.recogniser.declared):
+                _guarded(lambda one=function: self._handed_over(one))  # type: ignore[misc]
         foreign = Foreign(self.project, self.recogniser, self.endings, self.calling, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
-        for misuse in (*foreign.misuses(releasing), *by_methods.misuses(releasing)):
+        locks = Locks(self.recogniser)
+        for misuse in (
+            *foreign.misuses(releasing),
+            *by_methods.misuses(releasing),
+            *locks.misuses(releasing),
+            *self._by_calls(by_methods.keeping),
+        ):
             self.found.setdefault((misuse.fault, misuse.span), misuse)
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
+
+    def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
+        by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling)
+        yield from by_calls.misuses(keeping(), self.known)
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""
@@ -152,7 +167,8 @@ class Misused:
                 if given:
                     start = [(ENTRY, Life(frozenset({(origin, False)})), NOTHING)]
                 else:
-                    released = Life(frozenset({(operand, False)}), released=node)
+                    pool = release.pool and spelt(graph, release.pool)
+                    released = Life(frozenset({(operand, False)}), released=node, pool=pool)
                     start = [
                         (n, released, known[node]) for n, e in graph.successors[node] if e is Edge.NORMAL
                     ]
@@ -161,6 +177,25 @@ class Misused:
                 span = place_of(function, node)
                 first = None if given else Step(span.path, span.line, span.column, "released here")
                 self._tell(function, domain, solution, first)
+
+    def _handed_over(self, function: Function) -> None:
+        """What a call took over is no longer this function's to release: `os.fdopen(fd)`, `os.close(fd)`."""
+        graph, uses, known = function.graph, self.endings.uses(function), self.known(function)
+        for node, op in enumerate(graph.ops):
+            if not isinstance(op, Call) or node not in known:
+                continue
+            for position, operand in operands(op):
+                if not self.recogniser.transfers(function, op.at, position):
+                    continue
+                taken = Life(frozenset({(operand, False)}), released=node)
+                start = [(n, taken, known[node]) for n, e in graph.successors[node] if e is Edge.NORMAL]
+                domain = Lifetime(graph, uses, Value.OBJECT, "", reused=True)
+                solution = solve(graph, start, domain.step, EDGES["calls"])
+                span = place_of(function, node)
+                first = Step(span.path, span.line, span.column, "handed over here, to whom it belongs now")
+                for event in domain.events:
+                    if event.fault is Fault.TWICE:
+                        self._note(function, solution, event, first)
 
     # Telling ------------------------------------------------------------------------------------------------
 

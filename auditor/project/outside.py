@@ -49,10 +49,14 @@ class OutsideEffects:
         ):
             if found is not None:
                 return found
+        if dotted is not None and (found := library.of_paths(dotted, position, rest)) is not None:
+            return found
         if self.recogniser.releases_by_name(call.at, position, value):
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
+        if call.method == "run_in_executor" and position == 0:
+            return BORROWED  # it runs the work, it is not the work
         if call.method in STORING or KEEPING.match(call.method):
             return TAKEN
         if call.method in library.BORROWING:
@@ -70,7 +74,9 @@ class OutsideEffects:
             return _carried(call.method, table)
         if value is Value.TENSOR:
             return table if table is not None else PERHAPS_SAME
-        return SAME if table == SAME or call.method in ("copy", "__enter__", "__iter__") else BORROWED
+        if call.method in CONTENT and not (call.args or call.kwargs):
+            return SAME
+        return SAME if table == SAME or call.method in ITSELF else BORROWED
 
     def _unknown_function(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
@@ -117,6 +123,12 @@ class OutsideEffects:
         held = self.recogniser.calls.model.type_of(self.function, owner)
         return isinstance(held, str) and ".nn." in held
 
+
+ITSELF = frozenset({"copy", "__enter__", "__iter__", "resolve", "absolute"})
+"""Methods of an object that return it, or another name of the same path."""
+
+CONTENT = frozenset({"get", "unwrap"})
+"""Methods that take out of an outcome what it stands for: `status.get()`."""
 
 ARRAYS = frozenset({"tensor", "as_tensor", "asarray", "array", "LongTensor", "IntTensor"})
 CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",

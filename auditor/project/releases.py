@@ -21,6 +21,9 @@ class Releases:
         self.aliases = Aliases()
         self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
         self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
+        self._closing_themselves = {
+            protocol.name for protocol in protocols if any(pattern.on_lease for pattern in protocol.release)
+        }
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         for pair in pairs:
             for half in pair.releases:
@@ -39,7 +42,8 @@ class Releases:
     def _releases(self, function: Function, call: ast.Call, position: Position, protocol: str) -> bool | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
-        if self._release_pattern(self.declared, names_of(targets, constructed, dotted), text, call, position):
+        names = names_of(targets, constructed, dotted)
+        if self._release_pattern(self.declared, names, text, call, position, protocol):
             return True
         for target in targets:
             if target in self.releasing:
@@ -51,9 +55,16 @@ class Releases:
                 return position != -1 or not is_bound(target, call)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
-        if self._release_pattern(self.built_in, names_of(targets, None, dotted), text, call, position):
-            return True
-        return None
+        names = names_of(targets, None, dotted)
+        return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
+
+    def declares(
+        self, function: Function, call: ast.Call, position: Position, protocol: Protocol | None = None
+    ) -> bool:
+        """Whether the settings, or one protocol of theirs, say that the operand is given back."""
+        names = names_of(*self.calls.targets(function, call))
+        protocols = self.declared if protocol is None else (protocol,)
+        return self._release_pattern(protocols, names, callee_text(call), call, position)
 
     def _release_pattern(
         self,
@@ -62,12 +73,15 @@ class Releases:
         text: str,
         call: ast.Call,
         position: Position,
+        of: str = "",
     ) -> bool:
+        """`of`: the lease's protocol, whose own words for `lease.close()` are the only ones if it has any."""
         for protocol in protocols:
             for pattern in protocol.release:
                 if pattern.on_lease:
                     if (
                         position == -1
+                        and (of == protocol.name or of not in self._closing_themselves)
                         and isinstance(call.func, ast.Attribute)
                         and pattern.name.fullmatch(call.func.attr)
                     ):

@@ -1,11 +1,13 @@
 """A field that one method releases and leaves in place, and a cleanup method releases again."""
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from auditor.flow.effects import Value
+from auditor.flow.effects import Handle, Value
 from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.passing import operands
+from auditor.flow.trace import span_of
 from auditor.ir.ops import Call, Path
 from auditor.model import Step
 from auditor.project.misuse_story import place_of
@@ -27,16 +29,27 @@ class TwiceByMethods:
     def __init__(self, recogniser: Recogniser, endings: Endings) -> None:
         self.recogniser = recogniser
         self.endings = endings
+        self.fields: dict[tuple[Class, Path], list[Release]] = {}
+
+    def keeping(self) -> dict[Function, tuple[Path, Value]]:
+        """Public methods that surely release a field and keep it, once all releases were seen."""
+        found = {}
+        for (_, field), releases in self.fields.items():
+            for function, _, value in releases:
+                ends = self._ends(function, field, value)
+                if not function.name.startswith("_") and ends.all_ways and ends.kept and not ends.tolerant:
+                    found[function] = (field, value)
+        return found
 
     def misuses(self, releasing: Iterable[tuple[Function, list[int]]]) -> Iterator[Misuse]:
-        fields: dict[tuple[Class, Path], list[Release]] = {}
         for function, nodes in releasing:
             for node in nodes:
                 for field, value in self._fields(function, node):
                     assert function.cls is not None
-                    fields.setdefault((function.cls, field), []).append((function, node, value))
-        for (_, field), releases in fields.items():
+                    self.fields.setdefault((function.cls, field), []).append((function, node, value))
+        for (cls, field), releases in self.fields.items():
             yield from self._pairs(field, releases)
+            yield from self._closed_at_the_end(cls, field, releases)
 
     def _fields(self, function: Function, node: int) -> Iterator[tuple[Path, Value]]:
         """`self.field`, where this call gives it back."""
@@ -44,12 +57,46 @@ class TwiceByMethods:
         if not function.is_method or not isinstance(call, Call) or not function.parameters:
             return
         value = released_value(self.recogniser, function, call)
+        if value is None and self._taken_for_good(function, call):
+            value = Value.OBJECT
         for position, path in operands(call):
             if value is None or len(path) != 2 or path[0] != function.parameters[0]:
                 continue
             release = self.endings.uses(function).release(call, position, (), value, "")
             if release is not None and not release.tolerant:
                 yield path[1:], value
+
+    def _taken_for_good(self, function: Function, call: Call) -> bool:
+        """A lock or a permit that the constructor takes, and no other method: the object stands for it."""
+        cls, lock = function.cls, call.receiver
+        if cls is None or lock is None or len(lock) != 2:
+            return False
+        taking = {
+            name
+            for name, method in cls.methods.items()
+            for each in method.calls
+            if isinstance(each.func, ast.Attribute)
+            and isinstance(each.func.value, ast.Attribute)
+            and "." + each.func.value.attr == lock[1]
+            and (source := self.recogniser.source(method, each)) is not None
+            and source.handle is Handle.RECEIVER
+        }
+        return taking == {"__init__"}
+
+    def _closed_at_the_end(self, cls: Class, field: Path, releases: list[Release]) -> Iterator[Misuse]:
+        """`close()` releases, keeps the field, and is what `__del__` calls as well."""
+        last = cls.methods.get("__del__")
+        for function, node, value in releases:
+            ends = self._ends(function, field, value)
+            if last is None or function is last or function.name.startswith("_"):
+                continue
+            if ends.all_ways and ends.kept and self._calls(last, function):
+                span = place_of(function, node)
+                name = f"`self{''.join(field)}`"
+                at = span_of(cls.module.path, last.node, cls.module.lines)
+                again = Step(at.path, at.line, at.column, "`__del__` calls it again")
+                first = Step(span.path, span.line, span.column, f"`{function.name}` keeps the field")
+                yield Misuse(Fault.TWICE, span, function.qualname, name, "__del__", (again, first))
 
     def _pairs(self, field: Path, releases: list[Release]) -> Iterator[Misuse]:
         for function, node, value in releases:

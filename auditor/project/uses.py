@@ -3,7 +3,7 @@ is given."""
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle, Position, Treatment, Value
 from auditor.flow.follow import EDGES
@@ -20,11 +20,15 @@ from auditor.project.calls import is_bound, parameter_for
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
-from auditor.project.release_bodies import ReleaseBodies
+from auditor.project.release_bodies import ReleaseBodies, only_sets_fields
 from auditor.protocols.tensor_accesses import Access, access_of
+from auditor.protocols.vocabulary import split
 
-NOT_A_RELEASE = ("pin", "lock", "ref", "count", "dec")
-"""In the names of functions that take back one of several holds."""
+NOT_A_RELEASE = frozenset(
+    {"pin", "unpin", "lock", "unlock", "ref", "refs", "unref", "deref", "decref", "refcount", "count", "dec",
+     "decrement", "decrease"}
+)  # fmt: skip
+"""Words in the names of functions that take back one of several holds; `free_blocks` has none of them."""
 
 ACCEPTING = frozenset({"put", "push", "append", "recycle", "return", "add"})
 HARMLESS = library.BORROWING | frozenset(
@@ -37,6 +41,8 @@ REDUCING = frozenset({"sum", "min", "max", "abs", "any", "all"})
 
 ENTRY = 0
 ASKING = ("is_", "has_", "get_", "__")
+AFTERWARDS = ("unlink", "close", "wait", "join", "shutdown", "terminate", "cleanup")
+"""What belongs to the end of a thing, and often follows its release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +166,11 @@ class FunctionUses:
     def release(
         self, call: Call, position: Position, rest: Path, value: Value, protocol: str
     ) -> Release | None:
+        if call.method in ("closing", "aclosing"):
+            return None  # it closes when its `with` is left, not now
         if self.recogniser.releases(self.function, call.at, position):
-            return self._listed(call, position)
+            inner = any(piece.startswith(".") for piece in rest)  # what a field of it holds stays
+            return None if inner else self._listed(call, position)
         targets, constructed, _ = self.recogniser.calls.targets(self.function, call.at)
         if len(targets) != 1 or constructed is not None or targets[0].is_abstract:
             return None
@@ -193,9 +202,13 @@ class FunctionUses:
         return None
 
     def _listed(self, call: Call, position: Position) -> Release | None:
-        """A call that a protocol lists; counting down one of several holds is none."""
-        name = call.method.lower()
-        if any(word in name for word in NOT_A_RELEASE):
+        """A call that a protocol lists; counting down one of several holds is none, except by settings."""
+        if self.recogniser.declares(self.function, call.at, position):
+            release = self._by_its_name(call, position)
+            targets = self.recogniser.calls.targets(self.function, call.at)[0]
+            only_sets = bool(targets) and all(only_sets_fields(target) for target in targets)
+            return replace(release, tolerant=release.tolerant or only_sets)
+        if not NOT_A_RELEASE.isdisjoint(split(call.method)):
             return None
         targets = self.recogniser.calls.targets(self.function, call.at)[0]
         for target in targets:
@@ -208,8 +221,13 @@ class FunctionUses:
             return Release(body.tolerant, body.checked, call.receiver)
         if isinstance(position, str) and call.args:
             return None  # `free(buf, pool=POOL)`: the keyword says how
+        return self._by_its_name(call, position)
+
+    def _by_its_name(self, call: Call, position: Position) -> Release:
+        """Of a release without a body at hand. `thing.close()` may be said twice, `os.close(fd)` may not."""
+        name = call.method.lower()
         accepting = any(word in name.split("_") for word in ACCEPTING)
-        return Release(name == "close", not accepting, call.receiver)
+        return Release(name == "close" and position == -1, not accepting, call.receiver)
 
     # Uses ---------------------------------------------------------------------------------------------------
 
@@ -233,7 +251,7 @@ class FunctionUses:
             return self._used_by_callee(call, targets, position, rest, value)
         if value is Value.TENSOR:
             return self._accessed(call, position, rest, dotted)
-        return position == -1 and rest == () and not call.method.startswith(ASKING)
+        return position == -1 and rest == () and not call.method.startswith(ASKING + AFTERWARDS)
 
     def _harmless(self, call: Call, position: Position) -> bool:
         """`len(work)` is, `work.sum()` is not, though both are names of builtins."""

@@ -28,6 +28,7 @@ def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
         else:
             found.append(_called(name))
     found += [_called_on(owner, names) for owner, names in owned.items()]
+    found += [_imported(*full) for full in _modules_and_names(protocols)]
     return tuple(dict.fromkeys(found))
 
 
@@ -39,6 +40,20 @@ def _owners_and_names(protocols: Iterable[Protocol]) -> Iterator[tuple[str, str]
             word = max(_WILD.split(name.strip()), key=len)
             if word and not pattern.on_lease and not {word, *word.strip("_").split("_")} & set(VERBS):
                 yield max(_WILD.split(owner), key=len), word
+
+
+def _modules_and_names(protocols: Iterable[Protocol]) -> Iterator[tuple[str, str]]:
+    """`urllib.request.urlopen` may be imported by its last name alone."""
+    for protocol in protocols:
+        for pattern in (*protocol.acquire, *protocol.lease):
+            module, _, name = pattern.text.partition("(")[0].rpartition(".")
+            if module and not re.search(r"[*?\[$]", module + name) and module not in ("self", "cls"):
+                yield module, name
+
+
+def _imported(module: str, name: str) -> Clue:
+    names = rf"(?:\([^)]*|[^\n(]*)\b{re.escape(name)}\b"
+    return Clue(name.encode(), rf"from\s+{re.escape(module)}\s+import\s+{names}".encode())
 
 
 def _called_on(owner: str, names: Iterable[str]) -> Clue:

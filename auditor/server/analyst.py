@@ -1,13 +1,13 @@
 """The process that audits: the server stays awake while it works, and survives whatever it dies of."""
 
+import contextlib
 import multiprocessing
-import os
-import signal
-import sys
+import threading
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from auditor.server.workplace import Answer, Order, Workplace
+from auditor.server.desk import Withdrawal, serve
+from auditor.server.workplace import Answer, Order
 
 _context = multiprocessing.get_context("spawn")  # a fork would take the server's threads and streams along
 
@@ -22,12 +22,20 @@ class Analyst:
     def __init__(self) -> None:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._sending = threading.Lock()
+        self._number = 0
+
+    def number(self) -> int:
+        """For the next order, so that it can be withdrawn."""
+        self._number += 1
+        return self._number
 
     def ask(self, order: Order) -> Answer:
         """Blocks until there is an answer. Raises AnalystDied; the next question starts a new process."""
         pipe = self._start() if self._pipe is None else self._pipe
         try:
-            pipe.send(order)
+            with self._sending:
+                pipe.send(order)
             answer = pipe.recv()
         except (EOFError, OSError) as error:
             code = self.stop()
@@ -36,6 +44,13 @@ class Analyst:
             raise AnalystDied(f"internal error: {type(answer).__name__}: {answer}") from answer
         assert isinstance(answer, Answer)
         return answer
+
+    def withdraw(self, number: int) -> None:
+        """Whoever waits for the answer to that order gets an outdated one, and soon."""
+        pipe = self._pipe
+        if pipe is not None:
+            with self._sending, contextlib.suppress(OSError):  # who waits is told of the death
+                pipe.send(Withdrawal(number))
 
     def stop(self) -> int | None:
         """End the process, if there is one, whatever it is doing; its exit code."""
@@ -55,24 +70,3 @@ class Analyst:
         theirs.close()
         self._pipe = ours
         return ours
-
-
-def serve(pipe: Connection) -> None:
-    """Answer orders until the other end is closed. Standard output belongs to the server's client."""
-    os.dup2(sys.stderr.fileno(), 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    workplaces: dict[tuple[str, tuple[str, ...]], Workplace] = {}
-    while True:
-        try:
-            order: Order = pipe.recv()
-        except (EOFError, OSError):
-            return
-        place = workplaces.setdefault(
-            (order.start, order.paths), Workplace(order.start, order.paths, os.cpu_count() or 1)
-        )
-        try:
-            pipe.send(place.check(order.documents))
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        except Exception as error:  # said in the editor, and the next keystroke is another chance
-            pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))

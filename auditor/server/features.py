@@ -27,7 +27,7 @@ def _documents(server: PoolAuditServer) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
     def saved(params: types.DidSaveTextDocumentParams) -> None:
-        server.changed(params.text_document.uri)
+        server.changed(params.text_document.uri, typing=False)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     def closed(params: types.DidCloseTextDocumentParams) -> None:

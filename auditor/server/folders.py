@@ -13,9 +13,9 @@ class Place:
 
     location: str
 
-    def order(self, documents: Mapping[str, str]) -> Order:
+    def order(self, documents: Mapping[str, str], *, glance: bool, number: int) -> Order:
         inside = {path: text for path, text in documents.items() if self.holds(path)}
-        return Order(self.location, (self.location,), inside)
+        return Order(self.location, (self.location,), inside, glance, number)
 
     def holds(self, path: str) -> bool:
         return path == self.location or Path(self.location) in Path(path).parents

@@ -21,21 +21,26 @@ from auditor.source.load import Unreadable, decode, lines_of
 PAUSE = 0.2
 """Seconds without a change before an audit begins: typing a word is one change, not five."""
 
+IDLE = 1.0
+"""Seconds without a change before a whole audit follows a first answer; saving does not wait for it."""
+
 WATCHED = ("**/*.py", "**/*.pyi", "**/poolaudit.toml", "**/pyproject.toml", "**/.gitignore")
 
 
 class PoolAuditServer(LanguageServer):
     """Keeps, for each place, what it published, so that it can take it back."""
 
-    def __init__(self, pause: float = PAUSE) -> None:
+    def __init__(self, pause: float = PAUSE, idle: float = IDLE) -> None:
         super().__init__(SOURCE, __version__)
         self.pause = pause
+        self.idle = idle
         self.analyst = Analyst()
         self.published: dict[Place, dict[str, list[types.Diagnostic]]] = {}
         self.findings: dict[str, list[tuple[Finding, types.Diagnostic]]] = {}
         self.versions: dict[str, int | None] = {}  # of each open document, the one that was audited last
         self._due: dict[Place, asyncio.TimerHandle] = {}
         self._turn = asyncio.Lock()
+        self._settling = 0  # the number of the whole audit at work, if a glance could go before it
         self._complained = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -57,11 +62,13 @@ class PoolAuditServer(LanguageServer):
                 found[path] = document.source
         return found
 
-    def changed(self, uri: str) -> None:
-        """A document was opened, edited, saved or closed: audit its place after a pause."""
+    def changed(self, uri: str, *, typing: bool = True) -> None:
+        """A document was opened, edited, saved or closed: audit its place after a pause.
+
+        While someone types, a glance at what was edited goes before the whole audit."""
         path = location(uri)
         if path is not None:
-            self.schedule(place_of(path, self.folders))
+            self.schedule(place_of(path, self.folders), glance=typing)
 
     def everything_changed(self) -> None:
         """Settings or files changed on disk."""
@@ -69,29 +76,42 @@ class PoolAuditServer(LanguageServer):
         for place in (*self.folders, *lone):
             self.schedule(place)
 
-    def schedule(self, place: Place) -> None:
+    def schedule(self, place: Place, *, glance: bool = False) -> None:
+        if glance and self._settling:
+            self.analyst.withdraw(self._settling)
+        self._after(self.pause, place, glance=glance)
+
+    def _after(self, pause: float, place: Place, *, glance: bool = False) -> None:
         if place in self._due:
             self._due[place].cancel()
         loop = asyncio.get_running_loop()
-        self._due[place] = loop.call_later(self.pause, self._begin, place)
+        self._due[place] = loop.call_later(pause, self._begin, place, glance)
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: Place, glance: bool) -> None:
         del self._due[place]
-        task = asyncio.get_running_loop().create_task(self._audit(place))
+        task = asyncio.get_running_loop().create_task(self._audit(place, glance))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _audit(self, place: Place) -> None:
+    async def _audit(self, place: Place, glance: bool) -> None:
         """Ask the analyst about what is open now; while it works, newer changes make the next question."""
         async with self._turn:
             if place in self._due:
                 return  # changed again while we waited for our turn
             documents = self.documents()
             versions = {uri: doc.version for uri, doc in self.workspace.text_documents.items()}
+            order = place.order(documents, glance=glance, number=self.analyst.number())
+            self._settling = 0 if glance or place not in self.published else order.number
             try:
-                answer = await asyncio.to_thread(self.analyst.ask, place.order(documents))
+                answer = await asyncio.to_thread(self.analyst.ask, order)
             except AnalystDied as error:
                 self.complain(f"{error}; the next change starts it again")
+                return
+            finally:
+                self._settling = 0
+            if not answer.settled and place not in self._due:
+                self._after(self.idle, place)
+            if answer.outdated:
                 return
             self.versions |= versions
             self.complain(answer.wrong)
@@ -169,13 +189,15 @@ class PoolAuditServer(LanguageServer):
         return [action for finding, shown in found for action in translator.actions(uri, finding, shown)]
 
     def hover(self, params: types.HoverParams) -> types.Hover | None:
-        """The pages of the rules whose findings are under the cursor."""
+        """The pages of the rules whose findings are under the cursor, with these findings' paths."""
         point = types.Range(params.position, params.position)
         found = self.at(params.text_document.uri, point)
         if not found:
             return None
-        codes = dict.fromkeys(finding.code for finding, _ in found)
-        pages = [page(rule) for rule in all_rules() if rule.meta.code in codes]
+        here: dict[str, list[Finding]] = {}
+        for finding, _ in found:
+            here.setdefault(finding.code, []).append(finding)
+        pages = [page(rule, here[rule.meta.code]) for rule in all_rules() if rule.meta.code in here]
         text = types.MarkupContent(types.MarkupKind.Markdown, "\n---\n\n".join(pages))
         return types.Hover(text, found[0][1].range)
 

@@ -29,3 +29,14 @@ class Memory(Cache):
         self._answers[name] = (key, value)
         if self.saved:
             self.disk.put(name, key, value)
+
+
+class Glimpse(Cache):
+    """What the memory knows of single files; what a glance finds is not remembered as a whole audit's."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(None, None)
+        self._memory = memory
+
+    def get(self, name: str, key: str, kind: type[Kind]) -> Kind | None:
+        return self._memory.get(name, key, kind) if name == "scan" else None

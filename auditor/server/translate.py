@@ -1,6 +1,8 @@
 """Findings in the words of the protocol: ranges, diagnostics with their path, actions, pages on hover."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 
 from lsprotocol import types
 from pygls import uris
@@ -9,6 +11,7 @@ from pygls.workspace import PositionCodec
 from auditor.model import Edit, Failure, Finding, Safety, Severity, Span, Step
 from auditor.rule import Rule
 
+MARKUP = re.compile(r"[\\`*_<>\[\]#&]")
 SOURCE = "poolaudit"
 SEVERITIES = {
     Severity.ERROR: types.DiagnosticSeverity.Error,
@@ -103,7 +106,28 @@ class Translator:
         return types.Position(line - 1, self._codec.client_num_units(text[: column - 1]))
 
 
-def page(rule: Rule) -> str:
-    """A rule's page as Markdown."""
+def page(rule: Rule, findings: Sequence[Finding] = ()) -> str:
+    """A rule's page as Markdown; below its title the paths of findings, which few editors show themselves."""
     bad, good = (f"```python\n{code.strip()}\n```" for code in (rule.bad, rule.good))
-    return f"{rule.page.strip()}\n\n**Bad**\n\n{bad}\n\n**Good**\n\n{good}\n"
+    title, _, rest = rule.page.strip().partition("\n\n")
+    here = "".join(f"{_path(finding)}\n\n" for finding in findings if finding.trace)
+    return f"{title}\n\n{here}{rest}\n\n**Bad**\n\n{bad}\n\n**Good**\n\n{good}\n"
+
+
+def _path(finding: Finding) -> str:
+    """Its stations as a numbered list; they quote the file, which Markdown must not interpret."""
+    stations = []
+    for number, step in enumerate(finding.trace, 1):
+        where = "" if step.path == finding.span.path else f"{PurePath(step.path).name} "
+        stations.append(f"{number}. {where}line {step.line}: {_literal(step.note)}")
+    return "\n".join(stations)
+
+
+def _literal(note: str) -> str:
+    """A note's text; what it has between backquotes is code to Markdown as well."""
+    between = note.split("`")
+    if len(between) % 2 == 0:
+        return MARKUP.sub(r"\\\g<0>", note)
+    return "`".join(
+        part if number % 2 else MARKUP.sub(r"\\\g<0>", part) for number, part in enumerate(between)
+    )

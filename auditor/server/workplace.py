@@ -1,22 +1,33 @@
 """One audited folder as an editor sees it: files on disk, and over them the text of open documents."""
 
-import ast
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from auditor.arbitrate import by_place
 from auditor.baseline import BaselineError, read_baseline, unknown
-from auditor.cache import DIRECTORY, Cache
-from auditor.engine import Request, remembered_or_new
+from auditor.cache import DIRECTORY, Cache, tool_digest
+from auditor.config import AnalysisSettings
+from auditor.engine import Request, remembered_or_new, without_collecting
+from auditor.examine import Order as Examination
+from auditor.examine import examine
 from auditor.model import Failure, Finding, Run
+from auditor.progress import no_progress
 from auditor.selection import Selection
-from auditor.server.memory import Memory
+from auditor.server.documents import as_bytes, is_saved, placed_over, syntax_error
+from auditor.server.incremental import Incremental
+from auditor.server.memory import Glimpse, Memory
+from auditor.server.recurring import Watch
 from auditor.settings_file import Effective, SettingsError, effective
-from auditor.source.discover import Discovered, NoSuchPath, SourceFile, discover, shown
-from auditor.source.load import Unreadable, encoding_of
-from auditor.source.newer_syntax import in_older_syntax
+from auditor.source.discover import Discovered, NoSuchPath, discover
+from auditor.source.load import digest
+from auditor.source.scan import Scanned
 from auditor.texts import Texts
+
+WORTH_A_GLANCE = 0.25
+"""Seconds of processor time; where a whole audit takes less, it answers every keystroke."""
 
 WRONG = (SettingsError, BaselineError, NoSuchPath)
 
@@ -28,33 +39,62 @@ class Order:
     start: str
     paths: tuple[str, ...]
     documents: Mapping[str, str] = field(default_factory=dict)
+    glance: bool = False  # whether a first answer about the edited documents will do
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found, with absolute paths. `wrong` says what kept us from auditing at all."""
+    """What was found, with absolute paths. `wrong` says what kept us from auditing at all.
+
+    One that is not `settled` is a first answer, which a whole audit should follow; an `outdated` one says
+    nothing.
+    """
 
     findings: tuple[Finding, ...] = ()
     failures: tuple[Failure, ...] = ()
     wrong: str = ""
+    settled: bool = True
+    outdated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What the last whole audit read."""
+
+    settings: AnalysisSettings
+    tool: str
+    found: Discovered
+    texts: Texts
+    digests: Mapping[str, str]
+    run: Run
 
 
 class Workplace:
     """Audits one folder again and again; what has not changed is not looked at twice."""
 
-    def __init__(self, start: str, paths: tuple[str, ...], jobs: int) -> None:
+    def __init__(self, start: str, paths: tuple[str, ...], jobs: int, watch: Watch = lambda: None) -> None:
         self.start = Path(start)
         self.paths = paths
         self.jobs = jobs
+        self._watch = watch
+        self._flow = Incremental(watch)
         self._memory: Memory | None = None
+        self._last: Audited | None = None
+        self._seconds = 0.0  # of the processor, for the last audit that was no memory
         self._parsed: dict[str, bytes] = {}  # of each open document, the last text without a syntax error
 
-    def check(self, documents: Mapping[str, str]) -> Answer:
-        """Audit with these documents over their files."""
+    def check(self, documents: Mapping[str, str], *, glance: bool = False) -> Answer:
+        """Audit with these documents over their files; at a `glance`, if one is allowed and quicker."""
         try:
             settings = effective(self.start)
             selection = Selection(settings.settings, settings.root)
-            run, broken = self._run(settings, documents)
+            last = self._last if glance and self._seconds > WORTH_A_GLANCE else None
+            if last is not None and self._flow.fits(settings.settings.analysis):
+                run, broken = self._glance(last, documents)
+            else:
+                last = None
+                run, broken = self._run(settings, documents)
             kept = self._unknown(settings, [f for f in run.findings if selection.keeps(f)])
         except WRONG as error:
             return Answer(wrong=str(error))
@@ -62,19 +102,69 @@ class Workplace:
         return Answer(
             tuple(_absolute(finding) for finding in kept),
             tuple(replace(failure, path=_location(failure.path)) for failure in failures.values()),
+            settled=last is None,
         )
 
+    def rest(self) -> None:
+        """What is better done while nobody waits: learn what a glance builds on, drop what is not needed."""
+        last = self._last
+        if last is not None and not self._flow.fits(last.settings) and self._memory is not None:
+            began = time.process_time()
+            scanned = self._memory.get("scan", last.tool, dict[str, Scanned]) or {}
+            relevant = sorted(path for path, file in scanned.items() if file.relevant)
+            with without_collecting():
+                self._flow.whole(last.texts.readable(last.digests), last.settings, relevant)
+            self._seconds = time.process_time() - began
+
     def _run(self, settings: Effective, documents: Mapping[str, str]) -> tuple[Run, list[Failure]]:
-        request = Request(self.paths, settings.settings, settings.root, jobs=self.jobs)
+        """What `poolaudit audit` would say if all documents were saved."""
+        request = Request(
+            self.paths,
+            settings.settings,
+            settings.root,
+            jobs=self.jobs,
+            progress=lambda *_: self._watch(),
+            analyse=self._flow.whole,
+        )
         found = discover(self.paths, root=os.fspath(settings.root), exclude=settings.settings.exclude)
-        found, placed = _placed(found, documents, self.paths)
+        found, placed = placed_over(found, documents, self.paths)
         self._parsed = {path: data for path, data in self._parsed.items() if path in placed}
         data, broken = self._sound(placed)
         memory = self._memory_of(settings)
-        data = {path: text for path, text in data.items() if not _is_saved(found, path, text)}
+        data = {path: text for path, text in data.items() if not is_saved(found, path, text)}
         memory.saved = not data
-        run, _ = remembered_or_new(request, found, Texts(found.files).changed(data), memory)
+        texts, began = Texts(found.files).changed(data), time.process_time()
+        basis = self._flow.basis
+        run, digests = remembered_or_new(request, found, texts, memory)
+        if self._flow.basis is not basis:
+            self._seconds = time.process_time() - began
+        analysed = settings.settings.analysis
+        self._last = Audited(analysed, tool_digest(analysed), found, texts, digests, run)
         return run, broken
+
+    def _glance(self, last: Audited, documents: Mapping[str, str]) -> tuple[Run, list[Failure]]:
+        """The files as the last whole audit read them, and over them the documents."""
+        assert self._memory is not None
+        found, placed = placed_over(last.found, documents, self.paths)
+        data, broken = self._sound(placed)
+        texts = Texts(found.files).changed(data)
+        digests = {**last.digests, **{path: digest(text) for path, text in data.items()}}
+        order = Examination(
+            found,
+            texts,
+            digests,
+            last.settings,
+            last.tool,
+            self.jobs,
+            no_progress,
+            analyse=self._flow.glance(placed),
+            repair_in=frozenset(placed),
+        )
+        with without_collecting():
+            run = examine(order, Glimpse(self._memory)).run
+        elsewhere = [each for each in last.run.findings if each.span.path not in placed]
+        here = [each for each in run.findings if each.span.path in placed]
+        return replace(run, findings=tuple(sorted([*elsewhere, *here], key=by_place))), broken
 
     def _memory_of(self, settings: Effective) -> Memory:
         if self._memory is None:
@@ -86,8 +176,8 @@ class Workplace:
         """The bytes to audit: while a document cannot be parsed, those of its last text that could."""
         data, broken = {}, []
         for path, text in placed.items():
-            data[path] = _bytes(text)
-            error = _syntax_error(text)
+            data[path] = as_bytes(text)
+            error = syntax_error(text)
             if error is None:
                 self._parsed[path] = data[path]
             elif path in self._parsed:
@@ -98,55 +188,6 @@ class Workplace:
     def _unknown(self, settings: Effective, findings: list[Finding]) -> Sequence[Finding]:
         baseline = settings.settings.baseline
         return unknown(findings, read_baseline(settings.root / baseline)) if baseline else findings
-
-
-def _placed(
-    found: Discovered, documents: Mapping[str, str], paths: Sequence[str]
-) -> tuple[Discovered, dict[str, str]]:
-    """The documents by the paths that reports show. A new file is audited before it is saved, an excluded
-    one never."""
-    by_location = {file.location: file.path for file in found.files}
-    placed, new = {}, []
-    for location, text in documents.items():
-        path = by_location.get(location) or by_location.get(os.path.realpath(location))
-        if path is None and not Path(location).exists() and _below(location, paths):
-            path = shown(location)
-            new.append(SourceFile(path, location))
-        if path is not None:
-            placed[path] = text
-    files = tuple(sorted((*found.files, *new))) if new else found.files
-    return replace(found, files=files), placed
-
-
-def _below(location: str, paths: Sequence[str]) -> bool:
-    return any(Path(path) in (Path(location), *Path(location).parents) for path in paths)
-
-
-def _is_saved(found: Discovered, path: str, data: bytes) -> bool:
-    location = next(file.location for file in found.files if file.path == path)
-    try:
-        return Path(location).read_bytes() == data
-    except OSError:
-        return False
-
-
-def _bytes(text: str) -> bytes:
-    """As the file would be saved: in the encoding that its first lines declare."""
-    plain = text.encode("utf-8", "surrogatepass")
-    try:
-        return text.encode(encoding_of(plain))
-    except (Unreadable, UnicodeError, LookupError):
-        return plain  # reading it names what is wrong
-
-
-def _syntax_error(text: str) -> SyntaxError | None:
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        return error if in_older_syntax(text) is None else None
-    except (ValueError, RecursionError, MemoryError):
-        return None  # the audit says it
-    return None
 
 
 def _absolute(finding: Finding) -> Finding:

@@ -2,8 +2,10 @@
 
     python tests/field/score_misuse.py [--root DIR] [--verbose]
 
-The labelled files are in the folder `misuse` beside this one. Labels of a public package are judged where
-DIR/NAME holds its unpacked wheel, and are said to be left out otherwise. Exit status 1: a goal is missed.
+Three sets are scored, each by itself: code that the rules' author wrote (folder `misuse`), faults of bug
+reports told again in our own words (folder `misuse_reports`), and released packages. A package's labels are
+judged where DIR/NAME-VERSION holds it unpacked, and are said to be left out otherwise. Exit status 1: a set
+misses a goal.
 """
 
 import argparse
@@ -12,12 +14,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 RECALL_GOAL, FALSE_GOAL = 0.90, 0.05
+OWN_FOLDERS = {"misuse": "written by ourselves", "misuse_reports": "after bug reports"}
+PUBLIC = "released packages"
 Found = set[tuple[str, int, str]]
 
 
@@ -28,12 +33,21 @@ class Site:
     `source` tells whether it was labelled before the first run, and after which report it was written."""
 
     package: str
+    version: str
     file: str
     line: int
     code: str | None
     text: str
     source: str
     reason: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.package}-{self.version}" if self.version else self.package
+
+    @property
+    def group(self) -> str:
+        return OWN_FOLDERS.get(self.package, PUBLIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +77,12 @@ def labels() -> list[Site]:
 
 def audit(folder: Path) -> Found:
     """What PA2 says about a folder; paths are relative to it."""
-    command = [sys.executable, "-m", "auditor.cli", "audit", ".", "--isolated", "--no-cache", "--no-progress"]
+    command = [sys.executable, "-m", "auditor.cli", "audit", ".", "--no-cache", "--no-progress"]
+    settings = (
+        ["--isolated"] if folder.name == "misuse" else ["--config", str(HERE / "misuse-protocols.toml")]
+    )
     done = subprocess.run(
-        [*command, "--select", "PA2", "--format", "json"],
+        [*command, *settings, "--select", "PA2", "--format", "json"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
@@ -99,35 +116,44 @@ def as_text(score: Score, verbose: bool = False) -> str:
         f"clean sites reported  {len(score.alarms)}/{clean} = {score.false_rate:.1%} (goal {FALSE_GOAL:.0%})",
         f"findings elsewhere    {len(score.elsewhere)}",
     ]
-    lines += [f"MISSED {s.code}: {s.package} {s.file}:{s.line} {s.text}" for s in score.missed]
-    lines += [f"FALSE: {s.package} {s.file}:{s.line} {s.text}" for s in score.alarms]
+    lines += [f"MISSED {s.code}: {s.folder} {s.file}:{s.line} {s.text}" for s in score.missed]
+    lines += [f"FALSE: {s.folder} {s.file}:{s.line} {s.text}" for s in score.alarms]
     lines += [f"elsewhere: {path}:{line} {code}" for path, line, code in score.elsewhere]
     if verbose:
         lines += [f"found {s.code}: {s.file}:{s.line} {s.text}" for s in score.found]
     return "\n".join(lines)
 
 
+def score_folder(folder: Path, sites: Sequence[Site]) -> Score:
+    """The labels of one folder against what an audit of it says about the labelled files."""
+    files = {site.file for site in sites}
+    return compare(sites, {each for each in audit(folder) if each[0] in files})
+
+
+def together(scores: Sequence[Score]) -> Score:
+    return Score(
+        *(tuple(chain.from_iterable(getattr(each, part.name) for each in scores)) for part in fields(Score))
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the score; the exit status says whether both goals are reached."""
+    """Print the score of each set; the exit status says whether all reach both goals."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--root", type=Path, help="folder with one unpacked wheel per package")
+    parser.add_argument("--root", type=Path, help="folder with packages unpacked as NAME-VERSION")
     parser.add_argument("--verbose", action="store_true", help="list what was found as well")
     chosen = parser.parse_args(arguments)
-    folders = {"misuse": HERE / "misuse"}
-    sites: list[Site] = []
-    found: Found = set()
-    for package in sorted({site.package for site in labels()}):
-        folder = folders.get(package) or (chosen.root / package if chosen.root else None)
+    groups: dict[str, list[Score]] = {}
+    for name in dict.fromkeys(site.folder for site in labels()):
+        sites = [site for site in labels() if site.folder == name]
+        folder = HERE / name if name in OWN_FOLDERS else chosen.root and chosen.root / name
         if folder is None or not folder.is_dir():
-            print(f"left out: {package}; --root names the folder of its wheel", file=sys.stderr)
+            print(f"left out: {name}; --root names the folder it was unpacked in", file=sys.stderr)
             continue
-        own = [site for site in labels() if site.package == package]
-        files = {site.file for site in own}
-        sites += own
-        found |= {each for each in audit(folder) if each[0] in files}
-    score = compare(sites, found)
-    print(as_text(score, chosen.verbose))
-    return 0 if score.good else 1
+        groups.setdefault(sites[0].group, []).append(score_folder(folder, sites))
+    scores = {group: together(parts) for group, parts in groups.items()}
+    for group, score in scores.items():
+        print(f"{group}\n{as_text(score, chosen.verbose)}\n")
+    return 0 if all(score.good for score in scores.values()) else 1
 
 
 if __name__ == "__main__":

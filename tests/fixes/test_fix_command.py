@@ -3,14 +3,18 @@
 import contextlib
 import hashlib
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+import auditor.judge
+from auditor.case import Case
 from auditor.cli.fix_command import command
 from auditor.git_state import uncommitted
+from auditor.model import FixOffer
 from tests.command_line import Done, poolaudit
 
 LEAK = """\
@@ -141,6 +145,27 @@ def test_a_file_that_does_not_parse_outweighs_the_fixes(tree: Path) -> None:
     assert done.status == 2
     assert "Not analysed: broken.py:1: not valid Python" in done.err
     assert (tree / "leak.py").read_text() == FIXED
+
+
+def test_a_fix_that_cannot_be_built_for_a_fault_of_ours_costs_no_other_finding(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(case: Case) -> FixOffer | None:
+        raise KeyError("scores")
+
+    rules = [
+        replace(rule, fix=broken) if rule.meta.code == "PA101" else rule for rule in auditor.judge.all_rules()
+    ]
+    monkeypatch.setattr(auditor.judge, "all_rules", lambda: rules)
+    done = fix(tree, "--unsafe-fixes", "--verbose")
+    assert done.status == 2
+    assert (tree / "leak.py").read_text() == LEAK
+    assert "close" in (tree / "cache.py").read_text()
+    assert "Left      leak.py:2: PA101 never-released\n          no fix could be built\n" in done.err
+    assert (
+        done.err.count("no fix of PA101: poolaudit failed with KeyError: 'scores' (test_fix_command.py:") == 1
+    )
+    assert "Not analysed: leak.py:2:" in done.err
 
 
 def test_a_link_is_written_through(tree: Path) -> None:

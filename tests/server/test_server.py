@@ -157,6 +157,8 @@ def test_hovering_over_a_finding_shows_the_page_of_its_rule(client: Client) -> N
     hover = client.request("textDocument/hover", client.at("leak.py", 1, 12))
     assert hover["contents"]["kind"] == "markdown"
     assert hover["contents"]["value"].startswith("PA102 early-exit-leak: ")
+    path = "1. line 2: acquired here\n2. line 3: when `skip`\n3. line 4: returns here, still holding it\n"
+    assert path in hover["contents"]["value"]
     assert "**Bad**\n\n```python\ndef load" in hover["contents"]["value"]
     assert client.request("textDocument/hover", client.at("leak.py", 3, 2)) is None
 

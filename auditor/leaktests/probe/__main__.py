@@ -24,6 +24,8 @@ from auditor.leaktests.probe import inquiry, testing
 
 def main() -> None:
     """Serve until standard input ends."""
+    with suppress(ImportError):  # planning goes without it, and the gate has asked for it
+        import pytest  # noqa: F401
     gc.collect()
     gc.freeze()  # or every job searches through torch's half a million objects after every step
     for line in sys.stdin.buffer:

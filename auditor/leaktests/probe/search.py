@@ -26,6 +26,7 @@ from auditor.leaktests.probe.running import (
 from auditor.leaktests.probe.signatures import Parameter
 from auditor.leaktests.probe.widths import widths_of
 from auditor.leaktests.proposals import known_size
+from auditor.leaktests.support.scenarios import use
 
 MOST_BUILDS = 150
 MOST_BUILT = 10
@@ -68,10 +69,10 @@ class Search:
 
     def _built(self) -> Iterator[tuple[tuple[Argument, ...], tuple[str, ...], Any]]:
         """Every way of building that works, with what is then called."""
-        if self.target.kind == "function":
-            yield (), self.recipe.imports, self.thing
-        elif self.target.kind == "autograd":
+        if self.target.kind == "autograd":
             yield (), self.recipe.imports, self.thing.apply
+        elif not isinstance(self.thing, type):
+            yield (), self.recipe.imports, self.thing
         else:
             yield from self._modules()
 
@@ -249,15 +250,19 @@ class Search:
                 raise
             with torch.no_grad():
                 outputs = callee(*positional, **named)
-        tensors_or_raise(outputs)
+        if self.target.kind == "code":
+            use(outputs)
+        else:
+            tensors_or_raise(outputs)
 
     def _call_parameters(self) -> list[Parameter]:
         autograd = self.target.kind == "autograd"
-        module = self.target.kind == "module"
-        return signatures.call(self._forward(), skip_first=module or autograd, all_positional=autograd)
+        return signatures.call(
+            self._forward(), skip_first=isinstance(self.thing, type), all_positional=autograd
+        )
 
     def _forward(self) -> Any:
-        if self.target.kind == "function":
+        if not isinstance(self.thing, type):
             return self.thing
         return getattr(self.thing, self.recipe.method or "forward")
 

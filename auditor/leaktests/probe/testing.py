@@ -11,6 +11,9 @@ def run_tests(arguments: Sequence[str], limit: float, device: str) -> int:
     import torch
 
     os.environ["POOLAUDIT_DEVICE"] = device
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
+        "1"  # plugins may cost more than the tests, which need none
+    )
     if device == "cpu":
         torch.set_num_threads(1)  # steps are small: more threads only wait for each other
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import torch
 from .births import Births, Place, readable
 from .errors import Culprit, CycleGarbage, Leak
 from .referrers import cycle_of, holders
-from .unseen import where_unseen
+from .unseen import where_grown, where_unseen
 
 if TYPE_CHECKING:
     from .ledger import Level
@@ -23,10 +23,17 @@ STACK_SHOWN = 4
 
 
 def growth_report(
-    births: Births, levels: Sequence[Level], steps: int, step: Callable[[], object] | None = None
+    births: Births,
+    levels: Sequence[Level],
+    steps: int,
+    step: Callable[[], object] | None = None,
+    *,
+    placed: int = 0,
+    named: bool = True,
 ) -> Leak:
-    """The failure of a ledger whose level did not come to rest. With `step`, one more tells where memory was
-    made that no operation showed.
+    """The failure of a ledger whose level did not come to rest. From the level with number `placed` on it is
+    known where storages were made. With `step`, one more tells where memory was made that no operation
+    showed. Unless `named` it says no more than how much.
     """
     run = (len(levels) - 1) * steps
     first, last = levels[0], levels[-1]
@@ -35,6 +42,9 @@ def growth_report(
         f"{count((last.storages - first.storages) / run)} a step ({run} steps after the warm-up; "
         f"live bytes after each window of {steps}: {', '.join(str(level.bytes) for level in levels)})"
     )
+    if not named:
+        return Leak(head)
+    first, run = levels[placed], (len(levels) - 1 - placed) * steps
     storages = last.storages_by_place - first.storages_by_place
     sizes = last.bytes_by_place - first.bytes_by_place
     gc.unfreeze()  # who holds it may be older than the pass
@@ -43,9 +53,8 @@ def growth_report(
         newest = _newest(births, place)
         if newest is not None:
             culprits.append(_culprit(place, storages[place] / run, sizes[place] / run, holders(newest)))
-    if step is not None and any(not culprit.stack for culprit in culprits):
-        stack = where_unseen(births, step)
-        culprits = [culprit if culprit.stack else _placed(culprit, stack) for culprit in culprits]
+    if step is not None:
+        culprits = [culprit if culprit.stack else _placed(culprit, births, step) for culprit in culprits]
     return Leak(_told(head, culprits), tuple(culprits))
 
 
@@ -53,7 +62,7 @@ def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], o
     """The failure of a ledger at rest whose garbage only the cycle collector frees: one more step shows
     it.
     """
-    births.turn += 1
+    births.turn, births.placed = births.turn + 1, True
     step()
     before = {birth.place for birth, _ in births.living() if birth.turn == births.turn}
     garbage = _unreachable()
@@ -68,26 +77,43 @@ def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], o
     return CycleGarbage(_told(head, culprits[:MOST_NAMED]), tuple(culprits[:MOST_NAMED]))
 
 
-def _placed(culprit: Culprit, stack: tuple[str, ...]) -> Culprit:
+def _placed(culprit: Culprit, births: Births, step: Callable[[], object]) -> Culprit:
+    """With the line that made what no operation showed, or that made larger what is older than the pass."""
+    stack = where_unseen(births, step)
+    if not stack and not culprit.storages_a_step:
+        stack = where_grown(births, step)
     return replace(culprit, line=stack[0], stack=stack) if stack else culprit
 
 
-def fault_report(births: Births, before: Level, after: Level, names: Sequence[str]) -> Leak:
-    """The failure of a fault pass after which more (or less) is alive than before."""
+def fault_head(faults: int, before: Level, after: Level) -> str:
+    """How much injected faults left behind."""
+    return (
+        f"after {faults} injected faults {amount(after.bytes - before.bytes)} in "
+        f"{count(after.storages - before.storages)} stay held"
+    )
+
+
+def fault_report(head: str, births: Births, before: Level, after: Level, names: Mapping[int, str]) -> Leak:
+    """The failure of a fault pass; `names` says by number in which operation's place each fault was. What
+    was left by a fault and replaced by the next did not grow: then it is what faults made and is alive.
+    """
     storages = after.storages_by_place - before.storages_by_place
     sizes = after.bytes_by_place - before.bytes_by_place
     living, culprits, faults = births.living(), [], set()
+    if not storages and not sizes:
+        for birth, storage in living:
+            if birth.turn in names:
+                storages[birth.place] += 1
+                sizes[birth.place] += storage.nbytes()
     gc.unfreeze()
     for place in sorted(storages | sizes, key=lambda place: -sizes[place])[:MOST_NAMED]:
         stayed = [(birth.turn, storage) for birth, storage in living if birth.place == place]
-        faults |= {turn for turn, _ in stayed if 0 < turn <= len(names)}
-        culprits.append(_culprit(place, storages[place], sizes[place], holders(stayed[-1][1])))
-    named = ", ".join(f"{turn} ({names[turn - 1]})" for turn in sorted(faults)[:MOST_NAMED])
-    head = (
-        f"after {len(names)} injected faults {amount(after.bytes - before.bytes)} in "
-        f"{count(after.storages - before.storages)} stay held"
-        + (f"; first of all after fault {named}" if named else "")
-    )
+        faults |= {turn for turn, _ in stayed if turn in names}
+        if stayed:
+            culprits.append(_culprit(place, storages[place], sizes[place], holders(stayed[-1][1])))
+    if faults:
+        listed = ", ".join(f"{turn} ({names[turn]})" for turn in sorted(faults)[:MOST_NAMED])
+        head += f"; first of all after fault {listed}"
     return Leak(_told(head, culprits, each=""), tuple(culprits))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from .births import Births, Place, Watch, watching_threads
+from .births import Birth, Births, Place, Watch, watching_threads
 from .culprits import cycle_report, growth_report
 from .stillness import held_still
 
@@ -28,8 +28,23 @@ class Level:
 
     storages: int
     bytes: int
-    storages_by_place: Counter[Place] = field(default_factory=Counter, compare=False, repr=False)
-    bytes_by_place: Counter[Place] = field(default_factory=Counter, compare=False, repr=False)
+    alive: tuple[tuple[Birth, int], ...] = field(default=(), compare=False, repr=False)
+    """Each storage's birth and bytes."""
+    collected: int = field(default=0, compare=False)
+    """Storages that only the cycle collector could free just now."""
+
+    @property
+    def storages_by_place(self) -> Counter[Place]:
+        """How many of each kind."""
+        return Counter(birth.place for birth, _ in self.alive)
+
+    @property
+    def bytes_by_place(self) -> Counter[Place]:
+        """Bytes of each kind."""
+        sizes: Counter[Place] = Counter()
+        for birth, size in self.alive:
+            sizes[birth.place] += size
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -41,27 +56,39 @@ class Steady:
 
 
 def assert_no_growth(
-    step: Step, *, warmup: int = 3, windows: int = 3, steps: int = 4, settle: int = 9, cycles: str = "fail"
+    step: Step,
+    *,
+    warmup: int = 2,
+    windows: int = 3,
+    steps: int = 4,
+    settle: int = 9,
+    cycles: str = "fail",
+    named: bool = True,
 ) -> Steady:
     """Run `step` again and again: live storages and bytes must be equal after each of `windows` windows.
 
     `warmup` steps come first. `settle` says how many windows may pass until the level rests: what fills once
     and is then kept is no leak. Raises `Leak`, or `CycleGarbage` if memory goes away only by the cycle
-    collector (`cycles="allow"` accepts that).
+    collector (`cycles="allow"` accepts that). `named=False` spares the search for who holds the memory, for
+    a twin whose leak is known.
     """
-    ledger = Ledger()
+    ledger, placed = Ledger(), 1
     with ledger:
         for _ in range(warmup):
             step()
         ledger.take_stock()
-        levels, collected = [ledger.take_stock()], [0]
+        levels = [ledger.take_stock()]
         while len(levels) <= windows + settle and not _at_rest(levels, windows):
-            collected.append(ledger.window(step, steps))
-            levels.append(ledger.take_stock())
+            levels.append(ledger.window(step, steps))
+            if not ledger.births.placed and levels[-1] != levels[-2]:
+                ledger.births.placed = True
+                placed = len(levels)  # after the next window: what each step replaces has its place by then
         if not _at_rest(levels, windows) and _climbs(levels):
-            raise growth_report(ledger.births, levels, steps, step)
-        if cycles == "fail" and all(collected[-windows:]):
-            raise cycle_report(ledger.births, collected[-1], steps, step)
+            while named and len(levels) <= placed + 1:
+                levels.append(ledger.window(step, steps))
+            raise growth_report(ledger.births, levels, steps, step, placed=placed, named=named)
+        if cycles == "fail" and all(level.collected for level in levels[-windows:]):
+            raise cycle_report(ledger.births, levels[-1].collected, steps, step)
     return Steady(levels[-1], len(levels) - 1)
 
 
@@ -70,7 +97,7 @@ def nothing_stays() -> Iterator[None]:
     """A block at whose end no memory may be alive that was made inside it."""
     with Ledger() as ledger:
         before = ledger.take_stock()
-        ledger.births.turn = 1
+        ledger.births.turn, ledger.births.placed = 1, True
         yield
         after = ledger.take_stock()
         if after.storages > before.storages or after.bytes > before.bytes:
@@ -98,38 +125,34 @@ class Ledger:
 
     def __init__(self) -> None:
         self.births = Births()
+        self.watch = Watch(self.births)
         self._exits = ExitStack()
 
     def __enter__(self) -> Ledger:
         with ExitStack() as exits:
-            self.births.look_around(known_before=True)
+            self.births.look_around()
             exits.enter_context(held_still())
             exits.callback(setattr, self.births, "open", False)
             exits.enter_context(watching_threads(lambda: Watch(self.births)))
-            exits.enter_context(Watch(self.births))
+            exits.enter_context(self.watch)
             self._exits = exits.pop_all()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self._exits.close()
 
-    def window(self, step: Step, steps: int) -> int:
-        """Run some steps and collect; returns how many storages only the collector could free."""
+    def window(self, step: Step, steps: int) -> Level:
+        """Run some steps, and count what is alive after them."""
         self.births.turn += 1
         for _ in range(steps):
             step()
-        self.births.look_around()
-        before = len(self.births.living())
-        gc.collect()
-        return before - len(self.births.living())
+        return self.take_stock()
 
     def take_stock(self) -> Level:
         """Collect, and count what is alive."""
-        gc.collect()
         self.births.look_around()
+        before = self.births.count_living()
+        gc.collect()
         alive = self.births.living()
-        level = Level(len(alive), sum(storage.nbytes() for _, storage in alive))
-        for birth, storage in alive:
-            level.storages_by_place[birth.place] += 1
-            level.bytes_by_place[birth.place] += storage.nbytes()
-        return level
+        sizes = tuple((birth, storage.nbytes()) for birth, storage in alive)
+        return Level(len(sizes), sum(size for _, size in sizes), sizes, before - len(sizes))

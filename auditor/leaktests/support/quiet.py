@@ -37,7 +37,7 @@ class Quiet:
 
 
 def assert_quiet(
-    step: Step, *, warmup: int = 8, windows: int = 3, steps: int = 16, settle: int = 24, named: bool = True
+    step: Step, *, warmup: int = 4, windows: int = 3, steps: int = 16, settle: int = 24, named: bool = True
 ) -> Quiet:
     """Run windows of steps until `windows` of them were quiet for every counter; at most `settle` more.
 

@@ -16,6 +16,8 @@ from auditor.source.lifetime.retained import graphs_retained
 from auditor.source.lifetime.shape_caches import shapes_cached
 from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.lifetime.steps import caches_emptied, gradients_on
+from auditor.source.lifetime.uninitialised import memory_unwritten
+from auditor.source.lifetime.uninitialised_bytes import may_read_unwritten
 
 Reader = Callable[[Code], Iterator[Sighting]]
 
@@ -50,17 +52,23 @@ _READERS: tuple[tuple[tuple[bytes, ...], Reader], ...] = (
     ((b"_record_memory_history", b"profile("), recordings),
     ((b"empty_cache(",), caches_emptied),
     ((b".eval()",), gradients_on),
+    ((), memory_unwritten),  # judged by more than words
 )
+_UNWRITTEN = len(_READERS) - 1
 _WORDS = tuple(dict.fromkeys(word for words, _ in _READERS for word in words))
 _TEST = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
 
 
 def suspects(path: str, data: bytes) -> tuple[int, ...]:
     """The readers that may find something, by number; tests are not read, for they end."""
-    if b"torch" not in data or _TEST.search(path):
+    if _TEST.search(path):
         return ()
+    unwritten = (_UNWRITTEN,) if may_read_unwritten(data) else ()
+    if b"torch" not in data:
+        return unwritten
     there = {word for word in _WORDS if _is_there(word, data)}
-    return tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
+    found = tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
+    return found + unwritten
 
 
 def _is_there(word: bytes, data: bytes) -> bool:

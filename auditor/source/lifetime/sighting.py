@@ -21,6 +21,7 @@ class Kind(StrEnum):
     RECORDING_ON = "recording left on"
     CACHE_EMPTIED = "cache emptied"
     GRADIENTS_ON = "gradients on"
+    UNWRITTEN = "memory read before it is written"
     CACHE_WRAPPED = "functools' cache under another name"  # no fault: what others need to be one
 
 

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 97385790335353d1: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 6102fbd061eea3d5: written again as long as that is the digest of the rest
 """Watches every storage come into being: which operation made it, and from which lines.
 
 The dispatcher shows each operation of this thread and of the threads started below it, those of the backward
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, NoneType
 from typing import Any
 
 import torch
@@ -32,25 +33,29 @@ _WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__fil
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
+_NO_TENSORS = {int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format}
+"""What most arguments of operations are, beside tensors: not worth a second look."""
 
 Frames = tuple[tuple[CodeType, int], ...]
+"""Innermost first, each with its line."""
+Marks = tuple[tuple[CodeType, int], ...]
+"""The same with the instruction in the place of the line, which takes many times longer to find out."""
 Place = tuple[str, Frames]
 
 
-@dataclass(eq=False, slots=True)
-class Birth:
+class Birth(Handle):
     """One storage: by what and where it was made, in which turn, and whether it still lives."""
 
-    handle: Handle
-    operation: str
-    frames: Frames
-    turn: int
-    known_before: bool = False
+    __slots__ = ("marks", "operation", "turn")
+
+    def __init__(self, storage: torch.UntypedStorage, operation: str, marks: Marks, turn: int) -> None:
+        super().__init__(storage)
+        self.operation, self.marks, self.turn = operation, marks, turn
 
     @property
     def place(self) -> Place:
         """What births of one kind have in common."""
-        return self.operation, self.frames
+        return self.operation, tuple((code, _line(code, mark)) for code, mark in self.marks)
 
 
 @dataclass(eq=False)
@@ -60,6 +65,10 @@ class Births:
     turn: int = 0
     """Which window or fault is running: kept with each birth."""
     open: bool = True
+    placed: bool = False
+    """Whether operation and stack are kept too. That costs as much as everything else together, so passes ask
+    for it once something grows.
+    """
     _seen: dict[int, Birth] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -67,22 +76,47 @@ class Births:
         """Whether this very storage was taken down."""
         return storage._cdata in self._seen
 
-    def note(self, storage: torch.UntypedStorage, operation: str, *, known_before: bool = False) -> None:
+    def note(self, storage: torch.UntypedStorage, operation: str) -> None:
         """Take down a storage that is not known."""
-        frames = () if known_before or operation is UNSEEN else stack_here()
+        marks = _marks_here() if self.placed and operation is not UNSEEN else ()
         with self._lock:
-            self._seen[storage._cdata] = Birth(Handle(storage), operation, frames, self.turn, known_before)
+            self._seen[storage._cdata] = Birth(storage, operation, marks, self.turn)
 
-    def look_around(self, *, known_before: bool = False) -> None:
+    def note_all(self, values: Iterable[Any], name: Callable[[Any], str], operation: Any) -> None:
+        """Take down the storages of all tensors in `values` that are not known: this runs for every argument
+        of every operation, and nearly all of them are known.
+        """
+        seen = self._seen
+        for value in values:
+            kind = type(value)
+            if kind in _NO_TENSORS:
+                continue
+            if kind is tuple or kind is list:
+                self.note_all(value, name, operation)
+            elif isinstance(value, torch.Tensor):
+                storage = storage_of(value)
+                if storage is not None and storage._cdata not in seen:
+                    self.note(storage, name(operation) if self.placed else UNSEEN)
+            elif isinstance(value, (tuple, list)):
+                self.note_all(value, name, operation)
+            elif isinstance(value, dict):
+                self.note_all(value.values(), name, operation)
+
+    def look_around(self) -> None:
         """Take down what Python objects hold and no operation showed."""
         for _, storage in of_python_objects():
             if not self.knows(storage):
-                self.note(storage, UNSEEN, known_before=known_before)
+                self.note(storage, UNSEEN)
+
+    def count_living(self) -> int:
+        """How many of all that were seen are alive."""
+        with self._lock:
+            return sum(birth.alive for birth in self._seen.values())
 
     def living(self) -> list[tuple[Birth, torch.UntypedStorage]]:
         """What is alive of all that was seen; the rest is forgotten. The caller holds what it is given."""
         with self._lock:
-            found = [(birth, birth.handle.storage()) for birth in self._seen.values()]
+            found = [(birth, birth.storage()) for birth in self._seen.values()]
             alive = [(birth, storage) for birth, storage in found if storage is not None]
             self._seen = {storage._cdata: birth for birth, storage in alive}
         return alive
@@ -94,22 +128,26 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, births: Births) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._births = births
+        self.before: Callable[[Any], None] | None = None
+        """Called with each operation before it runs: where a fault pass fails."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import its compiler, for seconds, to keep it out of the method below
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.before is not None:
+            self.before(func)
         births = self._births
         if not births.open:  # a thread that outlived the pass
             return func(*args, **(kwargs or {}))
-        for storage in _storages((args, kwargs)):
-            if not births.knows(storage):
-                births.note(storage, "torch.tensor" if func is _LIFT_FRESH else UNSEEN)
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            if not births.knows(storage):
-                births.note(storage, _name(func))
+        births.note_all(args, _unseen_before, func)
+        if kwargs:
+            births.note_all(kwargs.values(), _unseen_before, func)
+            result = func(*args, **kwargs)
+        else:
+            result = func(*args)
+        births.note_all((result,), _name, func)
         return result
 
 
@@ -164,19 +202,43 @@ def stack_here() -> Frames:
     """From the operation out to the step: what watches and what drives it is left out, so that two births at
     one place have equal stacks.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _WATCHERS:
-        frame = frame.f_back
-    return stack_of(frame)
+    return stack_of(_innermost_watched())
 
 
 def stack_of(frame: FrameType | None) -> Frames:
     """From this frame out to what drives the step."""
+    return tuple((code, _line(code, mark)) for code, mark in _marks_of(frame))
+
+
+def _marks_here() -> Marks:
+    return _marks_of(_innermost_watched())
+
+
+def _innermost_watched() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _WATCHERS:
+        frame = frame.f_back
+    return frame
+
+
+def _marks_of(frame: FrameType | None) -> Marks:
     found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < DEEPEST_STACK and frame.f_code.co_filename not in _DRIVERS:
-        found.append((frame.f_code, frame.f_lineno))
+    while frame is not None and len(found) < DEEPEST_STACK:
+        code = frame.f_code
+        if code.co_filename in _DRIVERS:
+            break
+        found.append((code, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _line(code: CodeType, mark: int) -> int:
+    """The line of an instruction."""
+    for start, end, line in code.co_lines():
+        if start <= mark < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 def _name(func: Any) -> str:
@@ -185,13 +247,6 @@ def _name(func: Any) -> str:
     return f"{func} in {node.name()}" if node is not None else str(func)
 
 
-def _storages(nested: Any) -> Iterator[torch.UntypedStorage]:
-    if isinstance(nested, torch.Tensor):
-        storage = storage_of(nested)
-        if storage is not None:
-            yield storage
-    elif isinstance(nested, (tuple, list)):
-        for item in nested:
-            yield from _storages(item)
-    elif isinstance(nested, dict):
-        yield from _storages(list(nested.values()))
+def _unseen_before(func: Any) -> str:
+    """How an argument came to be that no operation made."""
+    return "torch.tensor" if func is _LIFT_FRESH else UNSEEN

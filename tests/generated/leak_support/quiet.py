@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 74e08b392720ce65: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 4734a68405aba731: written again as long as that is the digest of the rest
 """The quiet pass: nothing looks on while the steps run; afterwards the counters of the process are read.
 
 It sees what is no tensor: Python objects, nodes of autograd, memory of C libraries, the device's allocator.
@@ -38,7 +38,7 @@ class Quiet:
 
 
 def assert_quiet(
-    step: Step, *, warmup: int = 8, windows: int = 3, steps: int = 16, settle: int = 24, named: bool = True
+    step: Step, *, warmup: int = 4, windows: int = 3, steps: int = 16, settle: int = 24, named: bool = True
 ) -> Quiet:
     """Run windows of steps until `windows` of them were quiet for every counter; at most `settle` more.
 
