@@ -19,7 +19,8 @@ from auditor.texts import Texts
 class Parsed:
     """A file's text and its syntax tree.
 
-    `moved` are the lines that only a newer Python can parse: their columns in the tree are not the text's.
+    `moved` are the lines that only a newer Python can parse: their columns in the tree are not the text's
+    but those of `told`, the lines in older words.
     """
 
     path: str
@@ -27,6 +28,7 @@ class Parsed:
     lines: Sequence[str]
     tree: ast.Module
     moved: frozenset[int]
+    told: Sequence[str] = ()
 
     @cached_property
     def parents(self) -> "Parents":
@@ -52,6 +54,15 @@ class Parsed:
     def _characters(self, line: int, column: int) -> int:
         text = self.lines[line - 1]
         return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
+
+    def stands_alone(self, node: ast.stmt, first: int) -> bool:
+        """Whether the statement, from line `first` on, shares its lines with nothing but a comment."""
+        lines = self.told or self.lines
+        begin, end = lines[first - 1], lines[(node.end_lineno or node.lineno) - 1]
+        before = lines[first - 2].rstrip() if first > 1 else ""
+        head = _bytes(begin)[: node.col_offset] if first == node.lineno else b""
+        after = _bytes(end)[node.end_col_offset or 0 :].strip()
+        return not head.strip() and not before.endswith("\\") and (not after or after.startswith(b"#"))
 
     def source(self, node: ast.AST) -> str:
         """The node as it is written, without comments around it."""
@@ -157,9 +168,15 @@ class Sources:
             older = in_older_syntax(text)
         if older is None:
             return None
-        pairs = enumerate(zip(lines, lines_of(older), strict=False), start=1)
+        told = lines_of(older)
+        pairs = enumerate(zip(lines, told, strict=False), start=1)
         moved = frozenset(number for number, (new, old) in pairs if new != old)
-        return Parsed(path, text, lines, _tree(older), moved)
+        return Parsed(path, text, lines, _tree(older), moved, told)
+
+
+def _bytes(line: str) -> bytes:
+    """What the columns of a tree count."""
+    return line.encode(errors="surrogatepass")
 
 
 def _tree(text: str) -> ast.Module:

@@ -18,8 +18,8 @@ See below: `model` may raise.
 
 ## Fix
 safety
-Safe where the lease is local: try/finally. One that is handed over later is released where the statement raises
-(`except BaseException`), a list of them one by one.
+Safe where the lease is local: try/finally. One that is handed over later is released where the
+statement raises (`except BaseException`), a list of them one by one.
 """
 
 from collections.abc import Iterator

@@ -12,8 +12,8 @@ See below: `k` is lost when there is no room for `v`.
 
 ## Fix
 safety
-Safe: a release on the failing branch; of all that a loop has gathered in a list or dict. Unsafe where a handler
-further out swallows the failure: the release comes before it gets there.
+Safe: a release on the failing branch; of all that a loop has gathered in a list or dict. Unsafe
+where a handler further out swallows the failure: the release comes before it gets there.
 """
 
 from collections.abc import Iterator

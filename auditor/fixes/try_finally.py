@@ -262,9 +262,4 @@ def stands_alone(life: Life, statement: ast.stmt) -> bool:
 
 def is_whole(file: Parsed, statement: ast.stmt) -> bool:
     """Whether the statement begins and ends its lines, comments apart."""
-    span = file.span(statement)
-    first = _start(statement)
-    before = file.lines[first - 2].rstrip() if first > 1 else ""
-    after = file.lines[span.end_line - 1][span.end_column - 1 :].strip()
-    head = file.lines[first - 1][: span.column - 1] if first == span.line else ""
-    return not head.strip() and not before.endswith("\\") and (not after or after.startswith("#"))
+    return file.stands_alone(statement, _start(statement))

@@ -1,10 +1,11 @@
-"""Adopt in copies of two public attention packages and compare what they compute, bit for bit.
+"""Adopt in copies of public attention packages and compare what they compute, bit for bit.
 
     python -m tests.adopt.public --root DIR
 
-DIR holds the unpacked wheels as DIR/torchscale and DIR/ring_attention_pytorch, and their own dependencies
-(einops, beartype, jaxtyping, fairscale 0.4.0) in DIR/deps. Of timm torchscale uses two functions, which are
-given here, because timm itself wants torchvision. Nothing below DIR is written.
+DIR holds the unpacked wheels as DIR/torchscale, DIR/ring_attention_pytorch, DIR/sinkhorn_transformer and
+DIR/x_transformers, and their own dependencies (einops, einx, beartype, jaxtyping, loguru, fairscale 0.4.0,
+local-attention, axial-positional-embedding, product-key-memory) in DIR/deps. Of timm torchscale uses two
+functions, which are given here, because timm itself wants torchvision. Nothing below DIR is written.
 """
 
 import argparse
@@ -27,6 +28,8 @@ Call = Callable[[torch.nn.Module], object]
 ADOPTED = {
     "torchscale": ("RetNetDecoder", "Decoder", "BEiT3"),
     "ring_attention_pytorch": ("RingTransformer", "RingAttention"),
+    "sinkhorn_transformer": ("SinkhornTransformerLM",),
+    "x_transformers": ("PerRowDataDependentAlibi",),
 }
 
 
@@ -86,6 +89,33 @@ def ring_attention_pytorch_cases() -> Iterator[tuple[str, Build, Call]]:
     yield "RingTransformer", build, lambda model: model(tokens)
 
 
+def sinkhorn_transformer_cases() -> Iterator[tuple[str, Build, Call]]:
+    """A causal language model, also with local heads beside those that sort."""
+    sinkhorn = module("sinkhorn_transformer.sinkhorn_transformer")
+    tokens = torch.arange(64).reshape(2, 32) % 50
+    given = {"num_tokens": 50, "dim": 32, "max_seq_len": 32, "depth": 2, "heads": 4, "bucket_size": 8}
+
+    def build(**more: object) -> torch.nn.Module:
+        return sinkhorn.SinkhornTransformerLM(**given, causal=True, ff_dropout=0.1, attn_dropout=0.1, **more)
+
+    yield "SinkhornTransformerLM", build, lambda model: model(tokens)
+    yield "the same, local heads", lambda: build(n_local_attn_heads=2), lambda model: model(tokens)
+
+
+def x_transformers_cases() -> Iterator[tuple[str, Build, Call]]:
+    """The bias of the forgetting transformer, row by row."""
+    bias = module("x_transformers.x_transformers")
+
+    def build() -> torch.nn.Module:
+        return bias.PerRowDataDependentAlibi(dim=32, heads=4)
+
+    def call(model: torch.nn.Module) -> object:
+        torch.manual_seed(2)
+        return model(torch.randn(2, 24, 32))
+
+    yield "PerRowDataDependentAlibi", build, call
+
+
 def _drop_path(x: torch.Tensor, drop_prob: float = 0.0, training: bool = False) -> torch.Tensor:
     """Whole samples dropped, as stochastic depth has it."""
     if drop_prob == 0.0 or not training:
@@ -102,7 +132,12 @@ def _stand_in_for_timm() -> None:
     sys.modules["timm.models.layers"] = layers
 
 
-CASES = {"torchscale": torchscale_cases, "ring_attention_pytorch": ring_attention_pytorch_cases}
+CASES = {
+    "torchscale": torchscale_cases,
+    "ring_attention_pytorch": ring_attention_pytorch_cases,
+    "sinkhorn_transformer": sinkhorn_transformer_cases,
+    "x_transformers": x_transformers_cases,
+}
 
 
 def adopt(root: Path, name: str, at: Path) -> str:

@@ -1,4 +1,4 @@
-"""Whether a package's tests that pass still do once it is fixed: `tests/field/own_tests.py SOURCE TEST ...`.
+"""Whether a package's tests that pass still do once it is fixed: `-m tests.field.own_tests SOURCE TEST ...`.
 
 SOURCE is an unpacked source distribution, TEST paths of tests within it. It is copied; the tests are run, the
 copy is fixed with --unsafe-fixes, and they are run again. Tests that cannot run where this is run (no GPU, no
@@ -22,38 +22,18 @@ BAD = ("failure", "error", "skipped")
 
 
 def passed(folder: Path, tests: Sequence[str], python: str, seconds: int) -> set[str]:
-    """The names of the tests that pass, each file in a process of its own."""
-    found: set[str] = set()
-    for file in files(folder, tests):
-        report = folder / "own-tests.xml"
-        report.unlink(missing_ok=True)
-        options = ["-q", "-p", "no:cacheprovider", "--timeout", str(seconds), f"--junitxml={report}"]
-        environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            subprocess.run(
-                [python, "-m", "pytest", *options, file],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                timeout=seconds * 4,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            continue
-        if report.exists():
-            for case in ElementTree.parse(report).iter("testcase"):
-                if not any(case.find(kind) is not None for kind in BAD):
-                    found.add(f"{file}::{case.get('classname')}::{case.get('name')}")
-    return found
-
-
-def files(folder: Path, tests: Sequence[str]) -> list[str]:
-    """The test files under the paths that were given."""
-    found = []
-    for test in tests:
-        path = folder / test
-        found += [path] if path.is_file() else sorted(path.rglob("test_*.py"))
-    return [str(file.relative_to(folder)) for file in found]
+    """The names of the tests that pass, those of files that cannot be collected left out."""
+    report = folder / "own-tests.xml"
+    report.unlink(missing_ok=True)
+    options = ["-q", "-p", "no:cacheprovider", "--timeout", str(seconds), f"--junitxml={report}"]
+    command = [python, "-m", "pytest", *options, "--continue-on-collection-errors", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    if not report.exists():
+        return set()
+    cases = ElementTree.parse(report).iter("testcase")
+    good = (case for case in cases if not any(case.find(kind) is not None for kind in BAD))
+    return {f"{case.get('classname')}::{case.get('name')}" for case in good}
 
 
 def measure(source: Path, tests: Sequence[str], package: str, python: str, seconds: int) -> dict[str, object]:
@@ -66,7 +46,6 @@ def measure(source: Path, tests: Sequence[str], package: str, python: str, secon
         return {
             "package": package,
             "said": done.stderr.strip().splitlines()[-1] if done.stderr else "",
-            "files of tests": len(files(folder, tests)),
             "passed before": len(before),
             "of these pass after": len(before & after),
             "lost": sorted(before - after),
@@ -79,7 +58,7 @@ def main() -> None:
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--package", required=True, help="the folder within SOURCE that is fixed")
     parser.add_argument("--python", default=sys.executable, help="one with the package's dependencies")
-    parser.add_argument("--seconds", type=int, default=60, help="for one test; four times as long for a file")
+    parser.add_argument("--seconds", type=int, default=60, help="for one test")
     given = parser.parse_args()
     print(
         json.dumps(measure(given.source, given.tests, given.package, given.python, given.seconds)), flush=True

@@ -54,6 +54,24 @@ ODD = {
 }
 
 
+INSIDE = {
+    "backslash": ["y = x + \\", "   1", "assert y, \\", "'no'"],
+    "string over lines": ["y = '''a", "  b", "c'''", 'z = """\\', "d", '"""'],
+    "brackets with margins of their own": ["y = [", "1,  # one", "      2]"],
+    "decorators": ["@wraps(x)", "# why", "def inner():  # type: () -> None", "    pass"],
+    "type comments": ["y = []  # type: list[int]", "for z in y:  # type: int", "    pass"],
+    "form feed": ["\x0c", "y = 1"],
+    "tabs between": ["y\t=\t(1,\t2)\t# \t"],
+    "pep 695": ["def inner[T](a: T) -> T:", "    return a", "type Y[T] = list[T]"],
+    "pep 701": ['y = f"{"x" + f"{1}"}"', 'z = f"""{', "  1  # one", '}"""'],
+    "match": ["match x:", "    case [1, *_]:", "        pass"],
+    "comments at other margins": ["# here", "y = 1"],
+    "space at the end": ["y = 1   ", "   ", "z = 2\t"],
+    "wide": ["y = '\U0001f600\u00e9'  # \u8868"],
+}
+"""What may stand between the acquire of a lease and its last use."""
+
+
 def real_files() -> list[Path]:
     folders = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
     files = sorted(
@@ -110,6 +128,54 @@ def test_only_the_statements_concerned_change(tmp_path: Path) -> None:
         else:
             assert name not in ODD, name
     assert changed > 60
+
+
+@pytest.mark.parametrize(
+    ("unit", "newline"),
+    [("    ", "\n"), ("\t", "\r\n"), ("  ", "\r")],
+    ids=["four lf", "tab crlf", "two cr"],
+)
+@pytest.mark.parametrize("kind", INSIDE)
+def test_what_stands_within_a_lease_is_moved_and_nothing_else(
+    kind: str, newline: str, unit: str, tmp_path: Path
+) -> None:
+    """Every line of the old file is there, in its order, some one step further to the right."""
+    body = ["lease = pool.allocate(x)", *INSIDE[kind], "lease.use(x)"]
+    margins = [
+        unit if text.strip() and not is_in_string(body, index) else "" for index, text in enumerate(body)
+    ]
+    lines = [
+        "def before(): pass",
+        "def planted(pool, x):",
+        *(margin + text.replace("    ", unit) for margin, text in zip(margins, body, strict=True)),
+        unit + "return 1",
+        "after = 1 \\",
+        " + 2",
+        "",
+    ]
+    data = b"\xef\xbb\xbf" + newline.join(lines).encode()
+    file = tmp_path / "odd.py"
+    file.write_bytes(data)
+    (document,) = fixed(file).values()
+    old, new = split(data.decode()), split(document.data.decode())
+    added = [
+        unit + "try:" + newline,
+        unit + "finally:" + newline,
+        unit * 2 + "pool.deallocate(lease)" + newline,
+    ]
+    for line in added:
+        assert new.count(line) == 1
+        new.remove(line)
+    assert len(new) == len(old)
+    assert all(after in (before, unit + before) for before, after in zip(old, new, strict=True))
+    assert new[:3] == old[:3]
+    assert new[-3:] == old[-3:]
+
+
+def is_in_string(lines: list[str], index: int) -> bool:
+    """Whether a line begins within a string of triple quotes."""
+    before = "\n".join(lines[:index])
+    return before.count("'''") % 2 == 1 or before.count('"""') % 2 == 1
 
 
 @pytest.mark.parametrize("file", real_files()[:25], ids=lambda file: file.name)
