@@ -73,6 +73,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a console that cannot show a character shows its escape
             stream.reconfigure(errors="backslashreplace")
+    if "_POOLAUDIT_COMPLETE" in os.environ:
+        importlib.import_module("auditor.cli.fish_completion")
     try:
         status = poolaudit(prog_name="poolaudit", standalone_mode=False)
         sys.stdout.flush()

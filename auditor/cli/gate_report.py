@@ -164,7 +164,7 @@ def _parts(verdict: Verdict) -> list[tuple[str, bool, str]]:
     seconds = sum(run.seconds for run in verdict.tests)
     told = f"{tests} tests of {len(verdict.tests)} targets on {verdict.device} in {seconds:.1f} s"
     told += f", {len(verdict.failed)} failed" if verdict.failed else ""
-    have = sum(plan.target.kind != "function" for plan in planned.plans)
+    have = sum(plan.target.kind in ("module", "autograd") for plan in planned.plans)
     plans = f"{have} of {have + len(planned.short)} modules and autograd functions have one"
     plans += "; recipes give the others one (docs/leaktests.md)" if planned.short else ""
     fixes = f"{len(verdict.fixes)} safe to apply: poolaudit fix" if verdict.fixes else "none outstanding"

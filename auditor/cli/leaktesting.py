@@ -20,7 +20,12 @@ from auditor.settings_file import Effective, effective
 from auditor.source.discover import discover
 
 PLANNED, SHORT, FAILED = 0, 1, 2
-_KINDS = {"module": "modules", "autograd": "autograd functions", "function": "functions of tensors"}
+_KINDS = {
+    "module": "modules",
+    "autograd": "autograd functions",
+    "function": "functions of tensors",
+    "code": "other places with findings",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ def _tell(generated: Generated, failures: tuple[Failure, ...], options: LeakTest
         for plan in planned.plans:
             click.echo(f"{plan.target.path}:{plan.target.line}: {plan.target.name}: {_described(plan)}")
     for entry in planned.unplanned:
-        if entry.target.kind != "function" or options.verbose:
+        if entry.target.kind in ("module", "autograd") or options.verbose:
             _tell_unplanned(entry, verbose=options.verbose)
     for file in written.kept:
         click.echo(f"{file}: changed by hand, so it was left as it is; delete it to have it written anew")

@@ -39,6 +39,13 @@ Alias = tuple[Path, bool]
 """A place, and whether it holds a view instead of the object itself."""
 
 MOST_ALIASES = 16
+MEMORY = frozenset({".buf", ".buffer", ".tensor", ".raw_data", ".array"})
+"""Fields of objects that stand for their memory."""
+OVER_A_BUFFER = frozenset(
+    {"numpy.frombuffer", "torch.frombuffer", "numpy.ndarray", "numpy.asarray", "memoryview"}
+)
+LENT_BY_METHOD = frozenset({"get_tensor", "getbuffer", "get_buffer", "as_tensor"})
+"""Methods whose result lives in the memory of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,16 @@ def inside(named: frozenset[Alias], operand: Path, value: Value) -> Alias | None
         if len(operand) <= len(path):
             if ANY_ITEM not in operand and "[:]" not in operand:
                 return path[len(operand) :], view
-        elif value is Value.TENSOR and is_piece(operand[len(path) :]):
+        elif _is_view(operand[len(path) :], value, view):
             return (), True
     return None
+
+
+def _is_view(rest: Path, value: Value, view: bool) -> bool:
+    """Whether what stands behind the object's place means its memory."""
+    if value is Value.TENSOR or view:
+        return is_piece(rest)
+    return value is Value.OBJECT and rest[0] in MEMORY
 
 
 def is_piece(rest: Path) -> bool:
@@ -191,7 +205,10 @@ class Aliases:
             found = inside(named.aliases, operand, self.value)
             if found is None:
                 continue
-            treatment = self.treatment(call, position, found[0])
+            if self._looks_into(call, position, found):
+                after = self.added(after, call.target, True)
+                continue
+            treatment = self.treatment(call, position, found[0], found[1])
             if treatment.fate is not Fate.BORROW:
                 continue
             if treatment.result is not None and not treatment.maybe:
@@ -208,8 +225,18 @@ class Aliases:
                 after = self.bound(after, (*operand, *found[0]), [])
         return after
 
-    def treatment(self, call: Call, position: Position, rest: Path) -> Treatment:
-        return self.effects.treatment(call, position, rest, self.value, self.protocol)
+    def _looks_into(self, call: Call, position: Position, found: Alias) -> bool:
+        """`np.frombuffer(mapped)`: an array over the memory of an object."""
+        if self.value is not Value.OBJECT or found[0]:
+            return False
+        if position == -1:
+            return call.method in LENT_BY_METHOD and not found[1]
+        return position in (0, "buffer") and (self.effects.dotted(call) or call.method) in OVER_A_BUFFER
+
+    def treatment(self, call: Call, position: Position, rest: Path, view: bool = False) -> Treatment:
+        """A view of an object's memory is a tensor or an array, whatever the object is."""
+        value = Value.TENSOR if view and not rest else self.value
+        return self.effects.treatment(call, position, rest, value, self.protocol)
 
 
 def _an_item(path: Path, container: Path) -> bool:

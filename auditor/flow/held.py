@@ -39,7 +39,8 @@ class Endings:
     released: dict[int, Held] = field(default_factory=dict)
     returned: dict[int, Path] = field(default_factory=dict)
     stored: dict[int, Path] = field(default_factory=dict)
-    beside: set[Path] = field(default_factory=set)  # wherever else it lies then, the result included
+    beside: set[tuple[int, Path]] = field(default_factory=set)  # where else it lies then, the result included
+    written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
 

@@ -134,6 +134,7 @@ class Holding:
             self.endings.unknown.add(node)
             return None
         if target[0] in self.parameters or target[0][0] == "@":
+            self.endings.written.add(node)
             return replace(
                 held, places=held.places | sure, kept=True
             )  # the same function may still give it back

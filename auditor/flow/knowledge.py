@@ -78,6 +78,8 @@ def _keys(fact: Fact) -> tuple[str, ...]:
 
 def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
     """A list that is filled is not empty; one that something is taken from may be."""
+    for written in graph.rewrites.get(id(call), ()):
+        known = forget(graph, ("", written), known)
     if call.receiver is None or len(call.receiver) != 1:
         return known
     name = call.receiver[0]

@@ -184,8 +184,6 @@ class Lifetime:
                 return self._handed_on(source, life)
             case Store(target=target, source=source):
                 return self._stored(op, target, source, life)
-        if self.value is not Value.TENSOR:
-            return None
         match op:
             case Fresh(at=ast.BinOp() | ast.UnaryOp(), uses=uses) if any(self._whole(p, life) for p in uses):
                 return Fault.USED
@@ -198,14 +196,17 @@ class Lifetime:
         return None
 
     def _whole(self, operand: Path, life: Life) -> bool:
-        """Whether the operand is the lease or a view of it, not a container."""
+        """Whether the operand is memory: a tensor's lease, or a view of one; not a container."""
         found = inside(life.aliases, operand, self.value)
-        return found is not None and found[0] == ()
+        return found is not None and found[0] == () and (self.value is Value.TENSOR or found[1])
 
     def _used_by(self, call: Call, life: Life) -> Iterator[Position]:
         for position, operand in operands(call):
             found = inside(life.aliases, operand, self.value)
-            if found is not None and self.uses.uses(call, position, found[0], self.value, self.protocol):
+            if found is None:
+                continue
+            value = Value.TENSOR if found[1] else self.value
+            if self.uses.uses(call, position, found[0], value, self.protocol):
                 yield position
 
     def _kept_by(self, call: Call, life: Life) -> bool:
@@ -221,12 +222,12 @@ class Lifetime:
 
     def _handed_on(self, source: Path, life: Life) -> Fault | None:
         found = inside(life.aliases, source, self.value)
-        if found is None or self.value is not Value.TENSOR:
+        if found is None or not (self.value is Value.TENSOR or found[1]):
             return None
         return Fault.ESCAPED if found[1] else Fault.USED
 
     def _stored(self, op: Store, target: Path, source: Path, life: Life) -> Fault | None:
-        if self.value is not Value.TENSOR:
+        if self.value is Value.INDEX:
             return None
         written = target[:-1]
         if target[-1].startswith("[") and written and self._whole(written, life):
@@ -235,7 +236,7 @@ class Lifetime:
         if found is None:
             return None
         if op.sliced:
-            return Fault.USED if found[0] == () else None
+            return Fault.USED if self._whole(source, life) else None
         outside = escaped(target, self.parameters, self.graph.fresh_roots)
         return Fault.ESCAPED if outside and found[1] else None
 
@@ -245,7 +246,7 @@ class Lifetime:
         if op.way is Way.RAISE:
             return
         self.left.append(life)
-        if life.released < 0 or self.value is not Value.TENSOR:
+        if life.released < 0 or self.value is Value.INDEX:
             return
         fault = self._handed_on(RESULT, life) if op.way is Way.RETURN else None
         if fault is None and any(

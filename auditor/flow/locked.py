@@ -1,7 +1,7 @@
 """A lock, or another thing that is held rather than handed out, within one function: how often it is held.
 
-A function may be entered with the lock held. So it is followed from both, and a release without an acquire counts
-only where a held lock at the entry would have been acquired a second time."""
+A function may be entered with the lock held. So it is followed from both, and a release without an acquire
+counts only where a lock held at the entry would have been acquired a second time."""
 
 import ast
 from collections.abc import Callable
@@ -93,7 +93,9 @@ class Locked:
         if node in self.releases:
             return self._released(node, op, hold, edge)
         if node in self.acquires:
-            return () if node in self.awaited.values() and edge in RAISING else self._asked(node, op, hold, edge)
+            return (
+                () if node in self.awaited.values() and edge in RAISING else self._asked(node, op, hold, edge)
+            )
         if edge in RAISING:
             return () if isinstance(op, Call) and op.method in QUIET else (hold,)
         match op:

@@ -263,17 +263,19 @@ class Ownership(Passing):
         elif outside:
             if op.way is not Way.RAISE:
                 endings.stored.setdefault(node, kept or (elsewhere or outside)[0])
-                endings.beside.update(fields, (place for place in held.places if place[0] == RESULT[0]))
+                others = [place for place in held.places if place[0] == RESULT[0] or place[0][0] == "@"]
+                endings.beside.update((node, place) for place in (*fields, *others))
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)
 
     def _returned(self, node: int, held: Held) -> bool:
         """A lease that also lies in a table is the table's to count and the caller's to release."""
-        for place in sorted(held.places):
-            if place[0] == RESULT[0]:
-                self.endings.returned.setdefault(node, place[1:])
-                return True
+        results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
+        if results:
+            siblings = len(results) > 1 and len({place[:-1] for place in results}) == 1
+            self.endings.returned.setdefault(node, results[0][:-1] if siblings else results[0])
+            return True  # `return reader, writer`: the pair is the lease
         if any(place[0] == RESULT[0] for place in held.maybe):
             self.endings.unknown.add(node)
             return True

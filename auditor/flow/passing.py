@@ -25,19 +25,21 @@ class Passing(Holding):
             held = replace(held, stale=True)
         if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
             held = replace(held, noted=held.noted | {call.receiver})
-        elif edge not in RAISING:
-            held = self._counted(call, held)
+        else:
+            held = self._counted(call, held, edge)
         fresh = self._rebind(
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
 
-    def _counted(self, call: Call, held: Held) -> Held:
-        """A further count on the same object: whoever keeps it then keeps his own, not this one."""
-        if self.acquisition.keyed:
+    def _counted(self, call: Call, held: Held, edge: Edge) -> Held:
+        """A further count on the same object, a lock taken again: who ends that ends his own, not this."""
+        if self.acquisition.keyed or (edge in RAISING and call.receiver not in held.places):
             return held
         other = self.effects.acquisition(call)
-        if other is None or not other.counts or held.places.isdisjoint(other.places):
+        if other is None or held.places.isdisjoint(other.places):
+            return held
+        if not (other.keyed or (other.counts and edge not in RAISING)):
             return held
         kept = {
             place for place in held.places if self._outlives(place) and place not in self.acquisition.places

@@ -2,7 +2,7 @@
 
 import ast
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -34,6 +34,10 @@ class Station:
     uses: bool = False
 
 
+Point = tuple[int, State]
+Onward = dict[tuple[int, State], tuple[tuple[int, State], Edge] | None]
+
+
 def shortest_path(graph: Graph, solution: Solution[State], node: int, held: State) -> list[Station]:
     """Stations from the first node after the acquire to `node`, which is left out; without exceptions if
     there is such a way."""
@@ -42,8 +46,20 @@ def shortest_path(graph: Graph, solution: Solution[State], node: int, held: Stat
         origin, onward = _search(solution, end, avoided)
         if origin is not None:
             break
+    return _stations(graph, origin or end, onward)
+
+
+def path_by_its_own_failure(
+    graph: Graph, solution: Solution[State], node: int, held: State
+) -> list[Station] | None:
+    """The shortest path on which nothing raises but what is done with the lease; None if there is none."""
+    origin, onward = _search(solution, (node, held), frozenset(), lambda at: any(_given(graph, *at)))
+    return _stations(graph, origin, onward) if origin is not None else None
+
+
+def _stations(graph: Graph, origin: Point[State], onward: Onward[State]) -> list[Station]:
     stations = []
-    at = origin or end
+    at = origin
     step = onward[at]
     while step is not None:
         stations.append(Station(at[0], step[1], *_given(graph, at[0], at[1])))
@@ -51,12 +67,11 @@ def shortest_path(graph: Graph, solution: Solution[State], node: int, held: Stat
     return stations
 
 
-Point = tuple[int, State]
-Onward = dict[tuple[int, State], tuple[tuple[int, State], Edge] | None]
-
-
 def _search(
-    solution: Solution[State], end: Point[State], avoided: frozenset[Edge]
+    solution: Solution[State],
+    end: Point[State],
+    avoided: frozenset[Edge],
+    may_raise: Callable[[Point[State]], bool] | None = None,
 ) -> tuple[Point[State] | None, Onward[State]]:
     """Backwards from `end` to where the lease began; each point with the step that leads on from it."""
     onward: Onward[State] = {end: None}
@@ -68,6 +83,8 @@ def _search(
             return here, onward
         for earlier, state, edge in before:
             key = (earlier, state)
+            if edge in RAISING and may_raise is not None and not may_raise(key):
+                continue
             if edge not in avoided and key not in onward:
                 onward[key] = (here, edge)
                 queue.append(key)

@@ -14,13 +14,15 @@ class TooLarge(Exception):
 
 @dataclass(slots=True)
 class Graph:
-    """Node 0 is the entry. `fresh_roots` are locals that only ever hold objects made in this function."""
+    """Node 0 is the entry. `fresh_roots` are locals that only ever hold objects made in this function;
+    `rewrites` are fields that a call (by id of its operation) writes, as far as that was found out."""
 
     ops: list[Op] = field(default_factory=list)
     successors: list[list[tuple[int, Edge]]] = field(default_factory=list)
     parameters: tuple[str, ...] = ()
     condition_names: dict[str, frozenset[str]] = field(default_factory=dict)
     fresh_roots: frozenset[str] = frozenset()
+    rewrites: dict[int, frozenset[str]] = field(default_factory=dict)
     _ranks: list[int] = field(default_factory=list)
 
     def add(self, op: Op) -> int:

@@ -56,7 +56,6 @@ def _within(order: Order, found: Found) -> Found:
 def generate(order: Order, shop: Workshop) -> Generated:
     """Plan everything in `order.files` and write a test file for each plan."""
     found = _within(order, find_targets([*order.files, *order.around]))
-    keys = {target.key for target in found.targets}
     probe = Probe(
         order.device, order.seconds, order.recipes, aims(order.findings, order.files), order.progress
     )
@@ -66,6 +65,7 @@ def generate(order: Order, shop: Workshop) -> Generated:
         write_generated(order.folder / file_name(plan), render(plan, order.folder.resolve()), written)
     if planned.plans:
         _write_support(order.folder, written)
+    keys = {plan.target.key for plan in planned.plans} | {entry.target.key for entry in planned.unplanned}
     unknown = sorted(set(order.recipes) - keys)
     return Generated(planned, written, found.failures, unknown)
 
@@ -89,6 +89,7 @@ def aims(findings: Iterable[Finding], files: Iterable[SourceFile]) -> tuple[Aim,
                 tuple(lines),
                 where,
                 finding.message,
+                finding.symbol,
                 finding.code in _BY_EXCEPTION,
             )
         )

@@ -15,7 +15,7 @@ class Target(msgspec.Struct, frozen=True, order=True):
     line: int
     module: str
     name: str
-    kind: str  # module | function | autograd
+    kind: str  # module | function | autograd | code: a function or `Class.method` that a finding is in
     root: str
     doc: str = ""
 
@@ -49,7 +49,10 @@ class Variation(msgspec.Struct, frozen=True):
     feed: tuple[Argument, ...]
     shape: Shape
     scenario: str = "train"
-    by_exception: bool = False
+    faults: str = ""  # where they are injected: operations or acquires
+    pools: tuple[str, ...] = ()  # names of the classes whose leases are counted
+    imports: tuple[str, ...] = ()  # what brings those names
+    shown: bool = False  # whether it left a lease through the finding's line when it was tried
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -67,6 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
     imports: tuple[str, ...] = ()
     switch: tuple[Argument, ...] = ()  # what turns its pool on
     pooled: bool = False  # whether a pool then serves it
+    pool_scenarios: tuple[str, ...] = ()  # those that run with the pool on
     method: str = ""  # called instead of the object itself
     origin: str = "signature"  # or recipe
     aimed: tuple[Variation, ...] = ()
@@ -111,6 +115,7 @@ class Aim(msgspec.Struct, frozen=True):
     lines: tuple[int, ...]
     where: str
     message: str
+    symbol: str = ""
     by_exception: bool = False
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from auditor.leaktests.aims import best_aimed, code_targets
 from auditor.leaktests.jobs import Job
 from auditor.leaktests.plan import Aim, Answer, Plan, Recipe, Request, Target, Unplanned
 from auditor.leaktests.targets import Found
@@ -33,7 +34,7 @@ class Planned:
     @property
     def short(self) -> list[Unplanned]:
         """Modules and autograd functions that should have a plan and have none."""
-        return [u for u in self.unplanned if not u.abstract and u.target.kind != "function"]
+        return [u for u in self.unplanned if not u.abstract and u.target.kind in ("module", "autograd")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ def plan_all(found: Found, probe: Probe, shop: Workshop) -> Planned:
         planned.unplanned = [_clearer(before.get(u.target.key), u) for u in planned.unplanned]
         if len(planned.plans) == known:
             break
+    deeper = [t for t in code_targets(planned.plans, probe.aims) if not _skipped(t, probe, planned)]
+    _round(deeper, found, probe, planned, shop, "reaching findings")
+    planned.plans = best_aimed(planned.plans)
+    have = {plan.target.key for plan in planned.plans}
+    planned.unplanned = [entry for entry in planned.unplanned if entry.target.key not in have]
     planned.plans.sort(key=lambda plan: plan.target)
     planned.unplanned.sort(key=lambda entry: entry.target)
     return planned

@@ -18,7 +18,7 @@ WIDTH = 100
 def file_name(plan: Plan) -> str:
     """`test_leaks_longdoc_dilated_DilatedAttention.py`: unique in its folder, as pytest wants it."""
     module = plan.target.module.replace(".", "_")
-    return f"test_leaks_{module}_{plan.target.name}.py"
+    return f"test_leaks_{module}_{plan.target.name.replace('.', '_')}.py"
 
 
 def render(plan: Plan, folder: Path) -> str:
@@ -45,8 +45,10 @@ def _template() -> Any:
 
 def _facts(plan: Plan, folder: Path) -> dict[str, Any]:
     target = plan.target
-    is_module = target.kind == "module"
-    first = "train" if "train" in plan.scenarios else plan.scenarios[0]
+    owner, _, _ = target.name.partition(".")
+    is_built = target.kind == "module" or bool(plan.method)
+    on = ".to(device)" if target.kind == "module" else ""
+    first = _first(plan.scenarios)
     method = f".{plan.method}" if plan.method else ""
     return {
         "plan": plan,
@@ -56,18 +58,27 @@ def _facts(plan: Plan, folder: Path) -> dict[str, Any]:
         "imports": _imports(plan),
         "shapes": repr(list(plan.shapes)),
         "scenarios": _wrapped_list(plan.scenarios),
-        "is_module": is_module,
-        "callee": f"{target.name}.apply" if target.kind == "autograd" else target.name,
-        "construction": _call(target.name, plan.build, 8, "**options"),
-        "to_device": f".to(device){method}",
+        "is_built": is_built,
+        "only_aimed": target.kind == "code",
+        "callee": f"{owner}.apply" if target.kind == "autograd" else owner,
+        "construction": _call(owner, plan.build, 8, "**options"),
+        "to_device": f"{on}{method}",
         "arguments": _arguments(plan.feed, 4),
         "switch": ", ".join(argument.text for argument in plan.switch),
         "first": first,
         "cheapest": "no_grad" if "no_grad" in plan.scenarios else first,  # the pass is quadratic
         "faults": 0 < plan.operations <= MOST_FAULTS,
-        "pool_scenarios": None,
+        "pool_scenarios": None
+        if plan.pool_scenarios == plan.scenarios
+        else _wrapped_list(plan.pool_scenarios),
+        "first_pooled": _first(plan.pool_scenarios or plan.scenarios),
+        "pool_gradients": "train" in plan.pool_scenarios,
         "aims": [_aim(plan, variation) for variation in plan.aimed],
     }
+
+
+def _first(scenarios: Sequence[str]) -> str:
+    return "train" if "train" in scenarios else scenarios[0]
 
 
 def _aim(plan: Plan, variation: Variation) -> dict[str, Any]:
@@ -75,11 +86,13 @@ def _aim(plan: Plan, variation: Variation) -> dict[str, Any]:
         "function": aim_name(variation),
         "title": f"{variation.code} {variation.where}",
         "message": _docstring(variation.message),
-        "construction": _call(plan.target.name, variation.build, 12),
+        "construction": _call(plan.target.name.partition(".")[0], variation.build, 12),
         "arguments": _arguments(variation.feed, 8),
         "shape": repr(variation.shape),
         "scenario": variation.scenario,
-        "by_exception": variation.by_exception,
+        "faults": variation.faults,
+        "pools": ", ".join(variation.pools),
+        "line": variation.where,
     }
 
 
@@ -109,8 +122,9 @@ def _paths(root: str, folder: Path) -> list[str]:
 
 
 def _imports(plan: Plan) -> list[str]:
-    own = f"from {plan.target.module} import {plan.target.name}"
-    lines = sorted({f"{line}  # noqa: E402" for line in (*plan.imports, own)})
+    own = f"from {plan.target.module} import {plan.target.name.partition('.')[0]}"
+    aimed = [line for variation in plan.aimed for line in variation.imports]
+    lines = sorted({f"{line}  # noqa: E402" for line in (*plan.imports, *aimed, own)})
     return ["from leak_support import *", *lines]
 
 

@@ -12,6 +12,7 @@ NAMES = (
     "make_step",
     "plant",
     "pools_of",
+    "set_seed",
 )
 
 

@@ -13,6 +13,9 @@ from auditor.leaktests.jobs import Job
 
 TORCH_MISSING = "torch is not installed: pip install 'poolaudit[torch]' (or torch for your CUDA version)"
 
+_NO_SPARE_CHUNKS = "glibc.malloc.tcache_count=0"
+"""Freed chunks that malloc keeps ready hide which call a leak of C's heap is in."""
+
 
 class WorkshopError(Exception):
     """Nothing can be run here; the message says what to install or what went wrong."""
@@ -86,4 +89,5 @@ def _environment() -> dict[str, str]:
     """Ours, with our own folder to import from: a checkout may not be installed."""
     here = os.fspath(Path(__file__).parent.parent.parent)
     paths = [here, os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    tunables = {"GLIBC_TUNABLES": _NO_SPARE_CHUNKS, **os.environ}
+    return {**tunables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -106,9 +106,26 @@ def parameter_for(function: Function, position: Position, bound: bool) -> str | 
 
 def is_bound(function: Function, call: ast.Call) -> bool:
     """Whether the call passes the receiver as first parameter without writing it."""
+    if _through_its_class(function, call):
+        return False
     if function.name == "__init__":
         return True
     return function.is_method and not function.is_static and isinstance(call.func, (ast.Attribute, ast.Name))
+
+
+def _through_its_class(function: Function, call: ast.Call) -> bool:
+    """`Base.__init__(self, pool)`: the object is written as the first argument."""
+    if (
+        not isinstance(call.func, ast.Attribute)
+        or function.cls is None
+        or "classmethod" in function.decorators
+    ):
+        return False
+    owner = call.func.value
+    named = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+    first = call.args[0] if call.args else None
+    hands_itself = isinstance(first, ast.Name) and first.id in ("self", "this")
+    return named == function.cls.name or (hands_itself and named[:1].isupper())
 
 
 def constants_passed(function: Function, call: ast.Call, bound: bool) -> frozenset[tuple[str, object]]:

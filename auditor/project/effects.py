@@ -15,6 +15,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
+from auditor.project.bindings import own_name
 from auditor.project.calls import constants_passed, is_bound, parameter_for
 from auditor.project.modules import Class, Function
 from auditor.project.outside import OutsideEffects
@@ -79,7 +80,16 @@ class FunctionEffects(OutsideEffects):
             return self._constructed(call, constructed, targets, position, rest, value, protocol)
         if targets:
             return self._summarised(call, targets, position, rest, value, protocol)
-        return self.outside(call, dotted, position, rest, value)
+        treatment = self.outside(call, dotted, position, rest, value)
+        if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
+            return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
+        return treatment
+
+    def _itself(self, call: Call, position: Position) -> bool:
+        own = own_name(self.function)
+        return own is not None and any(
+            path == (own,) for given, path in operands(call) if given == position and position != -1
+        )
 
     def _process_wide(self, call: Call, value: Value, protocol: str) -> Treatment:
         """What the process holds is ended by a call that the protocol lists, here or in a callee."""

@@ -5,6 +5,7 @@ the field through objects of unknown type, so there the attribute's name decides
 something so named counts: a missed leak is better than a false one."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.elsewhere import Elsewhere, looks_releasing
 from auditor.project.forgetting import CLEANUP, INITIAL, escaped_by_name, forgets, given_away
-from auditor.project.leases import BEGINNING, Outcome
+from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
 from auditor.project.project import Project
 from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
@@ -30,6 +31,9 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
                    "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
+
+LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
+"""Methods whose callers are told by the name that they get something to give back."""
 
 EXITS = frozenset({"__exit__", "__aexit__"})
 ENTERS = frozenset({"__enter__", "__aenter__"})
@@ -84,8 +88,10 @@ class Fields:
         first = self._describe(outcome, node, path)
         if first.released_by or first.escapes or len(path) != 2:
             return first
-        if outcome.beside & {RESULT} and BEGINNING.match(outcome.function.name):
+        if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
             return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
+        if any(other[0].startswith("@") for other in outcome.beside):
+            return replace(first, escapes=True)  # a list of the module has it as well
         for other in sorted(outcome.beside - {path}):
             if len(other) == 2 and _own_field(outcome.function, other):
                 described = self._describe(outcome, node, other)

@@ -4,18 +4,19 @@ import ast
 import re
 from dataclasses import dataclass, field, replace
 
-from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
-from auditor.flow.lease import Leak, Lease
+from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Call, Move, Path, is_temporary
+from auditor.ir.ops import RAISING, Call, Leave, Move, Path, is_temporary
 from auditor.model import Span
 from auditor.project.effects import FunctionEffects
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
+from auditor.project.rewriting import note_rewritten_flags
 from auditor.project.sites import loops_around, site_nodes
 from auditor.protocols.vocabulary import LEASE_METHODS
 
@@ -27,6 +28,8 @@ BEGINNING = re.compile(
 STARTING = frozenset(
     {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
 )
+
+AFTERWARDS = frozenset({Loss.RETURN, Loss.FALL_THROUGH})
 
 AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complete", "as_completed"})
 """Functions that run the coroutines they are given and hand on what these return."""
@@ -60,6 +63,7 @@ class Follower:
         self.in_test = TEST_FILE.search(function.module.path) is not None
         self.losses = Losses(function, effects, exceptions)
         self._known: dict[int, Knowledge] | None = None
+        note_rewritten_flags(function, effects.recogniser.calls)
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -108,6 +112,8 @@ class Follower:
         elsewhere = elsewhere or self._still_to_run(op)
         if elsewhere:
             leaks = ()
+        elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
+            leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         lease = self._lease(op, acquisition, leaks)
         lease = replace(
             lease,
@@ -121,7 +127,7 @@ class Follower:
             outcome.flags = self._flags(endings)
             outcome.returned = sorted(set(endings.returned.values()))[0]
         outcome.stored = sorted(endings.stored.items())
-        outcome.beside = frozenset(endings.beside)
+        outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
 
@@ -197,6 +203,22 @@ class Follower:
             and ast.dump(node.value) == key
             for node in ast.walk(outermost.node)
         )
+
+    def _dealt_out(self, site: int, endings: Endings) -> list[int]:
+        """Lines on which a loop gives each number to whom it finds: that there were as many takers as numbers
+        is not for us to prove."""
+        around = loops_around(self.function, self.graph.ops[site].at)
+        given = (
+            self.graph.ops[node]
+            for node in endings.written.union(endings.stored, endings.taken, endings.unknown)
+        )
+        return [
+            op.at.lineno
+            for op in given
+            if isinstance(op.at, (ast.expr, ast.stmt))
+            and not isinstance(op, Leave)
+            and loops_around(self.function, op.at) - around
+        ]
 
     def _still_to_run(self, op: Call) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""

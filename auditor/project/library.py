@@ -11,15 +11,15 @@ BORROWING = frozenset(
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
      "critical", "log", "int", "float", "abs",
      "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
-     "memcpy", "memoryview", "synchronize"}
+     "memcpy", "memoryview", "synchronize", "readinto", "readinto1", "recv_into", "sendall"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
                           "deque", "filter", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
 RENAMING = frozenset({"replace", "rename", "renames", "move"})
-SAME_PATH = frozenset({"realpath", "abspath", "normpath", "expanduser", "fspath", "normcase", "fsdecode", "fsencode",
-                       "Path", "PurePath", "PosixPath"})  # fmt: skip
+SAME_PATH = frozenset({"realpath", "abspath", "normpath", "expanduser", "fspath", "normcase", "fsdecode",
+                       "fsencode", "Path", "PurePath", "PosixPath"})  # fmt: skip
 """Functions whose result names the same file or directory."""
 
 PAIRING = frozenset({"zip", "enumerate", "zip_longest"})
@@ -72,7 +72,7 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
 
 
 def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:
-    """What os, shutil and pathlib do to a path; a renamed directory belongs to whoever looks under the new name."""
+    """What os, shutil and pathlib do to a path; what is renamed belongs to whoever knows the new name."""
     module, _, name = dotted.rpartition(".")
     if position != 0 or module not in ("os", "os.path", "posixpath", "shutil", "pathlib"):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
-from auditor.flow.trace import Station, shortest_path, span_of, tell
+from auditor.flow.trace import Station, path_by_its_own_failure, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, is_temporary
 from auditor.model import Span, Step
@@ -41,11 +41,10 @@ class Losses:
         """Each kind of loss at each place once, with the path that leads there; the shortest path first."""
         seen: set[tuple[Loss, Span]] = set()
         ways = [
-            (shortest_path(self.graph, followed.solution, node, held), loss, node, held)
+            (*self._likeliest(loss, followed, node, held, site), node, held)
             for loss, node, held in followed.endings.lost
         ]
-        for path, loss, node, held in sorted(ways, key=lambda way: len(way[0])):
-            kind = self._kind(loss, path, site)
+        for path, kind, node, held in sorted(ways, key=lambda way: len(way[0])):
             at = self._where(node, path)
             if (
                 self._asserted_away(path, site)
@@ -55,6 +54,18 @@ class Losses:
                 continue
             seen.add((kind, at))
             yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
+
+    def _likeliest(
+        self, loss: Loss, followed: Followed, node: int, held: Held, site: int
+    ) -> tuple[list[Station], Loss]:
+        """The shortest path; another if that blames a call which was not given the lease, and it does not."""
+        path = shortest_path(self.graph, followed.solution, node, held)
+        kind = self._kind(loss, path, site)
+        if kind in UNWRITTEN and kind is not loss and loss not in IN_PASSING | {Loss.RAISE, Loss.DISCARDED}:
+            other = path_by_its_own_failure(self.graph, followed.solution, node, held)
+            if other is not None and self._kind(loss, other, site) is loss:
+                return other, loss
+        return path, kind
 
     def _kind(self, loss: Loss, path: list[Station], site: int) -> Loss:
         """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""

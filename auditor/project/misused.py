@@ -26,6 +26,7 @@ from auditor.project.recognise import Recogniser
 from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors
+from auditor.project.twice_by_calls import Keeping, TwiceByCalls
 from auditor.project.twice_by_methods import TwiceByMethods
 from auditor.project.uses import Endings
 
@@ -74,9 +75,14 @@ class Misused:
             *foreign.misuses(releasing),
             *by_methods.misuses(releasing),
             *locks.misuses(releasing),
+            *self._by_calls(by_methods.keeping),
         ):
             self.found.setdefault((misuse.fault, misuse.span), misuse)
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
+
+    def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
+        by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling)
+        yield from by_calls.misuses(keeping(), self.known)
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""

@@ -55,6 +55,8 @@ class OutsideEffects:
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
+        if call.method in COPYING and call.receiver is not None and value is Value.OBJECT:
+            return BORROWED  # `output.copy(region)` reads the region
         if call.method == "run_in_executor" and position == 0:
             return BORROWED  # it runs the work, it is not the work
         if call.method in STORING or KEEPING.match(call.method):
@@ -74,6 +76,8 @@ class OutsideEffects:
             return _carried(call.method, table)
         if value is Value.TENSOR:
             return table if table is not None else PERHAPS_SAME
+        if call.method in CONTENT and not (call.args or call.kwargs):
+            return SAME
         return SAME if table == SAME or call.method in ITSELF else BORROWED
 
     def _unknown_function(
@@ -124,6 +128,11 @@ class OutsideEffects:
 
 ITSELF = frozenset({"copy", "__enter__", "__iter__", "resolve", "absolute"})
 """Methods of an object that return it, or another name of the same path."""
+
+COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
+
+CONTENT = frozenset({"get", "unwrap"})
+"""Methods that take out of an outcome what it stands for: `status.get()`."""
 
 ARRAYS = frozenset({"tensor", "as_tensor", "asarray", "array", "LongTensor", "IntTensor"})
 CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",

@@ -76,6 +76,24 @@ def _tolerates(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return False
 
 
+def only_sets_fields(function: Function) -> bool:
+    """`out.data = empty`: doing so twice is doing it once."""
+    if isinstance(function.node, (ast.Module, ast.Lambda)):
+        return False
+    given = set(function.parameters)
+    sets = False
+    for each in ast.walk(function.node):
+        match each:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))]) if name in given:
+                sets = True
+            case ast.AugAssign() | ast.Delete():
+                return False
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if name in given:
+                if attr not in ("values", "items", "keys"):
+                    return False
+    return sets
+
+
 def _counts(target: ast.expr) -> bool:
     """`block.ref_cnt -= 1`: several may hold it."""
     text = ast.unparse(target).lower()

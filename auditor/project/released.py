@@ -3,13 +3,14 @@
 import ast
 
 from auditor.flow.effects import Handle, Value
+from auditor.flow.passing import operands
 from auditor.ir.ops import Call
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
 from auditor.protocols.vocabulary import split
 
 NUMBERS = frozenset(
-    {"slot", "slots", "index", "indices", "idx", "id", "ids", "loc", "locs", "offset", "offsets"}
+    {"slot", "slots", "index", "indices", "indexes", "idx", "id", "ids", "loc", "locs", "offset", "offsets"}
 )
 
 
@@ -32,6 +33,9 @@ def released_value(recogniser: Recogniser, function: Function, call: Call) -> Va
 
 
 def _value(recogniser: Recogniser, function: Function, call: Call) -> Value | None:
+    for protocol in recogniser.declared:
+        if any(recogniser.declares(function, call.at, position, protocol) for position, _ in operands(call)):
+            return protocol.value if protocol.handle is Handle.RESULT else None
     for target in recogniser.calls.targets(function, call.at)[0]:
         if target in recogniser.releasing:
             acquires = recogniser.releasing[target][0].acquires
@@ -39,7 +43,7 @@ def _value(recogniser: Recogniser, function: Function, call: Call) -> Value | No
             value = acquires[0].value if handles == {Handle.RESULT} else None
             return Value.INDEX if value is Value.TENSOR and of_numpy(acquires[0].function) else value
     source = recogniser.release_source(function, call.at)
-    for protocol in (*recogniser.declared, *recogniser.built_in):
+    for protocol in recogniser.built_in:
         if source is not None and protocol.name == source[0]:
             return protocol.value if protocol.handle is Handle.RESULT else None
     return None

@@ -58,10 +58,13 @@ class Releases:
         names = names_of(targets, None, dotted)
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
 
-    def declares(self, function: Function, call: ast.Call, position: Position) -> bool:
-        """Whether the settings say that the operand is given back."""
+    def declares(
+        self, function: Function, call: ast.Call, position: Position, protocol: Protocol | None = None
+    ) -> bool:
+        """Whether the settings, or one protocol of theirs, say that the operand is given back."""
         names = names_of(*self.calls.targets(function, call))
-        return self._release_pattern(self.declared, names, callee_text(call), call, position)
+        protocols = self.declared if protocol is None else (protocol,)
+        return self._release_pattern(protocols, names, callee_text(call), call, position)
 
     def _release_pattern(
         self,

@@ -36,11 +36,11 @@ def site_nodes(function: Function, call: ast.Call) -> list[int]:
 LOOPS = (ast.For, ast.AsyncFor, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def loops_around(function: Function, call: ast.Call) -> frozenset[int]:
-    """The heads of the loops, comprehensions included, that a call stands in."""
+def loops_around(function: Function, at: ast.AST) -> frozenset[int]:
+    """The heads of the loops, comprehensions included, that an expression or statement stands in."""
     targets: set[int] = set()
     for loop in ast.walk(function.node):
-        if isinstance(loop, LOOPS) and _within(loop, call):
+        if isinstance(loop, LOOPS) and isinstance(at, (ast.expr, ast.stmt)) and _within(loop, at):
             generators = [loop] if isinstance(loop, (ast.For, ast.AsyncFor)) else loop.generators
             targets |= {id(generator.target) for generator in generators}
     return frozenset(
@@ -48,7 +48,7 @@ def loops_around(function: Function, call: ast.Call) -> frozenset[int]:
     )
 
 
-def _within(outer: ast.stmt | ast.expr, inner: ast.expr) -> bool:
+def _within(outer: ast.stmt | ast.expr, inner: ast.stmt | ast.expr) -> bool:
     start, end = (outer.lineno, outer.col_offset), (outer.end_lineno or 0, outer.end_col_offset or 0)
     return start <= (inner.lineno, inner.col_offset) < end
 

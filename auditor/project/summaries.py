@@ -16,7 +16,7 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.passing import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Assume, Call, Leave, Make, Move, Path, Unpack, Way
+from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack, Way
 from auditor.project.calls import Calls, constants_passed, is_bound, parameter_for
 from auditor.project.modules import Function
 
@@ -218,6 +218,9 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if endings.unknown:
         return NOT_TOLD
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
+    again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
+    if again and len(question.place) > 1 and question.place[1].startswith("["):
+        return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
     if endings.returned:
         paths = sorted(set(endings.returned.values()))
         decided = _callers_choice(question, followed, kept)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from auditor.flow.effects import Handle, Value
 from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.passing import operands
+from auditor.flow.trace import span_of
 from auditor.ir.ops import Call, Path
 from auditor.model import Step
 from auditor.project.misuse_story import place_of
@@ -28,15 +29,25 @@ class TwiceByMethods:
     def __init__(self, recogniser: Recogniser, endings: Endings) -> None:
         self.recogniser = recogniser
         self.endings = endings
+        self.fields: dict[tuple[Class, Path], list[Release]] = {}
+
+    def keeping(self) -> dict[Function, tuple[Path, Value]]:
+        """Public methods that surely release a field and keep it, once all releases were seen."""
+        found = {}
+        for (_, field), releases in self.fields.items():
+            for function, _, value in releases:
+                ends = self._ends(function, field, value)
+                if not function.name.startswith("_") and ends.all_ways and ends.kept and not ends.tolerant:
+                    found[function] = (field, value)
+        return found
 
     def misuses(self, releasing: Iterable[tuple[Function, list[int]]]) -> Iterator[Misuse]:
-        fields: dict[tuple[Class, Path], list[Release]] = {}
         for function, nodes in releasing:
             for node in nodes:
                 for field, value in self._fields(function, node):
                     assert function.cls is not None
-                    fields.setdefault((function.cls, field), []).append((function, node, value))
-        for (cls, field), releases in fields.items():
+                    self.fields.setdefault((function.cls, field), []).append((function, node, value))
+        for (cls, field), releases in self.fields.items():
             yield from self._pairs(field, releases)
             yield from self._closed_at_the_end(cls, field, releases)
 
@@ -82,7 +93,8 @@ class TwiceByMethods:
             if ends.all_ways and ends.kept and self._calls(last, function):
                 span = place_of(function, node)
                 name = f"`self{''.join(field)}`"
-                again = Step(cls.module.path, last.node.lineno, last.node.col_offset + 1, "`__del__` calls it again")  # type: ignore[union-attr]
+                at = span_of(cls.module.path, last.node, cls.module.lines)
+                again = Step(at.path, at.line, at.column, "`__del__` calls it again")
                 first = Step(span.path, span.line, span.column, f"`{function.name}` keeps the field")
                 yield Misuse(Fault.TWICE, span, function.qualname, name, "__del__", (again, first))
 

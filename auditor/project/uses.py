@@ -3,7 +3,7 @@ is given."""
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle, Position, Treatment, Value
 from auditor.flow.follow import EDGES
@@ -20,7 +20,7 @@ from auditor.project.calls import is_bound, parameter_for
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
-from auditor.project.release_bodies import ReleaseBodies
+from auditor.project.release_bodies import ReleaseBodies, only_sets_fields
 from auditor.protocols.tensor_accesses import Access, access_of
 from auditor.protocols.vocabulary import split
 
@@ -169,7 +169,8 @@ class FunctionUses:
         if call.method in ("closing", "aclosing"):
             return None  # it closes when its `with` is left, not now
         if self.recogniser.releases(self.function, call.at, position):
-            return self._listed(call, position)
+            inner = any(piece.startswith(".") for piece in rest)  # what a field of it holds stays
+            return None if inner else self._listed(call, position)
         targets, constructed, _ = self.recogniser.calls.targets(self.function, call.at)
         if len(targets) != 1 or constructed is not None or targets[0].is_abstract:
             return None
@@ -203,7 +204,10 @@ class FunctionUses:
     def _listed(self, call: Call, position: Position) -> Release | None:
         """A call that a protocol lists; counting down one of several holds is none, except by settings."""
         if self.recogniser.declares(self.function, call.at, position):
-            return self._by_its_name(call, position)
+            release = self._by_its_name(call, position)
+            targets = self.recogniser.calls.targets(self.function, call.at)[0]
+            only_sets = bool(targets) and all(only_sets_fields(target) for target in targets)
+            return replace(release, tolerant=release.tolerant or only_sets)
         if not NOT_A_RELEASE.isdisjoint(split(call.method)):
             return None
         targets = self.recogniser.calls.targets(self.function, call.at)[0]

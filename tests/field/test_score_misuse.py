@@ -1,6 +1,6 @@
 """The labelled misuse: enough of it, in its place, and the goals hold."""
 
-from tests.field.score_misuse import HERE, Site, audit, compare, labels
+from tests.field.score_misuse import HERE, OWN_FOLDERS, Site, audit, compare, labels, score_folder
 
 SITE = Site("misuse", "", "a.py", 3, "PA201", "free(x)", "own", "")
 CLEAN = Site("misuse", "", "a.py", 5, None, "free(x)", "own", "")
@@ -13,6 +13,26 @@ def test_the_goals_hold_on_our_own_files() -> None:
     assert [site.reason for site in score.missed] == ["released by an ExitStack at its end"]
 
 
+def test_the_goals_hold_on_what_bug_reports_tell() -> None:
+    told = [site for site in labels() if site.package == "misuse_reports"]
+    score = score_folder(HERE / "misuse_reports", told)
+    assert score.good and score.alarms == () and score.elsewhere == ()
+    assert [(site.code, site.file) for site in score.missed] == [
+        ("PA201", "double_free.py"),  # an object in a slice of a list, and in the list
+        ("PA201", "double_free.py"),  # a number in a slice of a list of numbers
+        ("PA208", "in_flight.py"),  # the last of several handles is waited for
+        ("PA203", "never_acquired.py"),  # what an unknown call returns
+        ("PA206", "uninitialised.py"),  # written under a condition
+    ]
+
+
+def test_enough_of_it_is_from_outside() -> None:
+    outside = [site for site in labels() if site.package != "misuse"]
+    assert sum(site.code is not None for site in outside) >= 40
+    assert sum(site.code is None for site in outside) >= 60
+    assert all("https://github.com/" in site.source for site in outside if site.code is not None)
+
+
 def test_there_are_enough_labels_of_every_rule() -> None:
     codes = [site.code for site in labels() if site.code is not None]
     assert len(codes) >= 40
@@ -21,8 +41,8 @@ def test_there_are_enough_labels_of_every_rule() -> None:
 
 def test_labels_name_the_lines_they_speak_of() -> None:
     for site in labels():
-        if site.package == "misuse":
-            line = (HERE / "misuse" / site.file).read_text(encoding="utf-8").splitlines()[site.line - 1]
+        if site.package in OWN_FOLDERS:
+            line = (HERE / site.package / site.file).read_text(encoding="utf-8").splitlines()[site.line - 1]
             assert site.text in line
 
 

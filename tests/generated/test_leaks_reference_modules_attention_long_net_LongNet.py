@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 49659906fcbd6620: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 0ba62934809d26ef: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.long_net.LongNet.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -17,7 +17,14 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from leak_support import Leak, assert_no_growth, assert_quiet, make_step, plant  # noqa: E402
+from leak_support import (  # noqa: E402
+    Leak,
+    assert_no_growth,
+    assert_quiet,
+    make_step,
+    plant,
+    set_seed,
+)
 from reference_modules.attention.config import LongNetConfig  # noqa: E402
 from reference_modules.attention.long_net import LongNet  # noqa: E402
 
@@ -37,6 +44,7 @@ SCENARIOS = [
     "deepcopied",
     "pickled",
 ]
+STEPS = {"train": 4, "changing_shapes": 1}  # in a window; one of changing_shapes goes through all shapes
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +54,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def build(**options):
-    torch.manual_seed(0)
+    set_seed(0)
     return LongNet(
         config=LongNetConfig(vocab_size=100, embed_dim=64, num_heads=4, depth=2),
         **options,
@@ -55,7 +63,7 @@ def build(**options):
 
 def feed(turn=0):
     b, n = SHAPES[turn % len(SHAPES)]
-    torch.manual_seed(turn)
+    set_seed(turn)
     return (), {
         "tokens_BN": torch.randint(0, 100, (b, n,), device=device),
     }
@@ -63,7 +71,7 @@ def feed(turn=0):
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_memory_stays_level(scenario):
-    assert_no_growth(make_step(build, feed, scenario), steps=4 if scenario == "train" else 2)
+    assert_no_growth(make_step(build, feed, scenario), steps=STEPS.get(scenario, 2))
 
 
 def test_a_planted_leak_is_found():

@@ -47,7 +47,7 @@ def main() -> int:
             if kept.time_is_up or (key in kept.rows and name not in chosen.kinds):
                 continue
             if not chosen.kinds or name in chosen.kinds:
-                kept.add(key, _run(name, size))
+                kept.add(key, as_the_gate_runs_it(name, size))
                 _tell(key, kept.rows[key], whole=bool(chosen.kinds))
     for title, names in zip(("half the rules were chosen on", "other half"), halves(), strict=True):
         print(f"{title}: {_total(kept, names)}")
@@ -58,7 +58,8 @@ def main() -> int:
     return 0 if all(row["pass"] for row in kept.rows.values()) else 1
 
 
-def _run(name: str, size: int) -> dict[str, Any]:
+def as_the_gate_runs_it(name: str, size: int) -> dict[str, Any]:
+    """One kind at one size, in a process of its own."""
     command = [sys.executable, "-c", ONE, name, str(size)]
     done = subprocess.run(command, env=ENVIRONMENT, cwd=PROJECT, capture_output=True, text=True)
     told: dict[str, Any] = {"pass": None, "named": False, "seconds": 0.0, "message": done.stderr}

@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os.path import realpath
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import msgspec
 
 from auditor.leaktests.plan import Aim, Argument, Plan, Shape, Variation
 from auditor.leaktests.probe import signatures
-from auditor.leaktests.probe.running import Scope
+from auditor.leaktests.probe.lending import left_lent, pool_classes
+from auditor.leaktests.support.scenarios import make_step
 
-MOST_VARIATIONS = 24
+MOST_VARIATIONS = 32
+MANY: Shape = (4096, 1)
+"""Many sequences of one token: what is small for one of them is large enough for a pool's threshold."""
 Lines = set[tuple[str, int]]
 
 
@@ -27,50 +30,83 @@ class _Try:
     scenario: str
 
 
-def aimed_at(plan: Plan, thing: Any, scope: Scope, aims: Sequence[Aim], tried: int, seconds: float) -> Plan:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a try executed, and the aims that it left a lease for."""
+
+    trial: _Try
+    lines: Lines
+    shown: set[str]
+
+    def worth(self, aim: Aim) -> tuple[bool, int]:
+        """How well it serves an aim."""
+        executed = sum((aim.location, line) in self.lines for line in aim.lines)
+        return aim.fingerprint in self.shown, executed
+
+
+def aimed_at(
+    plan: Plan, runner: Any, module: ModuleType, aims: Sequence[Aim], tried: int, seconds: float
+) -> Plan:
     """The plan, with a variation for every finding whose acquire one of them executes."""
     plan = msgspec.structs.replace(plan, tried=tried, seconds=round(seconds, 3))
     if not aims:
         return plan
-    seen = [(trial, _lines_of(plan, thing, scope, trial, aims)) for trial in _trials(plan, thing)]
+    pools = pool_classes(plan.target.root, module)
+    seen = [_observed(plan, runner, trial, aims, pools) for trial in _trials(plan, runner.thing)]
     found = []
     for aim in aims:
-        reaching = [entry for entry in seen if (aim.location, aim.acquire) in entry[1]]
+        reaching = [entry for entry in seen if (aim.location, aim.acquire) in entry.lines]
         if reaching:
-            trial, _ = max(reaching, key=lambda e: sum((aim.location, line) in e[1] for line in aim.lines))
-            found.append(
-                Variation(
-                    aim.fingerprint,
-                    aim.code,
-                    aim.where,
-                    aim.message,
-                    trial.build,
-                    trial.feed,
-                    trial.shape,
-                    trial.scenario,
-                    aim.by_exception,
-                )
-            )
+            best = max(reaching, key=lambda entry: entry.worth(aim))
+            found.append(_variation(aim, best, pools))
     return msgspec.structs.replace(plan, aimed=tuple(found))
+
+
+def _variation(aim: Aim, best: _Seen, pools: Sequence[type]) -> Variation:
+    shown = aim.fingerprint in best.shown
+    trial = best.trial
+    return Variation(
+        aim.fingerprint,
+        aim.code,
+        aim.where,
+        aim.message,
+        trial.build,
+        trial.feed,
+        trial.shape,
+        trial.scenario,
+        "operations" if aim.by_exception and not shown else "",
+        tuple(kind.__name__ for kind in pools),
+        tuple(f"from {kind.__module__} import {kind.__name__}" for kind in pools),
+        shown,
+    )
 
 
 def _trials(plan: Plan, thing: Any) -> list[_Try]:
     """The plan itself with its pool on, its other shapes and scenarios, and each flag turned round."""
     on = {argument.name for argument in plan.switch}
     build = (*(a for a in plan.build if a.name not in on), *plan.switch)
-    shape, scenario = plan.shapes[0], "train" if "train" in plan.scenarios else "no_grad"
-    trials = [_Try(build, plan.feed, shape, scenario)]
+    shape, scenario = plan.shapes[0], _usual(plan)
+    modes: list[str] = [name for name in ("eval", "no_grad") if name in plan.scenarios and name != scenario]
+    modes += ["interrupted"] if plan.target.kind == "code" else []
+    modes += ["rebuilt"] if isinstance(thing, type) and plan.target.kind != "autograd" else []
+    trials = [_Try(build, plan.feed, shape, mode) for mode in (scenario, *modes)]
+    single = scenario if "no_grad" not in plan.scenarios else "no_grad"
     trials += [_Try(build, plan.feed, other, scenario) for other in plan.shapes[1:]]
-    if "eval" in plan.scenarios:
-        trials.append(_Try(build, plan.feed, shape, "eval"))
-    forward = thing if plan.target.kind == "function" else getattr(thing, plan.method or "forward", None)
+    trials.append(_Try(build, plan.feed, MANY, single))
+    forward = thing if not isinstance(thing, type) else getattr(thing, plan.method or "forward", None)
     if forward is not None:
-        parameters = signatures.call(forward, skip_first=plan.target.kind != "function")
-        trials += [_Try(build, feed, shape, scenario) for feed in _flipped(plan.feed, parameters)]
-    if plan.target.kind == "module":
+        parameters = signatures.call(forward, skip_first=isinstance(thing, type))
+        trials += [_Try(build, feed, shape, single) for feed in _flipped(plan.feed, parameters)]
+    if isinstance(thing, type):
         flips = _flipped(build, signatures.constructor(thing))
-        trials += [_Try(other, plan.feed, shape, scenario) for other in flips]
+        trials += [_Try(other, plan.feed, shape, single) for other in flips]
     return trials[:MOST_VARIATIONS]
+
+
+def _usual(plan: Plan) -> str:
+    """A training step where one runs with the pool on."""
+    able = plan.pool_scenarios or plan.scenarios
+    return "train" if "train" in able else able[0]
 
 
 def _flipped(
@@ -82,17 +118,19 @@ def _flipped(
             yield (*others, Argument(parameter.name, str(not parameter.default)))
 
 
-def _lines_of(plan: Plan, thing: Any, scope: Scope, trial: _Try, aims: Sequence[Aim]) -> Lines:
-    from auditor.leaktests.probe.planning import Runner
-
-    runner = Runner(plan.target, thing, plan.imports, scope, plan.method)
+def _observed(plan: Plan, runner: Any, trial: _Try, aims: Sequence[Aim], pools: Sequence[type]) -> _Seen:
     lines: Lines = set()
+
+    def feed(turn: int) -> Any:
+        return runner.scope.arguments(trial.feed, trial.shape, plan.imports)
+
     try:
         with _watched({aim.location for aim in aims}, lines):
-            runner.run(trial.build, trial.feed, trial.shape, trial.scenario)
-    except Exception:  # arguments that do not go together reach nothing
-        return set()
-    return lines
+            step = make_step(lambda: runner.callee(trial.build), feed, trial.scenario)
+            shown = left_lent(step, pools, aims)
+    except (Exception, SystemExit):  # arguments that do not go together reach nothing
+        return _Seen(trial, set(), set())
+    return _Seen(trial, lines, shown)
 
 
 @contextmanager

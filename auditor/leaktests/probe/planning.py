@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import torch
 
 from auditor.leaktests.plan import Argument, Plan, Recipe, Request, Shape, Target, Unplanned
@@ -37,35 +38,60 @@ def plan_for(target: Target, module: ModuleType, request: Request) -> Plan | Unp
     """A plan that ran just now, or why there is none."""
     started = time.monotonic()
     recipe = request.recipes.get(target.key, Recipe(target.key))
-    thing = getattr(module, target.name, None)
+    owner, _, method = target.name.partition(".")
+    thing = getattr(module, owner, None)
+    if method == "__init__":
+        method = "__repr__"  # what building takes is seen without a call of anything else
+    if method:
+        recipe = msgspec.structs.replace(recipe, method=method)
     if thing is None:
         return Unplanned(target, f"{target.module} has no {target.name} after being imported")
     if target.kind == "module" and is_abstract(thing) and not recipe.method:
         return Unplanned(target, "it has no forward of its own: there is nothing to run", abstract=True)
-    patience = SEARCHING if target.kind == "module" else SEARCHING / 3
-    attempts = Attempts(deadline=started + min(patience, request.seconds * 0.6))
+    patience = SEARCHING if isinstance(thing, type) and target.kind != "autograd" else SEARCHING / 3
+    attempts = Attempts(patience, deadline=started + request.seconds * 0.6)
     scope = Scope(request.device)
     proposer = Proposer(module, target.name, request.known, request.configs)
     search = Search(target, thing, proposer, scope, recipe, attempts)
     try:
         way = search.way()
-        plan = _confirmed(target, thing, way, scope, recipe)
+        runner = Runner(target, thing, way.imports, scope, recipe.method)
+        plan = _single(target, way, recipe) if target.kind == "code" else _confirmed(runner, way, recipe)
     except (NoPlan, NothingComesOut) as error:
         best = search.best or Way((), (), ())
         told = tuple(dict.fromkeys(attempts.told))
         parts = bool(proposer.wanted_parts)
         return Unplanned(target, str(error), attempts.tried, False, parts, told, best.build, best.feed)
-    return aimed_at(plan, thing, scope, request.aims, attempts.tried, time.monotonic() - started)
+    return aimed_at(plan, runner, module, request.aims, attempts.tried, time.monotonic() - started)
 
 
-def _confirmed(target: Target, thing: Any, way: Way, scope: Scope, recipe: Recipe) -> Plan:
+def _single(target: Target, way: Way, recipe: Recipe) -> Plan:
+    """For code that only a finding leads to: one call of it, whatever that returns."""
+    shapes, origin = tuple(recipe.shapes or SHAPES[:1]), "recipe" if recipe.feed else "signature"
+    return Plan(
+        target,
+        way.build,
+        way.feed,
+        shapes,
+        ("called",),
+        differentiable=False,
+        operations=0,
+        imports=way.imports,
+        method=recipe.method,
+        origin=origin,
+    )
+
+
+def _confirmed(runner: "Runner", way: Way, recipe: Recipe) -> Plan:
     """Built afresh, every shape and scenario that runs is kept; a training step at the first shape must."""
-    runner = Runner(target, thing, way.imports, scope, recipe.method)
+    target = runner.target
     usual = _usual(runner, way, (recipe.shapes or SHAPES)[0])
     shapes, steps = _shapes(runner, way, recipe.shapes or SHAPES, usual)
     runs, left_out = _scenarios(runner, way, tuple(shapes), recipe.scenarios)
     module = target.kind == "module"
-    switch, pooled = _switch(runner, thing, way, shapes[0], usual) if module else ((), False)
+    switch, pooled = _switch(runner, way, shapes[0], usual) if module else ((), False)
+    on = (*(a for a in way.build if a.name not in {b.name for b in switch}), *switch)
+    pool_runs = _scenarios(runner, way, tuple(shapes), runs, on)[0] if switch else runs
     cheapest = min(range(len(steps)), key=lambda place: steps[place].operations)
     return Plan(
         target,
@@ -80,6 +106,7 @@ def _confirmed(target: Target, thing: Any, way: Way, scope: Scope, recipe: Recip
         way.imports,
         switch,
         pooled,
+        tuple(pool_runs) if pooled else (),
         recipe.method,
         "recipe" if recipe.feed or recipe.build or recipe.args else "signature",
     )
@@ -112,9 +139,14 @@ def _shapes(
 
 
 def _scenarios(
-    runner: "Runner", way: Way, shapes: tuple[Shape, ...], wanted: Sequence[str]
+    runner: "Runner",
+    way: Way,
+    shapes: tuple[Shape, ...],
+    wanted: Sequence[str],
+    build: tuple[Argument, ...] | None = None,
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Those that run, and what stands against the others."""
+    given = way.build if build is None else build
     runs: list[str] = []
     left_out: list[tuple[str, str]] = []
     for scenario in wanted or SCENARIOS:
@@ -125,7 +157,7 @@ def _scenarios(
             return runner.scope.arguments(way.feed, shapes[turn % len(shapes)], way.imports)
 
         try:
-            step_of_it = make_step(lambda: runner.callee(way.build), feed, scenario)
+            step_of_it = make_step(lambda: runner.callee(given), feed, scenario)
             step_of_it()
         except Exception as error:
             left_out.append((scenario, said(error)))
@@ -145,10 +177,10 @@ class Runner:
 
     def build(self, arguments: tuple[Argument, ...]) -> Any:
         """The object that is called."""
-        if self.target.kind == "function":
-            return self.thing
         if self.target.kind == "autograd":
             return self.thing.apply
+        if not isinstance(self.thing, type):
+            return self.thing
         torch.manual_seed(0)
         built = self.scope.call(self.thing, arguments, SHAPES[0], self.imports)
         if isinstance(built, torch.nn.Module):
@@ -172,11 +204,9 @@ class Runner:
         return once(callee, self.scope.arguments(feed, shape, self.imports))
 
 
-def _switch(
-    runner: Runner, thing: Any, way: Way, shape: Shape, usual: str
-) -> tuple[tuple[Argument, ...], bool]:
+def _switch(runner: Runner, way: Way, shape: Shape, usual: str) -> tuple[tuple[Argument, ...], bool]:
     """The arguments that turn the pool on for tensors of any size, and whether a pool is then there."""
-    parameters = signatures.constructor(thing)
+    parameters = signatures.constructor(runner.thing)
     names = [p.name for p in parameters if any(word in p.name for word in _SWITCHES)]
     on = [
         Argument(p.name, "True")
@@ -197,8 +227,10 @@ def _has_pool(
     runner: Runner, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape, usual: str
 ) -> bool:
     """Whether it runs so, with a pool in one of its attributes."""
-    try:
-        runner.run(build, feed, shape, usual)
-        return bool(pools_of(runner.build(build)))
-    except Exception:  # then this is not how its pool is turned on
-        return False
+    for scenario in dict.fromkeys((usual, "no_grad")):  # what writes into pooled memory may refuse gradients
+        try:
+            runner.run(build, feed, shape, scenario)
+            return bool(pools_of(runner.build(build)))
+        except Exception:  # then this is not how its pool is turned on
+            continue
+    return False

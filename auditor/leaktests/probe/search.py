@@ -26,6 +26,7 @@ from auditor.leaktests.probe.running import (
 from auditor.leaktests.probe.signatures import Parameter
 from auditor.leaktests.probe.widths import widths_of
 from auditor.leaktests.proposals import known_size
+from auditor.leaktests.support.scenarios import use
 
 MOST_BUILDS = 150
 MOST_BUILT = 10
@@ -68,10 +69,10 @@ class Search:
 
     def _built(self) -> Iterator[tuple[tuple[Argument, ...], tuple[str, ...], Any]]:
         """Every way of building that works, with what is then called."""
-        if self.target.kind == "function":
-            yield (), self.recipe.imports, self.thing
-        elif self.target.kind == "autograd":
+        if self.target.kind == "autograd":
             yield (), self.recipe.imports, self.thing.apply
+        elif not isinstance(self.thing, type):
+            yield (), self.recipe.imports, self.thing
         else:
             yield from self._modules()
 
@@ -81,6 +82,8 @@ class Search:
             known = dict(self.proposer.overrides)
             for build, imports in self._constructions():
                 module = self._try_build(build, imports)
+                if module is None and not built and self.proposer.overrides != known:
+                    break  # what was learned is tried at once
                 if module is None:
                     continue
                 yield build, imports, module
@@ -210,10 +213,10 @@ class Search:
     ) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
         values: dict[Candidate, Any] = {}
         first: BaseException | None = None
-        until = time.monotonic() + MOST_FEED_SECONDS
+        until = time.process_time() + MOST_FEED_SECONDS
         empty = 0  # calls that went well and returned nothing to hold on to
         for ranks in likeliest([len(entry) for entry in lists], MOST_FEEDS):
-            if self.attempts.out_of_time or empty >= MOST_EMPTY or time.monotonic() > until:
+            if self.attempts.out_of_time or empty >= MOST_EMPTY or time.process_time() > until:
                 break
             arguments, imports = _chosen(parameters, lists, ranks)
             try:
@@ -249,15 +252,19 @@ class Search:
                 raise
             with torch.no_grad():
                 outputs = callee(*positional, **named)
-        tensors_or_raise(outputs)
+        if self.target.kind == "code":
+            use(outputs)
+        else:
+            tensors_or_raise(outputs)
 
     def _call_parameters(self) -> list[Parameter]:
         autograd = self.target.kind == "autograd"
-        module = self.target.kind == "module"
-        return signatures.call(self._forward(), skip_first=module or autograd, all_positional=autograd)
+        return signatures.call(
+            self._forward(), skip_first=isinstance(self.thing, type), all_positional=autograd
+        )
 
     def _forward(self) -> Any:
-        if self.target.kind == "function":
+        if not isinstance(self.thing, type):
             return self.thing
         return getattr(self.thing, self.recipe.method or "forward")
 

@@ -10,6 +10,7 @@ from .ledger import Level, Steady, assert_no_growth, nothing_stays
 from .planted import plant
 from .pools import pools_of
 from .quiet import Quiet, assert_quiet
+from .randomness import set_seed
 from .scenarios import SCENARIOS, Step, make_step
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "nothing_stays",
     "plant",
     "pools_of",
+    "set_seed",
 ]

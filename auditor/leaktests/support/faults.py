@@ -74,6 +74,7 @@ def inject_faults(
     warmup: int = 3,
     last: int | None = None,
     named: bool = True,
+    line: str = "",
 ) -> int:
     """Fail at the k-th operation (or the k-th acquire of `pools`), for every k; returns how many faults that
     were. For a twin whose leak is known, `last=1` fails at the last one only, and `named=False` spares the
@@ -81,10 +82,12 @@ def inject_faults(
 
     The step may let the failure through or deal with it. Raises `Leak` if memory or a lease stays held, and
     ValueError if a step has more than `most` places. If memory stays, all are tried a second time to see
-    where it is made.
+    where it is made. With `line` (`folder/file.py:12`) nothing counts but leases borrowed through that line.
     """
-    attempt = _Attempt(step, at, pools, most, last)
+    attempt = _Attempt(step, at, pools, most, last, line)
     before, after, names, _ = attempt.run(warmup)
+    if line and pools:
+        return len(names)
     if after.storages > before.storages or after.bytes > before.bytes:
         head = fault_head(len(names), before, after)
         raise attempt.named(head) if named else Leak(head)
@@ -100,10 +103,11 @@ class _Attempt:
     pools: tuple[Any, ...]
     most: int
     last: int | None
+    line: str
 
     def run(self, warmup: int, *, placed: bool = False) -> tuple[Level, Level, dict[int, str], Births]:
         """What was alive before and after, and in which operation's place each fault was."""
-        countdown, ledger, counter = _Countdown(), Ledger(), Counter()
+        countdown, ledger, counter = _Countdown(), Ledger(), Counter(self.line)
         with ExitStack() as exits:
             if self.pools:
                 exits.enter_context(counter_watched(self.pools, counter.called))

@@ -7,13 +7,16 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from .errors import InjectedFault
 
 Target = Callable[..., Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,14 +35,20 @@ SCENARIOS = (
     "deepcopied",
     "pickled",
 )
+SINGLE = ("called", "rebuilt", "interrupted")
+"""For one path through any code: a plain call, without gradients; the object built anew, called and closed; a
+context manager or generator that is left by a failure.
+"""
+MOST_ITEMS = 100
 
 
 class Step:
     """One use of a target. `target` is a module or a function; `close()` ends its life."""
 
     def __init__(self, build: Callable[[], Target], feed: Feed, scenario: str) -> None:
-        if scenario not in SCENARIOS:
-            raise ValueError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+        if scenario not in (*SCENARIOS, *SINGLE):
+            raise ValueError(f"no scenario {scenario!r}; there are {', '.join((*SCENARIOS, *SINGLE))}")
+        self._build = build
         self.target: Target | None = build()
         self.scenario = scenario
         self._feed = feed
@@ -54,6 +63,7 @@ class Step:
     def close(self) -> None:
         """Let the target give back what it keeps between steps, and drop it."""
         target, self.target = self.target, None
+        target = getattr(target, "__self__", target)  # the object whose method is called
         for name in ("cleanup_memory_pool", "cleanup", "close"):
             method = getattr(target, name, None)
             if callable(method):
@@ -112,6 +122,20 @@ class Step:
             copied = torch.load(file, weights_only=False)
         self._forward_and_backward(copied, 0)
 
+    def _called(self) -> None:
+        args, kwargs = self._feed(0)
+        use(self._target(*args, **kwargs))
+
+    def _rebuilt(self) -> None:
+        self.close()
+        self.target = self._build()
+        self._called()
+        self.close()
+
+    def _interrupted(self) -> None:
+        args, kwargs = self._feed(0)
+        interrupt(self._target(*args, **kwargs))
+
     @property
     def _target(self) -> Target:
         if self.target is None:
@@ -130,6 +154,26 @@ class Step:
                 else nullcontext()
             ):
                 loss.backward()  # type: ignore[no-untyped-call]
+
+
+def use(outcome: Any) -> None:
+    """What a caller does with what is entered or iterated: all of it, to its end."""
+    if hasattr(outcome, "__enter__") and hasattr(outcome, "__exit__"):
+        with outcome:
+            pass
+    elif isinstance(outcome, Iterator):
+        for _ in islice(outcome, MOST_ITEMS):
+            pass
+
+
+def interrupt(outcome: Any) -> None:
+    """The same, left by a failure inside the block, or closed after the first item."""
+    if hasattr(outcome, "__enter__") and hasattr(outcome, "__exit__"):
+        with suppress(InjectedFault), outcome:
+            raise InjectedFault("injected inside the block")
+    elif isinstance(outcome, Generator):
+        next(outcome, None)
+        outcome.close()
 
 
 def make_step(build: Callable[[], Target], feed: Feed, scenario: str = "train") -> Step:

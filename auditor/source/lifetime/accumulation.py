@@ -194,6 +194,7 @@ def _parts(turn: Loop | Function, call: ast.Call) -> set[str]:
     known = {text_of(each) for each in carriers(loss)} if loss is not None else set()
     bindings = [node for node in within(*turn.body) if isinstance(node, ast.Assign)]
     computed = {text_of(t): node.value for node in bindings for t in node.targets}
+    known -= {text for text in known & computed.keys() if _is_number(computed[text])}
     for _ in range(len(bindings)):
         more = {
             text
@@ -205,6 +206,22 @@ def _parts(turn: Loop | Function, call: ast.Call) -> set[str]:
             break
         known |= more
     return known
+
+
+def _is_number(value: ast.expr) -> bool:
+    """Of Python's own, which has no graph: a weight by which a loss is multiplied."""
+    match value:
+        case ast.Constant():
+            return True
+        case ast.BinOp(left=left, right=right):
+            return _is_number(left) and _is_number(right)
+        case ast.Call(func=ast.Name(id="float" | "int" | "len" | "round")):
+            return True
+        case ast.Call(func=ast.Name(id="max" | "min" | "abs" | "sum"), args=args):
+            return all(map(_is_number, args))
+        case ast.Call(func=ast.Attribute(attr="item")):
+            return True
+    return False
 
 
 def _operands(value: ast.expr) -> set[str]:

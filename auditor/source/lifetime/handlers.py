@@ -16,6 +16,7 @@ _SAYS_OOM = re.compile(
     r"out of memory|CUBLAS_STATUS_ALLOC|is_(?:\w+_)?(?:oom|out_of_memory)\w*|should_reduce_batch_size",
     re.I,
 )
+_RUNS = re.compile(r"(?:^|_)(?:run|fit|train|forward|generate)(?:_|$)")
 _RELEASED = re.compile(r"clear_frames|__traceback__|with_traceback\(None\)|['\"]cpu['\"]|\.cpu\(")
 # Calls into C have no Python frame of their own: what failed in them holds nothing.
 _NO_FRAME = re.compile(r"^(?:torch|np|numpy|math|os|time|gc|logging|logger|log|warnings|sys|dist|psutil)\.")
@@ -51,10 +52,9 @@ def _is_out_of_memory(handler: ast.ExceptHandler) -> bool:
 
 
 def _retried(code: Code, function: Function, node: ast.Try, handler: ast.ExceptHandler) -> Iterator[Sighting]:
-    tried = {text_of(call.func) for call in calls_in(*node.body) if _has_frame(call)} | {
-        function.name,
-        f"self.{function.name}",
-    }
+    work = _until_it_ran(node.body)
+    tried = {text_of(call.func) for call in calls_in(*work) if _has_frame(call)}
+    tried |= {function.name, f"self.{function.name}"}
     for call in sorted(calls_in(*handler.body), key=lambda each: (each.lineno, each.col_offset)):
         if text_of(call.func) in tried and _has_frame(call) and (call.args or call.keywords):
             step = (node.body[0], "fails here; the exception holds its frames until the handler ends")
@@ -62,6 +62,18 @@ def _retried(code: Code, function: Function, node: ast.Try, handler: ast.ExceptH
                 Kind.EXCEPTION_HELD, call, short(call.func), handler.name or "", RETRIED, [step]
             )
             return
+
+
+def _until_it_ran(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a try up to a bare `run_loop(...)`: that is what fails, and what follows is done on
+    success."""
+    for number, statement in enumerate(body):
+        match statement:
+            case ast.Expr(value=ast.Call() as call) if _RUNS.search(last_name(call.func)) and _has_frame(
+                call
+            ):
+                return body[: number + 1]
+    return body
 
 
 def _has_frame(call: ast.Call) -> bool:

@@ -46,7 +46,9 @@ def loss_of(call: ast.Call) -> ast.expr | None:
     assert isinstance(call.func, ast.Attribute | ast.Name)
     if call.args and not (isinstance(call.func, ast.Attribute) and _is_scaled(call.func.value)):
         first = call.args[0]
-        wraps = isinstance(call.func, ast.Attribute) and _is_holder(call.func.value)
+        wraps = (
+            isinstance(call.func, ast.Attribute) and _is_holder(call.func.value) and not _is_gradient(first)
+        )
         if wraps or isinstance(call.func, ast.Name) or last_name(call.func) == "manual_backward":
             return first
     if not isinstance(call.func, ast.Attribute):
@@ -58,6 +60,11 @@ def loss_of(call: ast.Call) -> ast.expr | None:
 def _is_scaled(receiver: ast.expr) -> bool:
     """`scaler.scale(loss)`"""
     return isinstance(receiver, ast.Call) and last_name(receiver.func) == "scale" and bool(receiver.args)
+
+
+def _is_gradient(argument: ast.expr) -> bool:
+    """`embedding.backward(weight * later.grad)`: what comes back is handed in, and no loss."""
+    return any(isinstance(each, ast.Attribute) and each.attr == "grad" for each in ast.walk(argument))
 
 
 def _is_holder(receiver: ast.expr) -> bool:

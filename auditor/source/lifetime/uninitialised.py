@@ -1,7 +1,7 @@
 """Memory of `torch.empty` or `np.empty` that is read before anybody wrote it (PA206).
 
-Read from the syntax alone: the first thing that happens to the name, in the order of execution, is a read. A
-write under a condition counts as one, and so does whatever may write: an unknown call, a view, another name."""
+Read from the syntax alone: the first thing that happens to the name, in the order of execution, is a read.
+A write under a condition counts as one, and so does whatever may write: an unknown call, a view."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence

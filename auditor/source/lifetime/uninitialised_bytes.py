@@ -1,5 +1,6 @@
-"""Whether a file's bytes leave room for memory that is read before it is written; most is written at once, and
-those files need no syntax tree for this."""
+"""Whether a file's bytes leave room for memory that is read before it is written.
+
+Most of it is written at once, and those files need no syntax tree for this."""
 
 import re
 

@@ -199,8 +199,10 @@ class Handler:
         self.lock.acquire()
         try:
             self.lock.release()
-            self.wait(batch)
-            self.lock.acquire()
+            try:
+                self.wait(batch)
+            finally:
+                self.lock.acquire()
         finally:
             self.lock.release()
 

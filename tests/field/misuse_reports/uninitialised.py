@@ -111,6 +111,7 @@ def grouped_gemm_fixed(tokens, weights, sizes):
     return output.sum()
 
 
+@torch.no_grad()
 def accumulate_gradient(buffer_pool, gradients):
     """After Megatron-LM PR 4609: a buffer with another use's values in it, added to."""
     main_grad = buffer_pool.allocate(gradients[0].shape)
@@ -121,6 +122,7 @@ def accumulate_gradient(buffer_pool, gradients):
     return total
 
 
+@torch.no_grad()
 def accumulate_gradient_fixed(buffer_pool, gradients):
     main_grad = buffer_pool.allocate(gradients[0].shape)
     main_grad.zero_()

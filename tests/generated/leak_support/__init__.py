@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 af7f21771705d7fc: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 497b127a47dec4c8: written again as long as that is the digest of the rest
 """Leak tests at run time, exact to the byte. Needs torch and the standard library; copied beside generated
 tests.
 """
@@ -11,6 +11,7 @@ from .ledger import Level, Steady, assert_no_growth, nothing_stays
 from .planted import plant
 from .pools import pools_of
 from .quiet import Quiet, assert_quiet
+from .randomness import set_seed
 from .scenarios import SCENARIOS, Step, make_step
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "nothing_stays",
     "plant",
     "pools_of",
+    "set_seed",
 ]

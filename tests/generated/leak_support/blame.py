@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 b9ea481a165a2b9e: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 113ee7442a1125cf: written again as long as that is the digest of the rest
 """Who made what the quiet pass found growing: one more run, this time looked at closely."""
 
 from __future__ import annotations
@@ -124,9 +124,49 @@ def blame_heap(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
             sys.setprofile(None)
     runs = PROFILED_WINDOWS * steps
     call = min(_calls(profile.root), key=lambda call: abs(call.own / runs - leak))
-    stack = readable(call.frames)
+    stack = readable(_at_its_line(call, step, steps, leak))
     words = f"{call.own / runs:,.0f} bytes of C's heap a step inside {call.what}"
     return (Culprit(words, 0.0, call.own / runs, stack[0] if stack else "?", tuple(stack), ()),)
+
+
+def _at_its_line(call: _Call, step: Step, steps: int, leak: float) -> Frames:
+    """The stack of a call with the line in the place of the function's first one: an operator is no call, so
+    what it takes is booked on the function around it.
+    """
+    code, first = call.frames[0]
+    if first != code.co_firstlineno:
+        return call.frames
+    lines = _HeapByLine(code)
+    previous = sys.gettrace()
+    sys.settrace(lines)
+    try:
+        for _ in range(steps):
+            step()
+    finally:
+        sys.settrace(previous)
+    if not lines.growth:
+        return call.frames
+    line = min(lines.growth, key=lambda line: abs(lines.growth[line] / steps - leak))
+    return ((code, line), *call.frames[1:])
+
+
+class _HeapByLine:
+    """A trace function that books the heap's growth on the lines of one function."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._code = code
+        self._open: dict[FrameType, tuple[int, int]] = {}
+        self.growth: Counter[int] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code is not self._code:
+            return None
+        if frame in self._open:
+            line, before = self._open.pop(frame)
+            self.growth[line] += heap_bytes() - before
+        if event in ("call", "line"):
+            self._open[frame] = (frame.f_lineno, heap_bytes())
+        return self
 
 
 def _calls(call: _Call) -> Iterator[_Call]:

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 82eede62e6609fe7: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 326dfcec58e43d94: written again as long as that is the digest of the rest
 """Names what grew: per place of birth how much a step, by which operation, from whose line, held by whom."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from .births import Births, Place, readable
 from .errors import Culprit, CycleGarbage, Leak
 from .referrers import cycle_of, holders
-from .unseen import where_unseen
+from .unseen import where_grown, where_unseen
 
 if TYPE_CHECKING:
     from .ledger import Level
@@ -54,9 +54,8 @@ def growth_report(
         newest = _newest(births, place)
         if newest is not None:
             culprits.append(_culprit(place, storages[place] / run, sizes[place] / run, holders(newest)))
-    if step is not None and any(not culprit.stack for culprit in culprits):
-        stack = where_unseen(births, step)
-        culprits = [culprit if culprit.stack else _placed(culprit, stack) for culprit in culprits]
+    if step is not None:
+        culprits = [culprit if culprit.stack else _placed(culprit, births, step) for culprit in culprits]
     return Leak(_told(head, culprits), tuple(culprits))
 
 
@@ -79,7 +78,11 @@ def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], o
     return CycleGarbage(_told(head, culprits[:MOST_NAMED]), tuple(culprits[:MOST_NAMED]))
 
 
-def _placed(culprit: Culprit, stack: tuple[str, ...]) -> Culprit:
+def _placed(culprit: Culprit, births: Births, step: Callable[[], object]) -> Culprit:
+    """With the line that made what no operation showed, or that made larger what is older than the pass."""
+    stack = where_unseen(births, step)
+    if not stack and not culprit.storages_a_step:
+        stack = where_grown(births, step)
     return replace(culprit, line=stack[0], stack=stack) if stack else culprit
 
 

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 1e64ff17f96dbb21: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 ecaa2f0260c451f2: written again as long as that is the digest of the rest
 """The equivalence pass: the pool changes nothing. Outputs and gradients are the same to the bit with it and
 without, on fresh blocks, on blocks that hold what others left in them, and on blocks full of NaN.
 """
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import Mismatch
 from .pools import counter_watched, pair_of, pools_of
+from .randomness import set_seed
 from .scenarios import SHAPES, Feed, Target, loss_of, tensors_in, with_gradients
 
 Build = Callable[[bool], Target]
@@ -43,14 +44,24 @@ class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def assert_equivalent(build: Build, feed: Feed, *, turns: int = SHAPES, seed: int = 0) -> int:
+def assert_equivalent(
+    build: Build, feed: Feed, *, turns: int = SHAPES, seed: int = 0, gradients: bool = True
+) -> int:
     """Compare `build(True)`, with its pool, to `build(False)`, without; returns how many tensors were
     compared.
 
     Both get the same parameters, the same inputs and the same random numbers. Raises `Mismatch` naming the
-    tensor, the values and the kind of blocks. If `build` fails to give the pooled one a pool to find, only
+    tensor, the values and the kind of blocks. `gradients=False` is for code that
+    takes none. If `build` fails to give the pooled one a pool to find, only
     torch's own memory is poisoned.
     """
+    if not gradients:
+        with torch.no_grad():
+            return _compared(build, feed, turns, seed)
+    return _compared(build, feed, turns, seed)
+
+
+def _compared(build: Build, feed: Feed, turns: int, seed: int) -> int:
     plain, pooled = _built(build, False, seed), _built(build, True, seed)
     if isinstance(plain, torch.nn.Module) and isinstance(pooled, torch.nn.Module):
         pooled.load_state_dict(plain.state_dict())
@@ -82,7 +93,7 @@ def _memory(blocks: str) -> AbstractContextManager[object]:
 
 
 def _built(build: Build, pool: bool, seed: int) -> Target:
-    torch.manual_seed(seed)
+    set_seed(seed)
     return build(pool)
 
 
@@ -100,12 +111,12 @@ def _set_state(target: Target, state: dict[str, Any]) -> None:
 
 
 def _run(target: Target, feed: Feed, turn: int, seed: int) -> Results:
-    torch.manual_seed(seed + turn)
-    args, kwargs = with_gradients(feed(turn))
+    set_seed(seed + turn)
+    args, kwargs = with_gradients(feed(turn)) if torch.is_grad_enabled() else feed(turn)
     parameters = dict(target.named_parameters()) if isinstance(target, torch.nn.Module) else {}
     for parameter in parameters.values():
         parameter.grad = None
-    torch.manual_seed(seed + turn)
+    set_seed(seed + turn)
     outputs = target(*args, **kwargs)
     results = {f"output {number}": out.detach().clone() for number, out in enumerate(tensors_in(outputs))}
     loss = loss_of(outputs)

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 5e14205f6ff58d20: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 cd84a137fe1bb5e9: written again as long as that is the digest of the rest
 """The fault pass: a failure at every operation, and at every acquire; afterwards nothing may stay held.
 
 A step is run once to count, then once for each place with a failure there. When all have been tried and a
@@ -75,6 +75,7 @@ def inject_faults(
     warmup: int = 3,
     last: int | None = None,
     named: bool = True,
+    line: str = "",
 ) -> int:
     """Fail at the k-th operation (or the k-th acquire of `pools`), for every k; returns how many faults that
     were. For a twin whose leak is known, `last=1` fails at the last one only, and `named=False` spares the
@@ -82,10 +83,12 @@ def inject_faults(
 
     The step may let the failure through or deal with it. Raises `Leak` if memory or a lease stays held, and
     ValueError if a step has more than `most` places. If memory stays, all are tried a second time to see
-    where it is made.
+    where it is made. With `line` (`folder/file.py:12`) nothing counts but leases borrowed through that line.
     """
-    attempt = _Attempt(step, at, pools, most, last)
+    attempt = _Attempt(step, at, pools, most, last, line)
     before, after, names, _ = attempt.run(warmup)
+    if line and pools:
+        return len(names)
     if after.storages > before.storages or after.bytes > before.bytes:
         head = fault_head(len(names), before, after)
         raise attempt.named(head) if named else Leak(head)
@@ -101,10 +104,11 @@ class _Attempt:
     pools: tuple[Any, ...]
     most: int
     last: int | None
+    line: str
 
     def run(self, warmup: int, *, placed: bool = False) -> tuple[Level, Level, dict[int, str], Births]:
         """What was alive before and after, and in which operation's place each fault was."""
-        countdown, ledger, counter = _Countdown(), Ledger(), Counter()
+        countdown, ledger, counter = _Countdown(), Ledger(), Counter(self.line)
         with ExitStack() as exits:
             if self.pools:
                 exits.enter_context(counter_watched(self.pools, counter.called))

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 3d2c0220f15c0832: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 c2d6f26b9ce40d9c: written again as long as that is the digest of the rest
 """Pools as a leak test sees them: objects that lend something by one method and take it back by another.
 
 Any pool will do: its methods are known by name, and are wrapped on its class while a pass looks on.
@@ -35,8 +35,12 @@ _NO_POOLS = ("builtins", "threading", "_thread", "multiprocessing", "asyncio", "
 
 def pair_of(pool: object) -> tuple[str, str] | None:
     """The names by which an object lends and takes back; None if it is no pool."""
-    kind = type(pool)
-    if kind.__module__.partition(".")[0] in _NO_POOLS or isinstance(pool, (type, ModuleType)):
+    return None if isinstance(pool, (type, ModuleType)) else pair_of_class(type(pool))
+
+
+def pair_of_class(kind: type) -> tuple[str, str] | None:
+    """The same for every object of a class."""
+    if kind.__module__.partition(".")[0] in _NO_POOLS:
         return None
     for lend, take_back in PAIRS:
         if callable(getattr(kind, lend, None)) and callable(getattr(kind, take_back, None)):
@@ -80,35 +84,43 @@ class _Watch:
     called: Called
     inside: _Depth = field(default_factory=_Depth)
 
+    def knows(self, pool: Any) -> bool:
+        return any(
+            pool is known or (isinstance(known, type) and isinstance(pool, known)) for known in self.pools
+        )
+
 
 @contextmanager
 def counter_watched(pools: tuple[Any, ...], called: Called) -> Iterator[None]:
-    """While entered, every outermost lend and take-back of these pools is reported."""
+    """While entered, every outermost lend and take-back of these pools is reported; a class stands for all
+    of its objects.
+    """
     with ExitStack() as exits:
         wrapped: set[tuple[type, str]] = set()
         watch = _Watch(pools, called)
         for pool in pools:
-            pair = pair_of(pool)
+            kind = pool if isinstance(pool, type) else type(pool)
+            pair = pair_of_class(kind)
             if pair is None:
                 raise TypeError(
-                    f"{type(pool).__name__} is no pool that a leak test knows: it has none of the pairs "
+                    f"{kind.__name__} is no pool that a leak test knows: it has none of the pairs "
                     f"{', '.join('/'.join(names) for names in PAIRS)}"
                 )
-            for kind, name, act in _methods(pool, *pair):
-                if (kind, name) not in wrapped:
-                    wrapped.add((kind, name))
-                    exits.enter_context(_wrapped(kind, name, act, watch))
+            for owner, name, act in _methods(kind, *pair):
+                if (owner, name) not in wrapped:
+                    wrapped.add((owner, name))
+                    exits.enter_context(_wrapped(owner, name, act, watch))
         yield
 
 
-def _methods(pool: object, lend: str, take_back: str) -> Iterator[tuple[type, str, str]]:
-    for kind in type(pool).__mro__:
-        for name, value in list(vars(kind).items()):
+def _methods(kind: type, lend: str, take_back: str) -> Iterator[tuple[type, str, str]]:
+    for base in kind.__mro__:
+        for name, value in list(vars(base).items()):
             if callable(value) or hasattr(value, "__get__"):
                 if name == lend or name.startswith(f"{lend}_"):
-                    yield kind, name, "lend"
+                    yield base, name, "lend"
                 elif name == take_back:
-                    yield kind, name, "take back"
+                    yield base, name, "take back"
 
 
 @contextmanager
@@ -118,7 +130,7 @@ def _wrapped(kind: type, name: str, act: str, watch: _Watch) -> Iterator[None]:
     @wraps(getattr(kind, name))
     def method(pool: Any, *args: Any, **kwargs: Any) -> Any:
         call = original.__get__(pool, type(pool))
-        if watch.inside.depth or not any(pool is known for known in watch.pools):
+        if watch.inside.depth or not watch.knows(pool):
             return call(*args, **kwargs)  # a method that lends through another lends once
         if act == "lend":
             watch.called("ask", pool, (name, args, kwargs))

@@ -1,5 +1,5 @@
-# poolaudit leaktests, sha256 c45e997594a163a0: written again as long as that is the digest of the rest
-"""Where memory was made that no operation showed: one more step, looked at line by line."""
+# poolaudit leaktests, sha256 d538a1a08ab6344d: written again as long as that is the digest of the rest
+"""Where memory was made or grew that no operation showed: one more step, looked at line by line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from .storages import of_python_objects
 
 
 class _LineByLine:
-    """A trace function: whatever is new at a line was made by the line that ran before it."""
+    """A trace function: what has happened when a line begins was done by the line that ran before it."""
 
-    def __init__(self, births: Births) -> None:
-        self._births = births
+    def __init__(self, happened: Callable[[], bool]) -> None:
+        self._happened = happened
         self._before: Frames = ()
         self.found: Frames = ()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not self.found and any(
-            not self._births.knows(storage) for _, storage in of_python_objects(youngest=True)
-        ):
+        if not self.found and self._happened():
             self.found = self._before
         self._before = stack_of(frame.f_back if event == "return" else frame)
         return None if self.found else self
@@ -34,7 +32,21 @@ def where_unseen(births: Births, step: Callable[[], object]) -> tuple[str, ...]:
     """The stack of the first such storage, innermost line first; empty if this step made none."""
     births.look_around()
     gc.collect()
-    trace = _LineByLine(births)
+
+    def new() -> bool:
+        return any(not births.knows(storage) for _, storage in of_python_objects(youngest=True))
+
+    return _traced(step, new)
+
+
+def where_grown(births: Births, step: Callable[[], object]) -> tuple[str, ...]:
+    """The stack in which a storage that is older than the pass becomes larger; empty if none does."""
+    old = [(storage, storage.nbytes()) for birth, storage in births.living() if not birth.marks]
+    return _traced(step, lambda: any(storage.nbytes() > size for storage, size in old))
+
+
+def _traced(step: Callable[[], object], happened: Callable[[], bool]) -> tuple[str, ...]:
+    trace = _LineByLine(happened)
     previous = sys.gettrace()
     sys.settrace(trace)
     try:

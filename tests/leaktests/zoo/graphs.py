@@ -172,9 +172,9 @@ def accumulated_into_a_growing_tensor(size):
 
 
 def storage_that_is_resized(size):
-    buffer = torch.zeros(size)  # leak
+    buffer = torch.zeros(size)
 
     def step():
-        buffer.resize_(buffer.numel() + size)
+        buffer.resize_(buffer.numel() + size)  # leak
 
     return step
