@@ -17,10 +17,11 @@ from auditor.project.aliases import other_names
 from auditor.project.calls import Calls
 from auditor.project.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.class_model import ClassModel
+from auditor.project.customary import customary
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
-from auditor.project.giving_back import customary, giving_back
+from auditor.project.giving_back import giving_back
 from auditor.project.leases import Follower, Outcome
 from auditor.project.misused import Misused
 from auditor.project.modules import Function

@@ -5,15 +5,13 @@ wrapper returned is given back as the wrapper would do it, in the caller's words
 """
 
 import ast
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from auditor.flow.effects import Handle
-from auditor.flow.lease import GivingBack, Lease
-from auditor.project.calls import is_bound, parameter_for
+from auditor.flow.lease import GivingBack
+from auditor.project.callers_words import in_callers_words, is_plain
 from auditor.project.class_model import ClassModel
 from auditor.project.discovery import Half, Pair
 from auditor.project.lending import lending
@@ -80,22 +78,6 @@ def _is_used(way: GivingBack, function: Function) -> bool:
     return way.call.partition("(")[0].removeprefix("await ") + "(" in function.module.text
 
 
-def customary(leases: Iterable[Lease], lines_of: Callable[[str], Sequence[str]]) -> dict[str, str]:
-    """By protocol, the method of the lease itself by which the project gives most of them back."""
-    used: dict[str, Counter[str]] = {}
-    for lease in leases:
-        for span in lease.releases:
-            line = lines_of(span.path)[span.line - 1][span.column - 1 : span.end_column - 1]
-            method = re.fullmatch(r"\w+\.(\w+)\(\)", line)
-            used.setdefault(lease.protocol, Counter())[f"{{}}.{method[1]}()" if method else ""] += 1
-    found = {}
-    for protocol, forms in used.items():
-        form, count = min(forms.items(), key=lambda item: (-item[1], item[0]))
-        if form and count > 1:
-            found[protocol] = form
-    return found
-
-
 # The pool's class -------------------------------------------------------------------------------------------
 
 
@@ -122,7 +104,7 @@ def _by_pair(
     return GivingBack(
         f"{waits}{callee}({{}})",
         _beside(call, lent, function) if lent else None,
-        _is_plain(call.func),
+        is_plain(call.func),
     )
 
 
@@ -220,7 +202,7 @@ def _of_protocol(protocol: Protocol, function: Function, call: ast.Call, certain
     _, callee, pattern = written[0]
     operand = pattern.operands[0]
     argument = f"{operand}={{}}" if isinstance(operand, str) else "{}"
-    return GivingBack(f"{callee}({argument})", None, certain or _is_plain(call.func))
+    return GivingBack(f"{callee}({argument})", None, certain or is_plain(call.func))
 
 
 @lru_cache(maxsize=256)
@@ -282,28 +264,11 @@ def _through(
         return way
     waits, written = ("await ", way.call[6:]) if way.call.startswith("await ") else ("", way.call)
     root, dot, attribute = written.partition(".")
-    here = _in_callers_words(root, wrapper, function, call) if dot else None
+    here = in_callers_words(root, wrapper, function, call) if dot else None
     if here is None:
         return None
     hidden = here != "self" and attribute.startswith("_")
     return replace(way, call=f"{waits}{here}.{attribute}", lending=None, certain=way.certain and not hidden)
-
-
-def _in_callers_words(root: str, wrapper: Function, function: Function, call: ast.Call) -> str | None:
-    """What the caller calls the wrapper's `root`: its receiver, an argument, or the same global."""
-    bound = is_bound(wrapper, call)
-    if bound and wrapper.parameters and root == wrapper.parameters[0]:
-        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-        return ast.unparse(receiver) if receiver is not None and _is_plain(receiver) else None
-    if root in wrapper.parameters:
-        given: list[tuple[int | str, ast.expr]] = [*enumerate(call.args)]
-        given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg]
-        for position, value in given:
-            if parameter_for(wrapper, position, bound) == root:
-                return ast.unparse(value) if _is_plain(value) else None
-        return None
-    is_global = root in wrapper.module.assigned or root in wrapper.module.imports
-    return root if is_global and wrapper.module is function.module else None
 
 
 # Words ------------------------------------------------------------------------------------------------------
@@ -315,10 +280,3 @@ def _beside(call: ast.Call, name: str, function: Function) -> str | None:
         return f"{ast.unparse(call.func.value)}.{name}"
     module = function.module
     return name if name in module.functions or name in module.imports else None
-
-
-def _is_plain(node: ast.expr) -> bool:
-    """Names and attributes only: reading it twice gives the same object and does nothing else."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name)

@@ -8,9 +8,9 @@ from auditor.model import Failure
 from auditor.project.aliases import other_names
 from auditor.project.analysis import FlowResult
 from auditor.project.candidates import called_as
+from auditor.project.customary import customary
 from auditor.project.discovery import Pair
 from auditor.project.fields import Fields
-from auditor.project.giving_back import customary
 from auditor.project.leases import Outcome
 from auditor.project.modules import Function, Module
 from auditor.project.pool_call import PoolCall
