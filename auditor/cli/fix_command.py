@@ -30,7 +30,9 @@ MANUAL = manual(
 @click.option("--unsafe-fixes", is_flag=True, help="Also fixes that may change the program's meaning.")
 @click.option("--interactive", is_flag=True, help="Show each fix and ask: y, n, a (all of its rule), q.")
 @click.option(
-    "--verify", is_flag=True, help="Run the generated leak tests before and after, in copies; see below."
+    "--verify",
+    is_flag=True,
+    help="Run the generated leak tests before and after, in copies; write only if they pass.",
 )
 @selection_options("fix", "Leave findings in FILE.")
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 where it would be 1.")
