@@ -42,7 +42,7 @@ def memory_unwritten(code: Code) -> Iterator[Sighting]:
     """Each read that comes first, and arithmetic on the spot: `torch.empty(n) - inf`."""
     for call in sorted((c for name in MAKERS for c in code.calls.get(name, ())), key=place):
         function = code.function_of(call)
-        if function is None or not _makes(code, call):
+        if function is None or _is_for_shapes(function) or not _makes(code, call):
             continue
         parent = code.parents[call]
         if isinstance(parent, ast.BinOp) and isinstance(parent.op, ARITHMETIC):
@@ -55,6 +55,12 @@ def memory_unwritten(code: Code) -> Iterator[Sighting]:
         if seen is Seen.READ and at is not None:
             steps = ((call, "made here, uncleared"), (at, "read here, before anything was written"))
             yield code.sighting(Kind.UNWRITTEN, at, f"`{name}`", last_name(call.func), steps=steps)
+
+
+def _is_for_shapes(function: Function) -> bool:
+    """`@register_meta`, `@register_fake`: run on tensors without memory."""
+    names = (last_name(d.func if isinstance(d, ast.Call) else d) for d in function.decorator_list)
+    return any(word in name for name in names for word in ("meta", "fake", "abstract"))
 
 
 def _makes(code: Code, call: ast.Call) -> bool:
