@@ -28,11 +28,17 @@ ANALYSES = {
     "PA201, PA202, PA204, PA207": (
         ("misused.py", "_life"),
         ("misused.py", "_given"),
+        ("misused.py", "_handed_over"),
         ("twice_by_methods.py", "misuses"),
+        ("twice_by_calls.py", "misuses"),
     ),
-    "PA203": (("foreign.py", "misuses"),),
+    "PA203": (("foreign.py", "misuses"), ("locks.py", "misuses")),
     "PA205": (("tensor_misuse.py", "_recorded"),),
-    "PA206": (("tensor_misuse.py", "_unwritten"),),
+    "PA206": (
+        ("tensor_misuse.py", "_unwritten"),
+        ("uninitialised.py", "memory_unwritten"),
+        ("uninitialised_bytes.py", "may_read_unwritten"),
+    ),
     "PA208": (("tensor_misuse.py", "_in_flight"),),
 }
 """The functions under which a rule's own analysis runs, as file and name."""
