@@ -1,11 +1,10 @@
 """Tensors that a pool is given though no pool handed them out: made here, or passed by every caller."""
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from auditor.flow.effects import BORROWED, Value
 from auditor.flow.follow import EDGES
-from auditor.flow.knowledge import Knowledge
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
@@ -17,33 +16,17 @@ from auditor.model import Step
 from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
-from auditor.project.project import Project
-from auditor.project.recognise import Recogniser
 from auditor.project.released import released_value
 from auditor.project.sites import functions_with, site_nodes
-from auditor.project.uses import Endings
+from auditor.project.tracking import Tracking
 from auditor.protocols.tensor_accesses import makes_leaf, module_keeps_input
 from auditor.protocols.tensor_operations import treatment_of
 
 Releasing = Sequence[tuple[Function, list[int]]]
 
 
-class Foreign:
+class Foreign(Tracking):
     """Follows tensors that are surely no leases to the calls that give them to a pool."""
-
-    def __init__(
-        self,
-        project: Project,
-        recogniser: Recogniser,
-        endings: Endings,
-        calling: Callable[[set[str]], Sequence[str]],
-        known: Callable[[Function], dict[int, Knowledge]],
-    ) -> None:
-        self.project = project
-        self.recogniser = recogniser
-        self.endings = endings
-        self.calling = calling
-        self.known = known
 
     def misuses(self, releasing: Releasing) -> Iterator[Misuse]:
         of_tensors = [(function, self._of_tensors(function, nodes)) for function, nodes in releasing]

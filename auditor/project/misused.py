@@ -1,11 +1,11 @@
 """Every misuse in a project: which lives are followed, and what is made of what they show."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES
-from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.knowledge import NOTHING
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
@@ -21,14 +21,12 @@ from auditor.project.locks import Locks
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
 from auditor.project.other_pool import differ
-from auditor.project.project import Project
-from auditor.project.recognise import Recogniser
 from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors
+from auditor.project.tracking import Tracking
 from auditor.project.twice_by_calls import Keeping, TwiceByCalls
 from auditor.project.twice_by_methods import TwiceByMethods
-from auditor.project.uses import Endings
 
 ENTRY = 0
 LAST_WORDS = {
@@ -40,24 +38,14 @@ LAST_WORDS = {
 }
 
 
-class Misused:
+@dataclass(eq=False)
+class Misused(Tracking):
     """Follows every lease of the project beyond its release."""
 
-    def __init__(
-        self,
-        project: Project,
-        recogniser: Recogniser,
-        endings: Endings,
-        calling: Callable[[set[str]], Sequence[str]],
-        known: Callable[[Function], dict[int, Knowledge]],
-    ) -> None:
-        self.project = project
-        self.recogniser = recogniser
-        self.endings = endings
-        self.calling = calling
-        self.found: dict[tuple[Fault, Span], Misuse] = {}
-        self.tensors = Tensors(endings)
-        self.known = known
+    found: dict[tuple[Fault, Span], Misuse] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = Tensors(self.endings)
 
     def misuses(self, outcomes: Iterable[Outcome]) -> tuple[Misuse, ...]:
         for outcome in outcomes:
@@ -81,8 +69,8 @@ class Misused:
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
 
     def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
-        by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling)
-        yield from by_calls.misuses(keeping(), self.known)
+        by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling, self.known)
+        yield from by_calls.misuses(keeping())
 
     def _releasing(self) -> Iterator[tuple[Function, list[int]]]:
         """Functions with the nodes of their calls that a protocol lists as releases."""

@@ -1,10 +1,9 @@
 """A method that releases a field and keeps it, called twice: the second call releases it again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from auditor.flow.effects import Value
 from auditor.flow.follow import EDGES
-from auditor.flow.knowledge import Knowledge
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
@@ -15,33 +14,17 @@ from auditor.model import Step
 from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
-from auditor.project.project import Project
-from auditor.project.recognise import Recogniser
 from auditor.project.sites import functions_with, site_nodes
-from auditor.project.uses import Endings
+from auditor.project.tracking import Tracking
 
 Keeping = dict[Function, tuple[Path, Value]]
 """Methods that surely release a field of their object, and leave it where it is."""
 
 
-class TwiceByCalls:
+class TwiceByCalls(Tracking):
     """Follows the field from one call of such a method to the next."""
 
-    def __init__(
-        self,
-        project: Project,
-        recogniser: Recogniser,
-        endings: Endings,
-        calling: Callable[[set[str]], Sequence[str]],
-    ) -> None:
-        self.project = project
-        self.recogniser = recogniser
-        self.endings = endings
-        self.calling = calling
-
-    def misuses(
-        self, keeping: Keeping, known: Callable[[Function], dict[int, Knowledge]]
-    ) -> Iterator[Misuse]:
+    def misuses(self, keeping: Keeping) -> Iterator[Misuse]:
         words = {method.name for method in keeping}
         for path in self.calling(words) if words else ():
             module = self.project.module(path)
@@ -50,17 +33,11 @@ class TwiceByCalls:
             for function, calls in functions_with(module, words):
                 try:
                     nodes = [n for call in calls for n in site_nodes(function, call)]
-                    yield from self._function(function, nodes, keeping, known)
+                    yield from self._function(function, nodes, keeping)
                 except (TooLarge, TooManyStates, RecursionError):
                     continue
 
-    def _function(
-        self,
-        function: Function,
-        nodes: list[int],
-        keeping: Keeping,
-        known: Callable[[Function], dict[int, Knowledge]],
-    ) -> Iterator[Misuse]:
+    def _function(self, function: Function, nodes: list[int], keeping: Keeping) -> Iterator[Misuse]:
         graph = function.graph
         for node in nodes:
             call = graph.ops[node]
@@ -69,10 +46,12 @@ class TwiceByCalls:
             if len(targets) != 1 or targets[0] not in keeping or call.receiver is None:
                 continue
             field, value = keeping[targets[0]]
-            if node not in known(function) or not self._is_known(function, call.receiver, targets[0]):
+            if node not in self.known(function) or not self._is_known(function, call.receiver, targets[0]):
                 continue
             life = Life(frozenset({((*call.receiver, *field), False)}), released=node)
-            start = [(n, life, known(function)[node]) for n, e in graph.successors[node] if e is Edge.NORMAL]
+            start = [
+                (n, life, self.known(function)[node]) for n, e in graph.successors[node] if e is Edge.NORMAL
+            ]
             domain = Lifetime(graph, self.endings.uses(function), value, "")
             solution = solve(graph, start, domain.step, EDGES["none"])
             for event in domain.events:
