@@ -60,16 +60,20 @@ def unknown(findings: Sequence[Finding], baseline: Iterable[Known]) -> list[Find
     """The findings that the baseline does not hold: of three alike where it knows two, one is left.
 
     First by fingerprint, wherever the code went. What is then left on both sides is matched within one file
-    by rule and acquire alone: a function or a class was renamed. So an entry excuses one finding, never two.
+    by rule and acquire alone: a function or a class was renamed. At last the entries of files that are gone,
+    again by rule and acquire, with findings in files that no entry names: both were renamed. So an entry
+    excuses one finding, never two.
     """
     known = tuple(baseline)
     left = Counter(entry.fingerprint for entry in known)
     new = [finding for finding in findings if not _taken(left, finding.fingerprint)]
-    renamed: Counter[tuple[str, str]] = Counter()
-    for entry in known:
-        if _taken(left, entry.fingerprint):
-            renamed[entry.path, what(entry.fingerprint)] += 1
-    return [f for f in new if not _taken(renamed, (f.span.path, what(f.fingerprint)))]
+    unmatched = [entry for entry in known if _taken(left, entry.fingerprint)]
+    renamed = Counter((entry.path, what(entry.fingerprint)) for entry in unmatched)
+    new = [finding for finding in new if not _taken(renamed, (finding.span.path, what(finding.fingerprint)))]
+    gone = {entry.path for entry in unmatched if not Path(entry.path).exists()}
+    moved = Counter(what(entry.fingerprint) for entry in unmatched if entry.path in gone)
+    named = {entry.path for entry in known}
+    return [f for f in new if f.span.path in named or not _taken(moved, what(f.fingerprint))]
 
 
 def _taken(left: Counter[Key], key: Key) -> bool:

@@ -91,9 +91,19 @@ def _why(row: ClassRow, width: int) -> list[str]:
     if row.reason:
         parts.append(row.reason)
     text = ": ".join(parts)
+    if row.support == "partial":
+        text = f"{text}; {_lacking(row)}" if text else _lacking(row)
     if row.support != "full" and row.estimated_bytes and (under := assumed(row)):
         text += f"; about {size(row.estimated_bytes)} if {under}"
     return wrap(text, width, first=BELOW, hanging=BELOW) if text else []
+
+
+def _lacking(row: ClassRow) -> str:
+    """What keeps a class from full support, as far as it shows."""
+    lacks = [what for what, there in (("release", row.releases), ("cleanup", row.cleans_up)) if not there]
+    if row.acquires and lacks:
+        return f"acquires, and has no {' and no '.join(lacks)} of its own"
+    return "has the switch, and acquires nothing" if row.switch and not row.acquires else "see its findings"
 
 
 def _next(run: Run, width: int) -> Iterator[Row]:

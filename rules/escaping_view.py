@@ -1,7 +1,8 @@
 """PA204 escaping-view: a view of a lease outlives its release.
 
 **What.** A slice, a transpose or another view of a lease is returned, yielded or stored where it outlives
-the function, and the lease has been given back: before, in a `finally`, or by the end of a `with`.
+the function, and the lease has been given back: before, in a `finally`, or by the end of a `with`. An array
+over the memory of an object is such a view: `np.frombuffer` of a map, `np.ndarray(buffer=segment.buf)`.
 
 **Why.** The view looks at the block, not at the values. The caller reads whatever the next owner writes,
 often much later, and nothing at that place says that the tensor was borrowed.

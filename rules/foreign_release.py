@@ -4,6 +4,10 @@
 directly or through a function that releases what it is given. If every caller of that function passes such
 a tensor, its release is reported, else the calls that do.
 
+Locks and semaphores are looked at where their protocol is on (`enable-protocols = ["locks"]`): a release that
+some path reaches without the acquire, because that stands within the `try`, was not waited for, or belongs
+to another branch. A function that may be entered with the lock held is left alone.
+
 **Why.** The pool takes the memory in and hands it out as its own while its maker still uses it, or it
 raises. Often the other half of the fault stands beside it: the lease that should have come back never does,
 because its name was bound to a new tensor on the way (`out = out / n`).
@@ -28,7 +32,7 @@ def average(pool, parts):
 
 from collections.abc import Iterator
 
-from auditor.facts import Facts, Fault
+from auditor.facts import Facts, Fault, Misuse
 from auditor.model import Finding, Severity
 from auditor.rule import Meta
 
@@ -50,7 +54,11 @@ GOOD = """def total(pool, n):
 def check(facts: Facts) -> Iterator[Finding]:
     for misuse in facts.misuses:
         if misuse.fault is Fault.FOREIGN:
-            whose = "every caller passes a tensor that" if misuse.why == "caller" else f"{misuse.lease}"
-            yield META.finding(
-                misuse.span, misuse.symbol, f"{whose} was never acquired from a pool", misuse.trace
-            )
+            yield META.finding(misuse.span, misuse.symbol, _message(misuse), misuse.trace)
+
+
+def _message(misuse: Misuse) -> str:
+    if misuse.why == "lock":
+        return f"{misuse.lease} is released where it may not have been taken"
+    whose = "every caller passes a tensor that" if misuse.why == "caller" else misuse.lease
+    return f"{whose} was never acquired from a pool"

@@ -18,6 +18,9 @@ Example:
             self.dim = dim
 
 Fix: call `super().__init__(...)`, or the mixin's own initialiser.
+
+In the field: one finding in 20,000 files of 19 public packages, a stand-in for tests, and such are left alone
+since. Its fixtures are all that shows it at work (docs/field-notes-integration.md).
 """
 
 from collections.abc import Iterator

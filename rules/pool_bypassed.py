@@ -21,6 +21,9 @@ Example:
 
 Fix: take it from the pool as the others are. `fix` does it for classes with `MemoryPoolMixin`; unsafe,
 because the memory comes from elsewhere.
+
+In the field: nothing in 20,000 files of 19 public packages, true or false; its fixtures are all that shows
+it at work. It is on because it is quiet (docs/field-notes-integration.md).
 """
 
 from collections.abc import Iterator

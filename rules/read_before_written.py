@@ -2,6 +2,8 @@
 
 **What.** The acquire does not clear what it hands out, and the first thing that happens to the values is a
 read: a sum, a product, or an operation in place that builds on what is there (`+=`, `add_`, `index_add_`).
+The same is said of memory that no pool handed out, `torch.empty` and `np.empty`, where the first thing that
+happens to it in the function is a read.
 
 **Why.** A fresh block is often zero, because the system hands out cleared pages. A block that is used again
 holds what its last owner left. So the code works in every test and is wrong in the second request.

@@ -18,6 +18,9 @@ Example:
 
 Fix: a `close` method (and `__enter__`, `__exit__`) that gives back, with `__del__` calling it at most as
 a net. Unsafe: somebody has to call it. Offered where `__del__` does nothing but give fields back.
+
+In the field: nothing in 20,000 files of 19 public packages, true or false; its fixtures are all that shows
+it at work. It is on because it is quiet (docs/field-notes-integration.md).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,9 @@
 """PA201 released-twice: a lease is given back a second time.
 
 **What.** On some path the same lease reaches a release twice: by another name, in another method, by the
-caller and by the callee, in a loop's next turn, or by the end of a `with` that gives it back as well.
+caller and by the callee, in a loop's next turn, or by the end of a `with` that gives it back as well. So it
+is if a method that releases a field and keeps it is called twice, or is called by `__del__` as well, and if
+something is released that another call took over (`transfer` in the settings: `os.fdopen(fd)`).
 
 **Why.** After the first release the block is somebody else's, or soon will be. The second one puts it on
 the free list twice, and then two owners write into the same memory: wrong results far away, at a load that

@@ -21,6 +21,9 @@ Example:
 
 Fix: hand the switch on: `Attention(dim, enable_memory_pool=enable_memory_pool)`. Unsafe, for callers
 who turn the pool on then get it in the children too.
+
+In the field: nothing in 20,000 files of 19 public packages, true or false; its fixtures are all that shows
+it at work. It is on because it is quiet (docs/field-notes-integration.md).
 """
 
 from collections.abc import Iterator

@@ -27,7 +27,9 @@ def test_round_trip_and_multiset(tmp_path: Path) -> None:
     assert [f.span.line for f in unknown(now, known)] == [13, 14]
 
 
-def test_a_renamed_function_is_known_by_its_acquire(tmp_path: Path) -> None:
+def test_a_renamed_function_is_known_by_its_acquire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").touch()
     file = tmp_path / "known.json"
     write_baseline(file, [finding(1, "aaaaaaaa" + "11111111"), finding(2, "aaaaaaaa" + "22222222")])
     known = read_baseline(file)
@@ -36,9 +38,9 @@ def test_a_renamed_function_is_known_by_its_acquire(tmp_path: Path) -> None:
     third = finding(9, "aaaaaaaa" + "44444444")
     assert unknown([renamed, finding(2, "aaaaaaaa" + "22222222"), third], known) == [third]
     elsewhere = replace(renamed, span=replace(renamed.span, path="b.py"))
-    assert unknown([elsewhere], known) == [
-        elsewhere
-    ]  # moved and renamed at once: nothing ties it to the old one
+    assert unknown([elsewhere], known) == [elsewhere]  # the old file is still there
+    Path("a.py").unlink()
+    assert unknown([elsewhere], known) == []
     other = finding(1, "bbbbbbbb" + "11111111")
     assert unknown([other], known) == [other]
 
@@ -139,4 +141,24 @@ def test_survives_moving_renaming_and_reformatting(tmp_path: Path) -> None:
     new = poolaudit("audit", "--isolated", "--baseline", "known.json", "--format", "json", cwd=tmp_path)
     assert [(f["path"], f["symbol"], f["code"]) for f in new.json["findings"]] == [
         ("package_1/deeper/module_1.py", "helper_1b", "PA104")
+    ]
+
+
+def test_survives_a_file_and_its_classes_renamed_at_once(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(LEAKY.format(n=1))
+    (tmp_path / "stays.py").write_text("def keep(pool):\n    pool.acquire(1, 2)\n")
+    poolaudit("audit", "--isolated", "--write-baseline", "known.json", cwd=tmp_path)
+    (tmp_path / "old.py").unlink()
+    text = LEAKY.format(n=1).replace("Layer1", "Block").replace("helper_1", "assist")
+    (tmp_path / "new.py").write_text(text)
+    known = poolaudit("audit", "--isolated", "--baseline", "known.json", "--format", "json", cwd=tmp_path)
+    assert (known.status, places(known.json)) == (0, [])
+    (tmp_path / "new.py").write_text(text + "\n\ndef more(pool):\n    pool.acquire(1, 2)\n")
+    (tmp_path / "stays.py").write_text(
+        "def keep(pool):\n    pool.acquire(1, 2)\n    pool.acquire(0X1,len('1'))\n"
+    )
+    new = poolaudit("audit", "--isolated", "--baseline", "known.json", "--format", "json", cwd=tmp_path)
+    assert [(f["path"], f["symbol"]) for f in new.json["findings"]] == [
+        ("new.py", "more"),
+        ("stays.py", "keep"),
     ]

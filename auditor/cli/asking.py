@@ -1,4 +1,4 @@
-"""`fix --interactive`: one fix after the other is shown, and applied only if the answer is yes."""
+"""`fix --interactive`: one fix after the other is shown with its path, and applied only on a yes."""
 
 import sys
 from collections.abc import Mapping
@@ -46,6 +46,9 @@ class Asking:
         assert finding.fix is not None
         span, fix = finding.span, finding.fix
         click.echo("\n" + safe(f"{span.path}:{span.line}: {finding.code} {finding.message}"), err=True)
+        for step in finding.trace:
+            where = "" if step.path == span.path else f"{step.path}:"
+            click.echo(safe(f"    {where}{step.line}: {step.note}"), err=True)
         click.echo(safe(f"{fix.safety} fix: {fix.description}"), err=True)
         result = apply([fix], documents)
         for path, document in result.documents.items():

@@ -10,7 +10,7 @@ from auditor.cache import DIRECTORY
 from auditor.cli.completion import rule_codes
 
 _FILE = click.Path(path_type=Path)
-_EXCEPTIONS = "Which raising edges count."
+_EXCEPTIONS = "Which raising edges count: none, raise and assert, or every call too (default: calls)."
 _DIFF_BASE = "Only findings on lines changed since the git revision REV."
 Command = TypeVar("Command", bound=Callable[..., Any])
 

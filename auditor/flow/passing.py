@@ -33,7 +33,7 @@ class Passing(Holding):
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
 
     def _counted(self, call: Call, held: Held, edge: Edge) -> Held:
-        """A further count on the same object, or a lock taken again: who ends that ends his own, not this."""
+        """A further count on the same object, a lock taken again: who ends that ends his own, not this."""
         if self.acquisition.keyed or (edge in RAISING and call.receiver not in held.places):
             return held
         other = self.effects.acquisition(call)

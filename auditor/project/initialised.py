@@ -8,6 +8,8 @@ from auditor.source.entries import ClassIndex
 
 _SETS_UP = re.compile(r"__init__|_(?:init|setup|set_up)_\w+")
 """Methods that only construction calls; a public one may be called by whoever builds the object."""
+_DOUBLE = re.compile(r"_*(?:Mock|Fake|Stub|Dummy)|\w*(?:Mock|Fake|Stub)$")
+"""Stand-ins skip what they stand in for, on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class MissingState:
 def missing_state(entry: ClassIndex, lineage: Sequence[ClassIndex]) -> MissingState | None:
     """`lineage` is the class itself and its bases in the project, nearest first."""
     if entry.detail is None or not entry.has_init or entry.detail.init_span is None:
+        return None
+    if _DOUBLE.match(entry.name):
         return None
     if any(each.has_init and each.detail is None for each in lineage):
         return None  # a constructor that nothing is known of may do it

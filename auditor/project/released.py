@@ -10,7 +10,7 @@ from auditor.project.recognise import Recogniser
 from auditor.protocols.vocabulary import split
 
 NUMBERS = frozenset(
-    {"slot", "slots", "index", "indices", "idx", "id", "ids", "loc", "locs", "offset", "offsets"}
+    {"slot", "slots", "index", "indices", "indexes", "idx", "id", "ids", "loc", "locs", "offset", "offsets"}
 )
 
 

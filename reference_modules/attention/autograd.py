@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from reference_modules.attention.geometry import Chunk, Tile, tiles
 from reference_modules.attention.halving import in_halves_if_needed, ran_out_of_memory, say_so
 from reference_modules.attention.joint import (
+    LARGE_LSE,
     Grads,
     Inputs,
     Plan,
@@ -27,6 +29,7 @@ from reference_modules.attention.joint import (
     forward_tile,
     joint_views,
     lse_dtype,
+    needs_float64,
 )
 from reference_modules.attention.kernels import Kernel
 from reference_modules.attention.plain import accumulation_dtype
@@ -42,16 +45,31 @@ def attend(
 ) -> tuple[Tensor, Tensor, Parts]:
     """out in the queries' type, lse in `lse_dtype`, and the parts if the gradient will want them."""
     q_BNHD = inputs.q_BNHD
+    with ExitStack() as held:
+        state, parts = _joint_softmax(inputs, plan, pool, seed, held)
+        out_BNHD, lse_BNH = state.out_BNHD.to(q_BNHD.dtype), state.lse_BNH
+        if needs_float64(q_BNHD, lse_BNH, plan):  # only for its rows: no row may depend on another's size
+            exact, _ = _joint_softmax(replace(inputs, in_float64=True), plan, pool, seed, held)
+            large_BNH = lse_BNH.abs() > LARGE_LSE
+            out_BNHD = torch.where(large_BNH.unsqueeze(-1), exact.out_BNHD.to(q_BNHD.dtype), out_BNHD)
+            lse_BNH = torch.where(large_BNH, exact.lse_BNH, lse_BNH)
+        return out_BNHD, lse_BNH, parts
+
+
+def _joint_softmax(
+    inputs: Inputs, plan: Plan, pool: Pool | None, seed: Tensor | None, held: ExitStack
+) -> tuple[Softmax, Parts]:
+    """out as it was summed up; it may be leased for as long as `held`."""
+    q_BNHD = inputs.q_BNHD
     masked = inputs.visible_BNH1 is not None
-    work = accumulation_dtype(q_BNHD.dtype)
     parts: Parts = {}
-    with ExitStack() as held, full_precision(q_BNHD):
+    with full_precision(q_BNHD):
         slabs, first = _slabs(plan, q_BNHD)
         done = 0
         if (state := _first_branch_at_once(inputs, plan, pool)) is not None:
             done = first
         else:
-            out_BNHD = held.enter_context(accumulator(q_BNHD, work, pool, zero=first == 0))
+            out_BNHD = held.enter_context(accumulator(q_BNHD, inputs.sum_dtype, pool, zero=first == 0))
             lse_BNH = q_BNHD.new_full(q_BNHD.shape[:3], -math.inf, dtype=lse_dtype(q_BNHD.dtype))
             state = Softmax(out_BNHD, lse_BNH)
         for index, slab in enumerate(slabs[done:], done):
@@ -65,7 +83,7 @@ def attend(
                     parts[tile] = part
 
             in_halves_if_needed(slab, run, allowed=not plan.dropout)
-        return state.out_BNHD.to(q_BNHD.dtype), state.lse_BNH, parts
+        return state, parts
 
 
 def attend_backward(
@@ -80,8 +98,11 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the inputs' type."""
     q_BNHD = inputs.q_BNHD
-    work = accumulation_dtype(q_BNHD.dtype)
     with ExitStack() as held, full_precision(q_BNHD):
+        if needs_float64(q_BNHD, lse_BNH, plan):  # all rows, and out anew: it was rounded when it was saved
+            inputs = replace(inputs, in_float64=True)
+            state, parts = _joint_softmax(inputs, plan, pool, seed, held)
+            out_BNHD, lse_BNH = state.out_BNHD, state.lse_BNH
         everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
         slabs, first = _slabs(plan, q_BNHD)
 
@@ -94,14 +115,17 @@ def attend_backward(
             return backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
 
         total = None
-        if first == 1 and _whole_tile(plan, q_BNHD) is not None:
+        if first == 1 and _whole_tile(plan, inputs) is not None:
             total = _unless_out_of_memory(
                 slabs[0], lambda: Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0, slabs[0])))
             )
         done = 0 if total is None else 1
         if total is None:
             total = Grads(
-                *(held.enter_context(accumulator(x, work, pool, zero=first == 0)) for x in everything)
+                *(
+                    held.enter_context(accumulator(x, inputs.sum_dtype, pool, zero=first == 0))
+                    for x in everything
+                )
             )
         for index in range(done, len(slabs)):
             take_in = total.put if index < first else total.add
@@ -178,7 +202,7 @@ def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[list[Tile], int]:
 def _first_branch_at_once(inputs: Inputs, plan: Plan, pool: Pool | None) -> Softmax | None:
     """What one kernel call over all rows returned, where that can serve as the sum and memory allows it."""
     q_BNHD = inputs.q_BNHD
-    if (tile := _whole_tile(plan, q_BNHD)) is None:
+    if (tile := _whole_tile(plan, inputs)) is None:
         return None
     kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, None)
     return _unless_out_of_memory(
@@ -195,14 +219,17 @@ def _unless_out_of_memory(tile: Tile, make: Callable[[], T]) -> T | None:
     return None
 
 
-def _whole_tile(plan: Plan, q_BNHD: Tensor) -> Tile | None:
+def _whole_tile(plan: Plan, inputs: Inputs) -> Tile | None:
     """A first branch in one kernel call, where its output can serve as the sum.
 
     Not where it is kept as it is (detach_mixing), where backward must cut alike to draw the same dropout, nor
     where sums have another type.
     """
+    q_BNHD = inputs.q_BNHD
     w, n = plan.branches[0].segment, q_BNHD.shape[1]
-    plain_sum = compute_dtype(q_BNHD) == accumulation_dtype(q_BNHD.dtype) == q_BNHD.dtype
+    plain_sum = (
+        compute_dtype(q_BNHD) == accumulation_dtype(q_BNHD.dtype) == q_BNHD.dtype and not inputs.in_float64
+    )
     if plan.branches[0].dilation > 1 or plan.detach_mixing or plan.dropout or not plain_sum or not n:
         return None
     whole = Chunk(0, n)

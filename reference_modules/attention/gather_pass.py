@@ -152,7 +152,7 @@ class Gathering:
         k, v = self._keys[source]
         whole = self.without.inputs(self.inputs.q_BNHD, self.inputs.k_BNHD, self.inputs.v_BNHD, source)
         visible = None if whole.visible_BNH1 is None else self._squeezed(whole.visible_BNH1)
-        return Inputs(q_BNHD, k, v, visible, derived(whole.seed, self.branch.index))
+        return Inputs(q_BNHD, k, v, visible, seed=derived(whole.seed, self.branch.index))
 
     def _squeezed(self, x_BNHX: Tensor) -> Tensor:
         b, n, h, x = x_BNHX.shape

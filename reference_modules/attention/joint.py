@@ -21,9 +21,11 @@ from torch import Tensor
 from reference_modules.attention.geometry import Branch, Chunk, HeadRun, OffsetRule, Tile, tiles
 from reference_modules.attention.kernels import Kernel, Need, choose
 from reference_modules.attention.operands import Operands
+from reference_modules.attention.packing import pack
 from reference_modules.attention.plain import accumulation_dtype
-from reference_modules.attention.workspace import Pool, temporary
+from reference_modules.attention.workspace import Pool
 
+LARGE_LSE = 32.0
 SLAB_BYTES = {
     "cpu": 2 << 20,
     "cuda": 256 << 20,
@@ -86,6 +88,7 @@ class Inputs:
     k_BNHD: Tensor
     v_BNHD: Tensor
     visible_BNH1: Tensor | None = None
+    in_float64: bool = False  # whatever the type of q: see needs_float64
     seed: int | None = None  # of dropout, another for the keys of each rank; one device keeps its own
 
     @staticmethod
@@ -98,9 +101,14 @@ class Inputs:
     ) -> Inputs:
         """From the mask that callers give, where True means ignore."""
         if key_padding_mask_BN is None:
-            return Inputs(q_BNHD, k_BNHD, v_BNHD, None, seed)
+            return Inputs(q_BNHD, k_BNHD, v_BNHD, seed=seed)
         visible_BN11 = (~key_padding_mask_BN)[:, :, None, None]
-        return Inputs(q_BNHD, k_BNHD, v_BNHD, visible_BN11.expand(-1, -1, k_BNHD.shape[2], -1), seed)
+        return Inputs(q_BNHD, k_BNHD, v_BNHD, visible_BN11.expand(-1, -1, k_BNHD.shape[2], -1), seed=seed)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """What out and gradients are summed in."""
+        return torch.float64 if self.in_float64 else accumulation_dtype(self.q_BNHD.dtype)
 
 
 class Blend:
@@ -201,11 +209,11 @@ def backward_tile(
         x = _load(tile, inputs, scale, pool, held)
         dtype, apart = x.q_BHLD.dtype, tile.dilation > 1
         if dtype == torch.float32 and lse[0].dtype == torch.float64:
-            dout_ = _pack(dout, apart, dtype, pool, held, [_rounding(x) for x in lse])
+            dout_ = pack(dout, apart, dtype, pool, held, [_rounding(x) for x in lse])
         else:
-            dout_ = _pack(dout, apart, dtype, pool, held)
-        out_ = _pack(out, apart, dtype, pool, held)
-        lse_ = _pack(lse, apart, accumulation_dtype(dtype), None, held).squeeze(-1)
+            dout_ = pack(dout, apart, dtype, pool, held)
+        out_ = pack(out, apart, dtype, pool, held)
+        lse_ = pack(lse, apart, accumulation_dtype(dtype), None, held).squeeze(-1)
         grads = kernel.backward(x, dout_, out_, lse_)
     batch = (inputs.q_BNHD.shape[0], tile.segments)
     dq, dk, dv = (grad.reshape(*batch, *grad.shape[1:]) for grad in grads)
@@ -226,55 +234,30 @@ def _rounding(lse: Tensor) -> Tensor:
     return off.exp_().float()
 
 
+def needs_float64(q_BNHD: Tensor, lse_BNH: Tensor, plan: Plan) -> bool:
+    """Whether scores are so large that the last bit of one in float32 is much of its probability.
+
+    At 1e4 it is 1e-3, and which way it falls is luck.  The scores that count in a row lie near its lse.
+    Within a pass all tiles go by one answer: else rounding that cancels within a type would stay.
+    """
+    if q_BNHD.dtype != torch.float32 or q_BNHD.device.type != "cpu" or plan.dropout or not lse_BNH.numel():
+        return False
+    least, most = (float(x) for x in lse_BNH.aminmax())
+    if least == -math.inf:  # rows without keys
+        least = float(lse_BNH.masked_fill(lse_BNH == -math.inf, 0.0).amin())
+    return max(most, -least) > LARGE_LSE
+
+
 def _load(tile: Tile, inputs: Inputs, scale: float, pool: Pool | None, held: ExitStack) -> Operands:
-    dtype = compute_dtype(inputs.q_BNHD)
+    dtype = torch.float64 if inputs.in_float64 else compute_dtype(inputs.q_BNHD)
     apart = tile.dilation > 1
-    q = _pack(tile.query_views(inputs.q_BNHD), apart, dtype, pool, held)
-    k = _pack(tile.key_views(inputs.k_BNHD), apart, dtype, pool, held)
-    v = _pack(tile.key_views(inputs.v_BNHD), apart, dtype, pool, held)
+    q = pack(tile.query_views(inputs.q_BNHD), apart, dtype, pool, held)
+    k = pack(tile.key_views(inputs.k_BNHD), apart, dtype, pool, held)
+    v = pack(tile.key_views(inputs.v_BNHD), apart, dtype, pool, held)
     keys = None
     if inputs.visible_BNH1 is not None:
-        keys = _pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held).squeeze(-1)
+        keys = pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held).squeeze(-1)
     return Operands(q, k, v, scale, tile.causal, keys)
-
-
-def _pack(
-    views_BSHLX: list[Tensor],
-    rows_apart: bool,
-    dtype: torch.dtype,
-    pool: Pool | None,
-    held: ExitStack,
-    factors: list[Tensor] | None = None,
-) -> Tensor:
-    """(b·segments, heads, rows, x): the one view itself where that is as good, else a gathered copy.
-
-    With `factors`, (b, segments, heads, rows, 1) for each view, always a copy: the products.
-
-    The kernels run through the keys again and again; over rows that lie apart they take 15 % longer than
-    over a copy.
-    """
-    first = views_BSHLX[0]
-    as_good = len(views_BSHLX) == 1 and first.dtype == dtype and not rows_apart and _is_one_batch(first)
-    if as_good:
-        return first.flatten(0, 1) if factors is None else (first * factors[0]).flatten(0, 1)
-    b, segments, _, rows, x = first.shape
-    heads = sum(view.shape[2] for view in views_BSHLX)
-    buffer = held.enter_context(temporary(pool, (b, segments, heads, rows, x), dtype, first.device))
-    at = 0
-    for index, view in enumerate(views_BSHLX):
-        target = buffer[:, :, at : at + view.shape[2]]
-        if factors is None:
-            target.copy_(view)
-        else:
-            torch.mul(view, factors[index], out=target)
-        at += view.shape[2]
-    return buffer.flatten(0, 1)
-
-
-def _is_one_batch(view_BSHLX: Tensor) -> bool:
-    b, segments = view_BSHLX.shape[:2]
-    merges = b == 1 or segments == 1 or view_BSHLX.stride(0) == segments * view_BSHLX.stride(1)
-    return merges and view_BSHLX.stride(-1) == 1
 
 
 def _spans(tile: Tile) -> Iterator[tuple[HeadRun, slice]]:

@@ -139,4 +139,4 @@ def _rows(held: Held) -> Iterator[tuple[Chunk, slice]]:
 def _narrow(inputs: Inputs, q_rows: slice, k_rows: slice) -> Inputs:
     visible = None if inputs.visible_BNH1 is None else inputs.visible_BNH1[:, k_rows]
     q, k, v = inputs.q_BNHD[:, q_rows], inputs.k_BNHD[:, k_rows], inputs.v_BNHD[:, k_rows]
-    return Inputs(q, k, v, visible, inputs.seed)
+    return Inputs(q, k, v, visible, seed=inputs.seed)

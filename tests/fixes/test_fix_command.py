@@ -214,6 +214,7 @@ def test_interactive(answers: str, fixed: list[str], tmp_path: Path) -> None:
     assert [name for name in ("a.py", "b.py") if (tmp_path / name).read_text() == FIXED] == fixed
     assert done.status == 0
     assert "a.py:2: PA101 `pool.allocate(q.shape)` is never released" in done.err
+    assert "\n    2: acquired here\n    4: returns here, still holding it\nsafe fix: try/finally" in done.err
     assert "+        pool.deallocate(scores)\n" in done.err
     assert "y: apply, n: leave, a: apply all of PA101, q: apply no more [y/n/a/q]" in done.err
 

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 4ec1c52d918cdeea: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 ae6399e8b800f23b: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.multihead.MultiheadDilatedAttention.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -102,7 +102,7 @@ def test_a_planted_object_is_found():
 
 
 def test_nothing_stays_held_after_a_failure():
-    """Fails at each of its 224 operations, one after the other."""
+    """Fails at each of its 230 operations, one after the other."""
     assert inject_faults(make_step(build, lambda turn: feed(3), "train")) > 0
 
 

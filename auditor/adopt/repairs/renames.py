@@ -6,6 +6,7 @@ classes use for something else cannot be told apart at every use: then nothing i
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from auditor.adopt.draft import Draft, Place, Refused
 from auditor.adopt.repairs.offer import draft_of, files_with, offered
@@ -22,7 +23,7 @@ def renamed_method(case: Case, old: str, new: str) -> FixOffer | None:
     """The method of a class, of its bases and heirs, and every use of it in the project."""
     try:
         names = _Family(case)
-        pairs = [(file, _methods(file, names, old, new)) for file in files_with(case, old)]
+        pairs = [(file, _renamed(file, _Methods(names, old, new))) for file in files_with(case, old)]
     except Refused:
         return None
     if not names.defined:
@@ -34,7 +35,7 @@ def renamed_switch(case: Case, old: str, new: str) -> FixOffer | None:
     """The parameter of `__init__`, its uses inside, and the keyword of everyone who builds the class."""
     try:
         names = _Family(case)
-        pairs = [(file, _switches(file, names, old, new)) for file in files_with(case, old)]
+        pairs = [(file, _renamed(file, _Switches(names, old, new))) for file in files_with(case, old)]
     except Refused:
         return None
     return offered(pairs, f"`{old}` renamed to `{new}`, with its callers' keywords")
@@ -69,46 +70,59 @@ def _key(entry: ClassIndex) -> Key:
     return entry.span.path, entry.qualname
 
 
-def _methods(file: Parsed, family: _Family, old: str, new: str) -> Draft:
-    """One file with the method renamed. Raises Refused where a use cannot be told apart."""
-    draft = draft_of(file)
-    places: list[Place] = []
-    for node in ast.walk(draft.tree):
+@dataclass(frozen=True, slots=True)
+class _Methods:
+    """A method that gets another name: where a node of the tree says the old one."""
+
+    family: _Family
+    old: str
+    new: str
+
+    def said_by(self, draft: Draft, node: ast.AST) -> Iterator[Place]:
         match node:
-            case ast.Constant(value=str(text)) if text == old:
-                raise Refused("it may be asked for by its name")
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in (old, new):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in (self.old, self.new):
                 owner = _class_around(draft, node)
-                related = owner is not None and (file.path, owner) in family.keys
-                if name == new and related:
+                related = owner is not None and (draft.path, owner) in self.family.keys
+                if name == self.new and related:
                     raise Refused("the standard name is taken")
-                if name == old and not related:
+                if name == self.old and not related:
                     raise Refused("something else has that name too")
-                if name == old:
-                    family.defined = True
-                    places.append(_after_def(draft, node, old))
-            case ast.Attribute(attr=name) if name == old:
+                if name == self.old:
+                    self.family.defined = True
+                    yield _after_def(draft, node, name)
+            case ast.Attribute(attr=name) if name == self.old:
                 line, column = draft.end(node)
-                places.append((line, column - len(old)))
-            case ast.Name(id=name) | ast.alias(name=name) if name == old:
+                yield line, column - len(name)
+            case ast.Name(id=name) | ast.alias(name=name) if name == self.old:
                 raise Refused("it is used as a plain name")
-    return _replaced(draft, places, old, new)
 
 
-def _switches(file: Parsed, family: _Family, old: str, new: str) -> Draft:
-    """One file with the switch renamed. Raises Refused where a use cannot be told apart."""
+@dataclass(frozen=True, slots=True)
+class _Switches:
+    """A switch that gets another name: where a node of the tree says the old one."""
+
+    family: _Family
+    old: str
+    new: str
+
+    def said_by(self, draft: Draft, node: ast.AST) -> Iterator[Place]:
+        match node:
+            case ast.FunctionDef(name="__init__"):
+                if (draft.path, _class_around(draft, node)) == self.family.own:
+                    yield from _in_constructor(draft, node, self.old, self.new)
+            case ast.Call():
+                yield from _keywords(draft, node, self.family, self.old)
+
+
+def _renamed(file: Parsed, name: _Methods | _Switches) -> Draft:
+    """One file with the new name. Raises Refused where a use cannot be told apart."""
     draft = draft_of(file)
     places: list[Place] = []
     for node in ast.walk(draft.tree):
-        match node:
-            case ast.Constant(value=str(text)) if text == old:
-                raise Refused("it may be asked for by its name")
-            case ast.FunctionDef(name="__init__"):
-                if (file.path, _class_around(draft, node)) == family.own:
-                    places += _in_constructor(draft, node, old, new)
-            case ast.Call():
-                places += _keywords(draft, node, family, file.path, old)
-    return _replaced(draft, list(dict.fromkeys(places)), old, new)
+        if isinstance(node, ast.Constant) and node.value == name.old:
+            raise Refused("it may be asked for by its name")
+        places += name.said_by(draft, node)
+    return _replaced(draft, list(dict.fromkeys(places)), name.old, name.new)
 
 
 def _in_constructor(draft: Draft, init: ast.FunctionDef, old: str, new: str) -> Iterator[Place]:
@@ -121,13 +135,13 @@ def _in_constructor(draft: Draft, init: ast.FunctionDef, old: str, new: str) -> 
     yield from (draft.start(each) for each in ast.walk(init) if isinstance(each, ast.Name) and each.id == old)
 
 
-def _keywords(draft: Draft, call: ast.Call, family: _Family, path: str, old: str) -> Iterator[Place]:
+def _keywords(draft: Draft, call: ast.Call, family: _Family, old: str) -> Iterator[Place]:
     """The keyword of a call that builds the class; another class's keyword of that name is its own."""
     for word in call.keywords:
         if word.arg != old:
             continue
         callee = call.func.attr if isinstance(call.func, ast.Attribute) else dotted_text(call.func) or ""
-        from_heir = callee == "__init__" and (path, _class_around(draft, call)) in family.heirs
+        from_heir = callee == "__init__" and (draft.path, _class_around(draft, call)) in family.heirs
         if from_heir or callee in family.built_by:
             yield draft.start(word)
         elif not callee[:1].isupper():

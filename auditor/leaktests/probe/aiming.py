@@ -128,7 +128,7 @@ def _observed(plan: Plan, runner: Any, trial: _Try, aims: Sequence[Aim], pools: 
         with _watched({aim.location for aim in aims}, lines):
             step = make_step(lambda: runner.callee(trial.build), feed, trial.scenario)
             shown = left_lent(step, pools, aims)
-    except Exception:  # arguments that do not go together reach nothing
+    except (Exception, SystemExit):  # arguments that do not go together reach nothing
         return _Seen(trial, set(), set())
     return _Seen(trial, lines, shown)
 

@@ -15,8 +15,12 @@ class NoPlan(Exception):
 class Attempts:
     """What was tried: how often, and how the likeliest calls of each stage ended."""
 
+    patience: float
+    """Seconds of processor time: a search that goes by the clock finds less on a busy machine."""
+    deadline: float
+    """By the clock, for what sleeps and before it counts as hanging."""
     tried: int = 0
-    deadline: float = 0.0
+    started: float = field(default_factory=time.process_time)
     told: list[str] = field(default_factory=list)
 
     def failed(self, call: str, error: BaseException) -> None:
@@ -26,7 +30,7 @@ class Attempts:
 
     @property
     def out_of_time(self) -> bool:
-        return time.monotonic() > self.deadline
+        return time.process_time() > self.started + self.patience or time.monotonic() > self.deadline
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def plan_for(target: Target, module: ModuleType, request: Request) -> Plan | Unp
     if target.kind == "module" and is_abstract(thing) and not recipe.method:
         return Unplanned(target, "it has no forward of its own: there is nothing to run", abstract=True)
     patience = SEARCHING if isinstance(thing, type) and target.kind != "autograd" else SEARCHING / 3
-    attempts = Attempts(deadline=started + min(patience, request.seconds * 0.6))
+    attempts = Attempts(patience, deadline=started + request.seconds * 0.6)
     scope = Scope(request.device)
     proposer = Proposer(module, target.name, request.known, request.configs)
     search = Search(target, thing, proposer, scope, recipe, attempts)

@@ -82,6 +82,8 @@ class Search:
             known = dict(self.proposer.overrides)
             for build, imports in self._constructions():
                 module = self._try_build(build, imports)
+                if module is None and not built and self.proposer.overrides != known:
+                    break  # what was learned is tried at once
                 if module is None:
                     continue
                 yield build, imports, module
@@ -211,10 +213,10 @@ class Search:
     ) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
         values: dict[Candidate, Any] = {}
         first: BaseException | None = None
-        until = time.monotonic() + MOST_FEED_SECONDS
+        until = time.process_time() + MOST_FEED_SECONDS
         empty = 0  # calls that went well and returned nothing to hold on to
         for ranks in likeliest([len(entry) for entry in lists], MOST_FEEDS):
-            if self.attempts.out_of_time or empty >= MOST_EMPTY or time.monotonic() > until:
+            if self.attempts.out_of_time or empty >= MOST_EMPTY or time.process_time() > until:
                 break
             arguments, imports = _chosen(parameters, lists, ranks)
             try:

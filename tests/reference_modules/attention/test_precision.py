@@ -62,10 +62,7 @@ LARGE = [
 @pytest.mark.parametrize("size", [10.0, 1e2, 1e3, 1e4])
 @pytest.mark.parametrize(("setting", "n"), LARGE)
 def test_float32_with_large_scores(setting: Setting, n: int, size: float) -> None:
-    """Every draw up to scores of 100; beyond, how the last bit of a score falls is luck in a single one."""
     errors, bars = over_draws(setting, n, torch.float32, size)
-    if size > 100:
-        errors, bars = errors.mean(0), bars.mean(0)
     assert torch.all(errors <= 2 * bars + 1e-6), (errors, bars)
 
 
@@ -76,15 +73,53 @@ def test_half_precision(setting: Setting, n: int, dtype: torch.dtype) -> None:
     assert torch.all(errors <= 2 * bars + 1e-3), (errors, bars)
 
 
-def over_draws(setting: Setting, n: int, dtype: torch.dtype, size: float | None) -> tuple[Tensor, Tensor]:
-    """(8 draws, 4 tensors) of errors and of error bars; `size` is the largest score, None for any."""
-    found = []
-    for seed in range(8):
-        q, k, v, dout = numbers((1, n, 4, 64), seed, dtype=dtype)
+# Between about 12 and 32, still in float32, 1 draw in 100 misses by luck (docs/attention.md).
+SIZES = st.sampled_from([3.0, 40.0, 100.0, 3e3, 1e4])
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(setting=settings_of_branches(), shape=SHAPES, seed=SEEDS, size=SIZES)
+def test_float32_whatever_is_drawn(setting: Setting, shape: tuple[int, ...], seed: int, size: float) -> None:
+    inputs, dout = with_scores(setting, shape, seed, torch.float32, size)
+    for error, bar in errors_and_bars(setting, inputs, dout):
+        assert error <= 2 * bar + 1e-6
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    setting=settings_of_branches(),
+    shape=SHAPES,
+    seed=SEEDS,
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+)
+def test_half_precision_whatever_is_drawn(
+    setting: Setting, shape: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> None:
+    inputs, dout = with_scores(setting, shape, seed, dtype, None)
+    for error, bar in errors_and_bars(setting, inputs, dout):
+        assert error <= 2 * bar + 1e-3
+
+
+def with_scores(
+    setting: Setting, shape: tuple[int, ...], seed: int, dtype: torch.dtype, size: float | None
+) -> tuple[list[Tensor], Tensor]:
+    """q, k, v and an outgoing gradient; `size` is that of the largest score that counts, None for any."""
+    q, k, v, dout = numbers(shape, seed, dtype=dtype)
+    if size is not None:
         with torch.no_grad():
-            scores = torch.einsum("bthd,bshd->bhts", q, k) * 64**-0.5
-            q.mul_(1.0 if size is None else size / scores.abs().max())
-        found.append(errors_and_bars(setting, [q, k, v], dout))
+            scores = torch.einsum("bthd,bshd->bhts", q, k) * shape[-1] ** -0.5
+            allowed = sum(x.float() for x in oracle.allowed_by_branch(setting, *shape[1:3]))
+            largest = scores.masked_fill(allowed == 0, -torch.inf).amax(-1)
+            found = largest[largest.isfinite()].abs()
+            q.mul_(size / found.max() if found.numel() else 1.0)
+    return [q, k, v], dout
+
+
+def over_draws(setting: Setting, n: int, dtype: torch.dtype, size: float | None) -> tuple[Tensor, Tensor]:
+    """(8 draws, 4 tensors) of errors and of error bars."""
+    found = [
+        errors_and_bars(setting, *with_scores(setting, (1, n, 4, 64), seed, dtype, size)) for seed in range(8)
+    ]
     errors, bars = torch.tensor(found, dtype=torch.float64).unbind(-1)
     return errors, bars
 
