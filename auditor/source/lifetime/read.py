@@ -31,17 +31,17 @@ _PATTERNS = {
     b"@cache(held)": re.compile(_CACHED % b"" + _HELD),
     b"@cache(size)": re.compile(_CACHED % rb"(?<=[@.]cache)(?!\()" + rb"\s*[^)\s]"),
     b"@cache(None)": re.compile(_CACHED % rb"\(\s*(?:maxsize\s*=\s*)?None" + rb"\s*[^)\s]"),
+    b"nn.RNN()": re.compile(rb"nn\.(?:LSTM|GRU|RNN)(?:Cell)?\("),
     b"lru_cache()()": re.compile(rb"lru_cache\([^\n]*\)\("),
     b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
     b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
 }
-_CELLS = tuple(b"nn." + kind + end for kind in (b"LSTM", b"GRU", b"RNN") for end in (b"(", b"Cell("))
 _OUT_OF_MEMORY = (b"OutOfMemoryError", b"out of memory", b"is_oom", b"should_reduce_")
 
 # For each reader what the bytes of a file that says torch must hold for it to find anything: one of these.
 _READERS: tuple[tuple[tuple[bytes, ...], Reader], ...] = (
     ((b".backward(", b".eval()"), graphs_kept),
-    ((b".backward(", *_CELLS), states_carried),
+    ((b".backward(", b"nn.RNN()"), states_carried),
     ((b"_hook(",), hooks_dropped),
     ((b"@cache(held)", b"lru_cache()()"), objects_cached),
     ((b".backward(", *_OUT_OF_MEMORY), exceptions_held),
