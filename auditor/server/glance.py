@@ -30,7 +30,7 @@ class Glance(Recurring):
         self.flow = flow
         self.focus = edited.changed
         everywhere = {path for path in basis.relevant if path not in self.focus} | (relevant & self.focus)
-        super().__init__(edited, basis.settings, sorted(everywhere), basis.library, basis.watch)
+        super().__init__(edited, basis.settings, sorted(everywhere), basis.shelf, basis.watch)
         self.relevant = sorted(relevant & self.focus)
 
     def _discover(self) -> list[Pair]:

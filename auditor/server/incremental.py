@@ -8,8 +8,8 @@ from auditor.examine import Analyse
 from auditor.project.analysis import FlowResult
 from auditor.server.edited import Edited
 from auditor.server.glance import Glance
-from auditor.server.library import Library
 from auditor.server.recurring import Recurring, Watch
+from auditor.server.shelf import Shelf
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Incremental:
     def __init__(self, watch: Watch) -> None:
         self.basis: Basis | None = None
         self._watch = watch
-        self._library = Library()
+        self._shelf = Shelf()
 
     def fits(self, settings: AnalysisSettings) -> bool:
         """Whether a glance can build on an earlier analysis."""
@@ -36,7 +36,7 @@ class Incremental:
         self, sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str]
     ) -> FlowResult:
         """What any audit finds. Raises Outdated; then the basis is still the one before."""
-        analysis = Recurring(sources, settings, relevant, self._library, self._watch)
+        analysis = Recurring(sources, settings, relevant, self._shelf, self._watch)
         flow = analysis.run()
         self.basis = Basis(analysis, flow)
         return flow

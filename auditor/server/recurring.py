@@ -10,7 +10,7 @@ from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 from auditor.project.project import Project
-from auditor.server.library import KnownProject, Library
+from auditor.server.shelf import KnownProject, Shelf
 
 Watch = Callable[[], None]
 """Called often; raises Outdated where nobody waits for the result any more."""
@@ -30,17 +30,17 @@ class Recurring(Analysis):
         sources: Mapping[str, str],
         settings: AnalysisSettings,
         relevant: Sequence[str],
-        library: Library,
+        shelf: Shelf,
         watch: Watch,
     ) -> None:
-        self.library = library
+        self.shelf = shelf
         self.watch = watch
         self.pairs: dict[str, list[Pair]] = {}
         self.words: set[str] = set()
         super().__init__(sources, settings, relevant)
 
     def _opened(self, sources: Mapping[str, str]) -> Project:
-        return KnownProject(sources, self.library)
+        return KnownProject(sources, self.shelf)
 
     def _discover(self) -> list[Pair]:
         for path in self.relevant:

@@ -17,7 +17,7 @@ class Shelved:
     complaint: Complaint | None
 
 
-class Library:
+class Shelf:
     """The last module of each path. A module holds its own flow graphs, which depend on its text alone."""
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class Library:
 
 
 class KnownProject(Project):
-    """A project that parses only what the library does not hold."""
+    """A project that parses only what is not on the shelf."""
 
-    def __init__(self, sources: Mapping[str, str], library: Library) -> None:
+    def __init__(self, sources: Mapping[str, str], shelf: Shelf) -> None:
         super().__init__(sources)
-        self._library = library
+        self._shelf = shelf
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -45,10 +45,10 @@ class KnownProject(Project):
 
     def _parse(self, path: str) -> Module | None:
         text = self.sources[path]
-        shelved = self._library.of(path, text)
+        shelved = self._shelf.of(path, text)
         if shelved is None:
             module = super()._parse(path)
-            self._library.keep(path, Shelved(text, module, self.failed.get(path)))
+            self._shelf.keep(path, Shelved(text, module, self.failed.get(path)))
             return module
         if shelved.complaint is not None:
             self.failed[path] = shelved.complaint
