@@ -60,7 +60,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield META.finding(lease.span, lease.symbol, message, leak.trace)
             continue
         for stored in lease.fields:
-            if "[" not in stored.field.path:
+            if "[*]" not in stored.field.path:
                 continue
             name = stored.field.path.partition("[")[0]
             drops = [drop for drop in stored.drops if drop.loss is Loss.DROPPED or not stored.escapes]

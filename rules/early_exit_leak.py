@@ -19,7 +19,7 @@ Safe where the lease is local: a release before the early exit, or try/finally.
 from collections.abc import Iterator
 
 from auditor.case import Case
-from auditor.facts import LEAVING, Facts, named
+from auditor.facts import LEAVING, Facts, Loss, named
 from auditor.fixes.exits import released_on_exit
 from auditor.fixes.gathered import gathered_given_back
 from auditor.fixes.rollback import rolled_back
@@ -54,9 +54,12 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         for leak in lease.leaks:
             if leak.loss in LEAVING:
-                message = (
-                    f"{named(lease)} from `{lease.text}` is still held on the way out at line {leak.at.line}"
+                way_out = (
+                    "at the function's end"
+                    if leak.loss is Loss.FALL_THROUGH
+                    else f"on the way out at line {leak.at.line}"
                 )
+                message = f"{named(lease)} from `{lease.text}` is still held {way_out}"
                 yield META.finding(lease.span, lease.symbol, message, leak.trace)
                 break
 

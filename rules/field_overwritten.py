@@ -19,7 +19,7 @@ Unsafe: a release before the store.
 from collections.abc import Iterator
 
 from auditor.case import Case
-from auditor.facts import Facts, Loss, kept
+from auditor.facts import Facts, Loss, StoredField, kept
 from auditor.fixes.fields import released_before_store
 from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
@@ -60,6 +60,20 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"each call stores another lease in `self.{again.field.path}`; the one before is not released"
             )
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
+            continue
+        forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)
+        if forgotten is not None:
+            line, path = forgotten.drops[0].at.line, forgotten.field.path
+            message = (
+                f"`self.{path}` is forgotten at line {line}; `{forgotten.released_by[0]}` would release it"
+            )
+            yield META.finding(lease.span, lease.symbol, message, kept(lease, forgotten))
+
+
+def _forgotten(stored: StoredField) -> bool:
+    """One of the methods that end the object only puts None into the field, the others release it."""
+    plain = "[*]" not in stored.field.path
+    return plain and bool(stored.drops and stored.released_by) and not stored.escapes
 
 
 def fix(case: Case) -> FixOffer | None:

@@ -2,8 +2,9 @@
 
 **What.** The acquire does not clear what it hands out, and the first thing that happens to the values is a
 read: a sum, a product, or an operation in place that builds on what is there (`+=`, `add_`, `index_add_`).
-The same is said of memory that no pool handed out, `torch.empty` and `np.empty`, where the first thing that
-happens to it in the function is a read.
+The same is said of memory that no pool handed out, where the first thing that happens to it in the function
+is a read: `torch.empty`, `np.empty`, `x.new_empty(n)`, `torch.FloatTensor(8)`, and what a ufunc leaves out
+(`np.log(x, where=x > 0)` without `out=`).
 
 **Why.** A fresh block is often zero, because the system hands out cleared pages. A block that is used again
 holds what its last owner left. So the code works in every test and is wrong in the second request.
@@ -24,12 +25,16 @@ def total(pool, parts):
     return out
 ```
 
-**Fix.** None yet. Acquire with `zero=True`, or begin with `copy_` of the first part."""
+**Fix.** Unsafe: `zeros` instead of `empty` where torch or numpy made the memory. What was chance is zero
+then, which may not be what was meant. For a lease none: acquire with `zero=True`, or begin with `copy_` of
+the first part."""
 
 from collections.abc import Iterator
 
+from auditor.case import Case
 from auditor.facts import Facts, Fault, Kind
-from auditor.model import Finding, Severity
+from auditor.fixes.cleared import made_cleared
+from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
 META = Meta(code="PA206", name="read-before-written", severity=Severity.WARNING)
@@ -57,3 +62,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     for seen in facts.sightings(Kind.UNWRITTEN):
         message = f"{seen.what} of `{seen.where}` is read before it is written"
         yield META.finding(seen.span, seen.symbol, message, seen.steps)
+
+
+def fix(case: Case) -> FixOffer | None:
+    return made_cleared(case)

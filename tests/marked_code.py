@@ -13,6 +13,7 @@ import msgspec
 from auditor.config import Settings
 from auditor.engine import Request, audit
 from auditor.model import Run
+from auditor.source.load import lines_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 _MARK = re.compile(r"#\s*expect:\s*(PA\d{3}(?:\s*,\s*PA\d{3})*)")
@@ -53,7 +54,7 @@ def places(run: Run) -> set[Place]:
 
 
 def _marks(path: str, text: str) -> Iterator[Place]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(lines_of(text), 1):
         if found := _MARK.search(line):
             yield from ((path, number, code.strip()) for code in found[1].split(","))
 

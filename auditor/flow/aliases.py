@@ -54,6 +54,8 @@ class Named:
 
     aliases: frozenset[Alias]
     seen: frozenset[int] = frozenset()
+    slice: str = ""  # of the list that has it: what a loop over a part of it came upon
+    doubled: frozenset[Path] = frozenset()  # lists that it was put into twice
 
     @property
     def places(self) -> frozenset[Path]:
@@ -79,7 +81,9 @@ def inside(named: frozenset[Alias], operand: Path, value: Value) -> Alias | None
 
 
 def _is_view(rest: Path, value: Value, view: bool) -> bool:
-    """Whether what stands behind the object's place means its memory."""
+    """Whether what stands behind the object's place means its memory, or some of its numbers."""
+    if value is Value.INDEX:
+        return all(piece.startswith("[") for piece in rest)
     if value is Value.TENSOR or view:
         return is_piece(rest)
     return value is Value.OBJECT and rest[0] in MEMORY
@@ -107,7 +111,9 @@ class Aliases:
             case Assume():
                 return None if self._excluded(op, named) else named
             case Move(target=target, source=source):
-                return self.bound(named, target, [((), source)])
+                named = self.bound(named, target, [((), source)])
+                known = source in named.doubled and target != source
+                return replace(named, doubled=named.doubled | {target}) if known else named
             case Await(target=target, source=source):
                 return self.bound(_without_fields(named), target, [((), source)])
             case Yield(target=target):
@@ -125,6 +131,8 @@ class Aliases:
             case Next():
                 return self._next(node, op, named, edge)
             case Delete(target=target):
+                if target[-1].startswith("["):
+                    named = self._without_items(named, target[:-1])
                 return self.bound(named, target, [])
             case EndStatement():
                 return replace(named, aliases=frozenset(a for a in named.aliases if not is_temporary(a[0])))
@@ -185,17 +193,24 @@ class Aliases:
 
     def _next(self, node: int, op: Next, named: N, edge: Edge) -> N | None:
         """One turn of the loop meets the object, and no other does; a loop that never met it had none."""
-        held = [a for a in sorted(named.aliases) if _an_item(a[0], op.source)]
+        container = op.source[:-1] if op.part and self.value is Value.OBJECT else op.source
+        held = [a for a in sorted(named.aliases) if _an_item(a[0], container)]
+        if container != op.source and op.part != (named.slice or op.part):
+            held = []  # it is in another part of the list
         if edge is Edge.EXHAUSTED:
             if held and node not in named.seen:
                 return None
             return replace(named, seen=named.seen - {node})
         after = self.bound(named, op.target, [])
-        if not held or node in named.seen:
+        if not held:
             return after
+        if node in named.seen:
+            if container not in named.doubled:
+                return after
+            after = replace(after, doubled=frozenset())
         path, view = held[0]
-        after = replace(after, seen=after.seen | {node})
-        return self.added(after, (*op.target, *path[len(op.source) + 1 :]), view)
+        after = replace(after, seen=after.seen | {node}, slice=op.part or after.slice)
+        return self.added(after, (*op.target, *path[len(container) + 1 :]), view)
 
     # Calls --------------------------------------------------------------------------------------------------
 
@@ -215,6 +230,8 @@ class Aliases:
                 view = found[1] or (self.value is Value.TENSOR and not call.method.endswith("_"))
                 after = self.added(after, call.target + treatment.result, view)
             if treatment.moved_to is not None:
+                if self._is_put_again(call, treatment.moved_to, found, named):
+                    after = replace(after, doubled=after.doubled | {treatment.moved_to[:-1]})
                 after = self.added(after, treatment.moved_to, found[1])
             if treatment.leaves:
                 gone = (*operand, *found[0])
@@ -224,6 +241,14 @@ class Aliases:
             ):
                 after = self.bound(after, (*operand, *found[0]), [])
         return after
+
+    def _is_put_again(self, call: Call, place: Path, found: Alias, named: Named) -> bool:
+        """`table.append(block)` where the table has it: unless that is asked, or the other is a view."""
+        if call.method not in ("append", "appendleft", "insert") or found != ((), False):
+            return False
+        return (place, False) in named.aliases and not any(
+            isinstance(op, Assume) and " in " in op.key and place[0] in op.names for op in self.graph.ops
+        )
 
     def _looks_into(self, call: Call, position: Position, found: Alias) -> bool:
         """`np.frombuffer(mapped)`: an array over the memory of an object."""
@@ -235,7 +260,7 @@ class Aliases:
 
     def treatment(self, call: Call, position: Position, rest: Path, view: bool = False) -> Treatment:
         """A view of an object's memory is a tensor or an array, whatever the object is."""
-        value = Value.TENSOR if view and not rest else self.value
+        value = Value.TENSOR if view and not rest and self.value is not Value.INDEX else self.value
         return self.effects.treatment(call, position, rest, value, self.protocol)
 
 

@@ -78,6 +78,7 @@ class Acquisition:
     inner: bool = False  # the class's own private helper: its bookkeeping, and nobody else's
     counts: bool = False  # one more user of an object that has others
     own_key: bool = False  # the object that stands for it was made in this function
+    own: frozenset[tuple[str, bool]] = frozenset()  # what is true of the receiver's fields where it lends
 
     @property
     def keyed(self) -> bool:

@@ -9,7 +9,7 @@ from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Edge, Next, Path, is_temporary
+from auditor.ir.ops import RAISING, Call, Edge, Next, Path, is_temporary
 
 ENTRY = 0
 EDGES = {
@@ -56,10 +56,38 @@ def follow_acquire(
     loops: frozenset[int] = frozenset(),
 ) -> Followed:
     """From an acquire call on, inside loops with these heads. Raises `solve.TooManyStates`."""
-    domain = Ownership(graph, effects, acquisition, site, lends)
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
-    return Followed(domain.endings, solve(graph, start, domain.step, edges))
+
+    def followed(trusted: frozenset[int]) -> tuple[Ownership, Solution[Held]]:
+        domain = Ownership(graph, effects, acquisition, site, lends, trusted)
+        return domain, solve(graph, start, domain.step, edges)
+
+    domain, solution = followed(frozenset())
+    doubtful = frozenset(node for node in domain.endings.unknown if isinstance(graph.ops[node], Call))
+    if doubtful:
+        trusted = _only_lent(*followed(_all_calls(graph)))
+        if trusted:
+            domain, solution = followed(trusted)
+    return Followed(domain.endings, solution)
+
+
+def _all_calls(graph: Graph) -> frozenset[int]:
+    return frozenset(node for node, op in enumerate(graph.ops) if isinstance(op, Call))
+
+
+def _only_lent(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
+    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back, or
+    returns it. What was lent on one way was lent on the others."""
+    pending = list(domain.endings.released.items())
+    pending += [(node, held) for node in domain.endings.returned for held in solution.states.get(node, ())]
+    seen = set(pending)
+    while pending:
+        for node, held, _ in solution.came_from.get(pending.pop(), ()):
+            if (node, held) not in seen:
+                seen.add((node, held))
+                pending.append((node, held))
+    return frozenset(domain.trusting & {node for node, _ in seen})
 
 
 def follow_given(

@@ -7,20 +7,28 @@ from auditor.flow.held import Endings, Held, Places
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Move, Path, is_temporary
+from auditor.ir.ops import Move, Path
 
 
 class Holding:
     """The places of one lease in one function, and how it stops having any."""
 
     def __init__(
-        self, graph: Graph, effects: Effects, acquisition: Acquisition, site: int, lends: bool
+        self,
+        graph: Graph,
+        effects: Effects,
+        acquisition: Acquisition,
+        site: int,
+        lends: bool,
+        trusted: frozenset[int] = frozenset(),
     ) -> None:
         self.graph = graph
         self.effects = effects
         self.acquisition = acquisition
         self.site = site
         self.lends = lends  # a context manager's yield gives nothing away
+        self.trusted = trusted  # calls of unknown functions that are taken to borrow
+        self.trusting: set[int] = set()  # those of them that were given the lease
         self.parameters = frozenset(graph.parameters)
         self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
         self.endings = Endings()
@@ -45,8 +53,8 @@ class Holding:
                 sure.add(target + rest)
                 continue
             piece = part(place, source, self.acquisition.value)
-            if source[-1] == ".name" and is_temporary(place):
-                continue  # `NamedTemporaryFile().name`: whoever has the file's name has not the file
+            if source[-1] == ".name" and source[:-1] == place:
+                continue  # `temporary.name`: whoever has the file's name has not the file
             if piece is not None:
                 (sure if piece == "same" else maybe).add(target)
         for place in held.maybe:

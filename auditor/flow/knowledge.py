@@ -141,10 +141,19 @@ def _excluded(key: str, known: Knowledge) -> bool:
         truth
         and other != key
         and other.startswith(left + " == ")
-        and _literal(right)
-        and _literal(other[len(left) + 4 :])
+        and _distinct(right, other[len(left) + 4 :])
         for other, truth in known
     )
+
+
+def _distinct(one: str, other: str) -> bool:
+    """Two literals, or two members of one enumeration: `Family.V4`, `socket.AF_INET6`."""
+    if _literal(one) and _literal(other):
+        return True
+    owner, _, name = one.rpartition(".")
+    owner_too, _, name_too = other.rpartition(".")
+    class_like = owner.rpartition(".")[2][:1].isupper() or (name.isupper() and name_too.isupper())
+    return bool(owner) and owner == owner_too and class_like
 
 
 def _literal(text: str) -> bool:

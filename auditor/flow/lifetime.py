@@ -18,6 +18,7 @@ from auditor.ir.ops import (
     RAISING,
     RESULT,
     Call,
+    Delete,
     Edge,
     Enter,
     Exit,
@@ -41,12 +42,17 @@ HELD_AGAIN = frozenset(
 )  # fmt: skip
 """Methods after which one more release is owed."""
 
+SHRINKING = frozenset({"pop", "popleft", "clear", "remove", "resize_", "truncate"})
+"""Methods after which a list of numbers has others in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Life(Named):
-    """`released` is the node of the first release, -1 before it."""
+    """`released` is the node of the first release, -1 before it; `parted` that of some of the numbers."""
 
     released: int = -1
+    parted: int = -1
+    closed: bool = False  # by whom it had been handed to
     tolerant: bool = False
     pool: Path | None = None
 
@@ -64,8 +70,8 @@ class Lifetime:
     """The step function of one lease over its whole life. `foreign`: it is no lease at all.
 
     `exits` is the context whose end gives it back, where a `with` does. A path ends at its first fault, or
-    goes on where all ways out are asked for. `reused`: what was given back may be somebody else's at once, so
-    that a suppressed error helps nobody."""
+    goes on where all ways out are asked for. `reused`: it was handed over, to be closed at the end of
+    `exits`; what is closed may be somebody else's at once, so that a suppressed error helps nobody."""
 
     def __init__(
         self,
@@ -107,14 +113,18 @@ class Lifetime:
         if isinstance(op, Enter) and not self.reused and _expects_failure(op.at):
             return None
         if isinstance(op, Exit) and op.context == self.exits:
-            return self._released(node, life, Release())
+            return replace(life, closed=True) if self.reused else self._released(node, life, Release())
         if isinstance(op, Call):
             given = self._given_back(op, life)
             if given is not None:
                 return None if edge in RAISING else self._released(node, *given)
+            if edge in RAISING and life.released >= 0 and self.uses.only_releases(op):
+                return None  # releases are not expected to fail
             if op.method in HELD_AGAIN and self._touches(op, life):
                 return None
-        if life.released >= 0 and edge not in RAISING:
+        if self.value is Value.INDEX and self._fewer(op, life):
+            return None
+        if life.released >= 0 and edge not in RAISING and (life.closed or not self.reused):
             fault = self._fault(op, life)
             if fault is not None:
                 self._report(fault, node, life)
@@ -129,36 +139,53 @@ class Lifetime:
 
     # Releases -----------------------------------------------------------------------------------------------
 
-    def _given_back(self, call: Call, life: Life) -> tuple[Life, Release] | None:
+    def _given_back(self, call: Call, life: Life) -> tuple[Life, Release, bool] | None:
+        """The release, and whether it takes some of several numbers only."""
         for position, operand in operands(call):
             found = inside(life.aliases, operand, self.value)
             if found is None:
                 continue
             release = self.uses.release(call, position, found[0], self.value, self.protocol)
-            if release is None or (found[1] and self.value is not Value.TENSOR):
+            if release is None or (found[1] and self.value is Value.OBJECT):
                 continue
+            if found[1] and self.value is Value.INDEX:
+                return life, release, True
             if not release.kept:
                 place = (*operand, *found[0])
                 life = replace(life, aliases=frozenset(a for a in life.aliases if a[0] != place))
-            return life, release
+            return life, release, False
         if call.receiver is None:
             for place in sorted(life.places):
                 release = self.uses.released_within(call, place, self.value)
                 if release is not None:
-                    return life, release
+                    return life, release, False
         return None
 
-    def _released(self, node: int, life: Life, release: Release) -> Life | None:
+    def _released(self, node: int, life: Life, release: Release, part: bool = False) -> Life | None:
         self.releases[node] = release
         if self.foreign:
             if release.checked:
                 self._report(Fault.FOREIGN, node, life)
             return None
+        if life.released < 0 <= life.parted and not part:
+            life = replace(life, released=life.parted)
         if life.released >= 0:
             if not (life.tolerant or release.tolerant) and self._same_pool(life.pool, release.pool):
                 self._report(Fault.TWICE, node, life)
             return None
-        return replace(life, released=node, tolerant=release.tolerant, pool=self.spelt(release.pool))
+        life = replace(life, tolerant=release.tolerant, pool=self.spelt(release.pool))
+        return replace(life, parted=node) if part else replace(life, released=node)
+
+    def _fewer(self, op: Op, life: Life) -> bool:
+        """After `blocks.pop()` nobody can tell which of the numbers given back are still among them."""
+        if life.released < 0 and life.parted < 0:
+            return False
+        match op:
+            case Call(receiver=receiver, method=method):
+                return method in SHRINKING and (receiver, False) in life.aliases
+            case Store(target=target) | Delete(target=target):
+                return target[-1].startswith("[") and (target[:-1], False) in life.aliases
+        return False
 
     def _same_pool(self, one: Path | None, other: Path | None) -> bool:
         """Numbers may be of several pools at once; an object comes back to one."""
@@ -198,14 +225,16 @@ class Lifetime:
     def _whole(self, operand: Path, life: Life) -> bool:
         """Whether the operand is memory: a tensor's lease, or a view of one; not a container."""
         found = inside(life.aliases, operand, self.value)
-        return found is not None and found[0] == () and (self.value is Value.TENSOR or found[1])
+        if found is None or found[0] != () or self.value is Value.INDEX:
+            return False
+        return self.value is Value.TENSOR or found[1]
 
     def _used_by(self, call: Call, life: Life) -> Iterator[Position]:
         for position, operand in operands(call):
             found = inside(life.aliases, operand, self.value)
             if found is None:
                 continue
-            value = Value.TENSOR if found[1] else self.value
+            value = Value.TENSOR if found[1] and self.value is not Value.INDEX else self.value
             if self.uses.uses(call, position, found[0], value, self.protocol):
                 yield position
 
@@ -213,7 +242,7 @@ class Lifetime:
         """`self.history.append(view)`."""
         for position, operand in operands(call):
             found = inside(life.aliases, operand, self.value)
-            if found is None or not found[1]:
+            if found is None or not found[1] or self.value is Value.INDEX:
                 continue
             moved = self.aliases.treatment(call, position, found[0]).moved_to
             if moved is not None and escaped(moved, self.parameters, self.graph.fresh_roots):
@@ -222,7 +251,7 @@ class Lifetime:
 
     def _handed_on(self, source: Path, life: Life) -> Fault | None:
         found = inside(life.aliases, source, self.value)
-        if found is None or not (self.value is Value.TENSOR or found[1]):
+        if found is None or self.value is Value.INDEX or not (self.value is Value.TENSOR or found[1]):
             return None
         return Fault.ESCAPED if found[1] else Fault.USED
 

@@ -27,6 +27,7 @@ from auditor.ir.ops import (
     Path,
     Store,
 )
+from auditor.ir.standing import ENDS
 
 QUIET = frozenset(
     {"debug", "info", "warning", "error", "exception", "log", "print", "time", "monotonic", "perf_counter",
@@ -105,7 +106,7 @@ class Locked:
                 return self._taken(hold)
             case Exit(context=context) if context == self.lock:
                 return (replace(hold, count=max(0, hold.count - 1)),)
-            case Assume() if op.subject is not None and op.subject in hold.asked:
+            case Assume() if op.subject is not None and op.subject in hold.asked and op.kind not in ENDS:
                 expected = op.value if op.kind == "truth" else not op.value
                 return (hold,) if expected == hold.got else ()
             case Call() if self.changes(op):
@@ -129,18 +130,9 @@ class Locked:
         if not limited:
             return taken
         yes = tuple(replace(each, asked=frozenset({op.target}), got=True) for each in taken)
-        if not (_says_no(op.at) or self._answered(node)):
+        if not (_says_no(op.at) or _is_looked_at(self.graph, op)):
             return taken
         return (*yes, replace(hold, asked=frozenset({op.target}), got=False))
-
-    def _answered(self, node: int) -> bool:
-        """Whether somebody looks at what the acquire says."""
-        target = getattr(self.graph.ops[node], "target", None)
-        return any(
-            (isinstance(op, (Move, Store)) and op.source == target)
-            or (isinstance(op, Assume) and op.subject == target)
-            for op in self.graph.ops
-        )
 
     def _released(self, node: int, op: Op, hold: Hold, edge: Edge) -> tuple[Hold, ...]:
         if edge in RAISING:
@@ -170,6 +162,20 @@ def _awaited(graph: Graph, acquires: frozenset[int]) -> dict[int, int]:
                 if id(graph.ops[node].at) in below:
                     found[id(op.at)] = node
     return found
+
+
+def may_say_no(graph: Graph, call: Call) -> bool:
+    """Whether it may return without the lock, and nobody looks."""
+    return (_is_limited(call.at) or _says_no(call.at)) and not _is_looked_at(graph, call)
+
+
+def _is_looked_at(graph: Graph, call: Call) -> bool:
+    """Whether somebody looks at what the acquire says."""
+    return any(
+        (isinstance(op, (Move, Store)) and op.source == call.target)
+        or (isinstance(op, Assume) and op.subject == call.target)
+        for op in graph.ops
+    )
 
 
 def _is_limited(call: ast.Call) -> bool:

@@ -3,16 +3,17 @@
 A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is
 the set of places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the
 function is left while only locals hold it. The state is in `held`, its places in `holding`, calls in
-`passing`; the other operations are here."""
+`passing`, conditions in `assuming`; the other operations are here."""
 
 import ast
 from dataclasses import replace
 
-from auditor.flow.effects import Fate, Value
+from auditor.flow.assuming import Assuming
+from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.lease import Loss
-from auditor.flow.passing import Passing
 from auditor.flow.places import begins_exactly, begins_with, below, named
+from auditor.flow.transactions import stays_open
 from auditor.ir.ops import (
     RAISING,
     RESULT,
@@ -25,6 +26,7 @@ from auditor.ir.ops import (
     Edge,
     EndStatement,
     Enter,
+    Exit,
     Fresh,
     InPlace,
     Leave,
@@ -41,8 +43,11 @@ from auditor.ir.ops import (
     is_temporary,
 )
 
+OWN_OBJECT = frozenset({("self",), ("this",)})
+"""What a method enters as `with self:`; its own exit says what that gives back."""
 
-class Ownership(Passing):
+
+class Ownership(Assuming):
     """The step function of one lease in one function."""
 
     def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
@@ -87,36 +92,17 @@ class Ownership(Passing):
                 return self._capture(node, op, held)
             case Yield():
                 return self._yield(node, op, held, edge)
+            case Exit(context=context):
+                if self.acquisition.handle is Handle.RECEIVER and context in self.acquisition.places:
+                    self.endings.released.setdefault(node, held)
+                    return None  # taken again inside `with lock:`, whose end releases it
             case Enter(context=context):
-                if self._inside(held, context) is not None:
+                if stays_open(self.graph, self.acquisition.text, context):
+                    return held
+                if context not in OWN_OBJECT and self._inside(held, context) is not None:
                     self.endings.released.setdefault(node, held)
                     return None
         return held
-
-    def _assume(self, node: int, op: Assume, held: Held) -> Held | None:
-        """A held lease is neither None nor false, and a container of it is not empty; it is itself and
-        nothing else."""
-        if op.kind == "same":
-            return held if self._identical(op, held) in (op.value, None) else None
-        if op.subject is None or not op.says_absent or self.acquisition.keyed:
-            return held
-        if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
-            return held  # `self.ok()` does not speak of what lies in its fields
-        if any(begins_with(place, op.subject) for place in held.places):
-            return None
-        if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in held.maybe):
-            self.endings.unknown.add(node)
-            return None
-        return held
-
-    def _identical(self, op: Assume, held: Held) -> bool | None:
-        """Whether `subject is other`, as far as one of them is the lease."""
-        if op.subject is None or op.other is None or self.acquisition.keyed:
-            return None
-        holding = (op.subject in held.places, op.other in held.places)
-        if not any(holding) or {op.subject, op.other} & held.maybe:
-            return None
-        return all(holding)
 
     def _move(self, node: int, op: Move | Await, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING and self._just_acquired(op, held):
@@ -135,10 +121,10 @@ class Ownership(Passing):
         gained = []
         for component, target in op.targets:
             gained.append(self._copied(held, target, (*op.source, component)))
+        kept = held.places
         for _, target in op.targets:
-            after = frozenset(place for place in held.places if not begins_exactly(target, place))
-            held = replace(held, places=after)
-        places = held.places.union(*(sure for sure, _ in gained))
+            kept = frozenset(place for place in kept if not begins_exactly(target, place))
+        places = kept.union(*(sure for sure, _ in gained))
         maybe = held.maybe.union(*(perhaps for _, perhaps in gained))
         return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
 
@@ -257,6 +243,7 @@ class Ownership(Passing):
             and not tabled
             and self._returned(node, held)
         ):
+            endings.beside.update((node, place) for place in outside)
             return
         if held.lent:
             endings.taken.add(node)
@@ -264,7 +251,7 @@ class Ownership(Passing):
             if op.way is not Way.RAISE:
                 endings.stored.setdefault(node, kept or (elsewhere or outside)[0])
                 others = [place for place in held.places if place[0] == RESULT[0] or place[0][0] == "@"]
-                endings.beside.update((node, place) for place in (*fields, *others))
+                endings.beside.update((node, place) for place in (*outside, *others))
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment
+from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.holding import Holding
 from auditor.flow.knowledge import FILLING
@@ -39,7 +39,8 @@ class Passing(Holding):
         other = self.effects.acquisition(call)
         if other is None or held.places.isdisjoint(other.places):
             return held
-        if not (other.keyed or (other.counts and edge not in RAISING)):
+        again = other.keyed and other.protocol == self.acquisition.protocol  # a pin is ended by no count
+        if not (again or (other.counts and edge not in RAISING)):
             return held
         kept = {
             place for place in held.places if self._outlives(place) and place not in self.acquisition.places
@@ -84,10 +85,14 @@ class Passing(Holding):
     def _treated(
         self, node: int, call: Call, held: Held, edge: Edge, place: Path, treatment: Treatment
     ) -> Held | None:
+        if treatment.fate is Fate.UNKNOWN and node in self.trusted:
+            self.trusting.add(node)
+            return held if edge in RAISING else replace(held, maybe=held.maybe | {call.target})
         if treatment.fate is not Fate.BORROW:
             return self._ended(node, held, edge, treatment.fate)
         if edge in RAISING:
-            return held
+            queued = treatment.moved_to is not None and self._outlives(treatment.moved_to)
+            return None if queued and call.method == "put" and _waits(call) else held
         places, maybe = held.places, held.maybe
         if treatment.result is not None:
             result = call.target + treatment.result
@@ -99,6 +104,9 @@ class Passing(Holding):
             self.endings.unknown.add(node)
             return None
         if treatment.moved_to is not None:
+            if self._watched(treatment.moved_to[0]):
+                self.endings.taken.add(node)
+                return None
             if self._outlives(treatment.moved_to):
                 return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))
             places |= {treatment.moved_to}
@@ -106,9 +114,18 @@ class Passing(Holding):
             places -= {place}
         return replace(held, places=places, maybe=maybe - places)
 
+    def _watched(self, root: str) -> bool:
+        """`with closing_all(files):` has the list, and sees to what is put into it later."""
+        return any(
+            isinstance(op, Call) and op.entered and any(path == (root,) for path, _ in op.args)
+            for op in self.graph.ops
+        )
+
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition
         rest = below(place, operand)
+        if rest is not None and operand[-1] == ANY_ITEM and (named := _under_a_key(call, operand, place)):
+            position = named
         if rest is not None:
             return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
         piece = part(place, operand, acquisition.value)
@@ -121,6 +138,8 @@ class Passing(Holding):
             return treatment
         if treatment.fate is Fate.BORROW and treatment.moved_to is None:
             return Treatment(result=(), maybe=True) if treatment.result is not None else None
+        if treatment.fate is Fate.UNKNOWN and acquisition.value is Value.OBJECT:
+            return None  # what is told the offset of a lease has not the lease
         return Treatment(Fate.UNKNOWN)
 
     def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
@@ -155,6 +174,19 @@ class Passing(Holding):
         else:
             self.endings.unknown.add(node)
         return None
+
+
+def _under_a_key(call: Call, operand: Path, place: Path) -> str | None:
+    """`f(**{"log": x})`: the parameter that gets what the dict holds under a known key."""
+    if len(place) < len(operand) or (None, operand[:-1]) not in call.kwargs:
+        return None
+    key = place[len(operand) - 1]
+    return key[2:-2] if key.startswith(("['", '["')) else None
+
+
+def _waits(call: Call) -> bool:
+    """`queue.put(x)` waits as long as it takes; only with a limit does it say that the queue is full."""
+    return len(call.args) == 1 and not call.kwargs
 
 
 def operands(call: Call) -> list[tuple[Position, Path]]:

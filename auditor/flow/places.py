@@ -12,6 +12,11 @@ METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size"
                       ".requires_grad", ".numel"})  # fmt: skip
 
 
+DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".code", ".url", ".encoding",
+                          ".mode", ".closed", ".msg"})  # fmt: skip
+"""Attributes of a file or a response that tell about it: whoever has them has not the file."""
+
+
 def matches(component: str, other: str) -> bool:
     """`[*]` stands for any item."""
     if component == other:
@@ -51,6 +56,8 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
         return None
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
+    if not DESCRIPTIONS.isdisjoint(rest):
+        return None
     return "same" if all(piece.startswith("[") for piece in rest) else "maybe"
 
 

@@ -4,6 +4,7 @@ What is followed beside the lease's names: whether it needs a gradient itself, w
 keeps it, and the contexts that switch recording off."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from auditor.flow.aliases import Named, inside
@@ -121,17 +122,20 @@ class Recording(UntilRelease):
             saves = saves or any(self._is(path, state) for path in paths)
             if saves:
                 self.saved_at.setdefault(node, module)
-        if not saves and not (self._led_to(paths, state) and carries_gradient(call.method)):
-            return frozenset()
-        found = {call.target}
-        if in_place and call.receiver is not None and not self._is(call.receiver, state):
-            found.add(call.receiver)
+        found = set(self._gathered(call, state))
+        if saves or (self._led_to(paths, state) and carries_gradient(call.method)):
+            found.add(call.target)
+            if in_place and call.receiver is not None and not self._is(call.receiver, state):
+                found.add(call.receiver)
+        return frozenset(found)
+
+    def _gathered(self, call: Call, state: Recorded) -> Iterator[Path]:
+        """Lists that a result with a graph is put into: `outputs.append(work @ weight)`."""
         for position, operand in operands(call):
             if held_in(state.graphs, operand):
                 treatment = self.aliases.treatment(call, position, ())
                 if treatment.moved_to is not None:
-                    found.add(treatment.moved_to[:-1])
-        return frozenset(found)
+                    yield treatment.moved_to[:-1]
 
     def _tensor_operands(self, call: Call) -> list[Path]:
         """In the order of the operation's own operands: the receiver first, unless that is a module such as

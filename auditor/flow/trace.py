@@ -2,12 +2,14 @@
 
 import ast
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from auditor.flow.passing import operands
 from auditor.flow.solve import Solution
+from auditor.ir.first_turn import FLAG
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Path, Way
 from auditor.model import Span, Step
@@ -38,6 +40,10 @@ Point = tuple[int, State]
 Onward = dict[tuple[int, State], tuple[tuple[int, State], Edge] | None]
 
 
+SETTING = frozenset({"settimeout", "setblocking", "setsockopt", "set_inheritable", "fileno", "getsockname"})
+"""Options of a socket or a file: nobody expects these to fail."""
+
+
 def shortest_path(graph: Graph, solution: Solution[State], node: int, held: State) -> list[Station]:
     """Stations from the first node after the acquire to `node`, which is left out; without exceptions if
     there is such a way."""
@@ -53,7 +59,7 @@ def path_by_its_own_failure(
     graph: Graph, solution: Solution[State], node: int, held: State
 ) -> list[Station] | None:
     """The shortest path on which nothing raises but what is done with the lease; None if there is none."""
-    origin, onward = _search(solution, (node, held), frozenset(), lambda at: any(_given(graph, *at)))
+    origin, onward = _search(solution, (node, held), frozenset(), lambda at: _may_fail(graph, *at))
     return _stations(graph, origin, onward) if origin is not None else None
 
 
@@ -91,11 +97,17 @@ def _search(
     return None, onward
 
 
+def _may_fail(graph: Graph, node: int, held: Placed) -> bool:
+    op = graph.ops[node]
+    return not (isinstance(op, Call) and op.method in SETTING) and any(_given(graph, node, held))
+
+
 def _given(graph: Graph, node: int, held: Placed) -> tuple[bool, bool]:
     op = graph.ops[node]
     if not isinstance(op, Call):
         return False, False
     roots = {place[0] for place in held.places}
+    roots |= {made.target[0] for made in graph.captures() if not roots.isdisjoint(made.names)}
     given = {position for position, path in operands(op) if path[0] in roots}
     return bool(given - {-1}), -1 in given
 
@@ -121,18 +133,37 @@ def _characters(lines: Sequence[str], line: int, column: int) -> int:
     return column if text.isascii() else len(text.encode()[:column].decode(errors="ignore"))
 
 
-def tell(graph: Graph, path: str, stations: list[Station], lines: Sequence[str]) -> Iterator[Step]:
-    """The decisions taken on the way: branches, loops left, calls that raised."""
+def tell(
+    graph: Graph,
+    path: str,
+    stations: Iterable[Station],
+    lines: Sequence[str],
+    milestones: Mapping[int, str] = MappingProxyType({}),
+) -> Iterator[Step]:
+    """The decisions taken on the way: branches, loops left, calls that raised; and what `milestones` say of
+    their nodes."""
+    told: set[int] = set()
     for station in stations:
         op = graph.ops[station.node]
-        note = _note(op, station.edge)
-        if note is not None:
-            at = span_of(path, op.at, lines)
-            yield Step(path, at.line, at.column, note)
+        note = milestones.get(station.node) or _note(op, station.edge)
+        if note is None or (isinstance(op, Assume) and _implied(op.at, told)):
+            continue
+        at = span_of(path, op.at, lines)
+        yield Step(path, at.line, at.column, note)
+
+
+def _implied(test: ast.AST, told: set[int]) -> bool:
+    """A whole `a and b` says nothing new once the part that decided it was told. `told` takes it in."""
+    parts = {id(node) for node in ast.walk(test)} & told if isinstance(test, ast.BoolOp) else set()
+    told -= parts
+    told.add(id(test))
+    return bool(parts)
 
 
 def _note(op: object, edge: Edge) -> str | None:
     match op:
+        case Assume(key=key) if key.startswith(FLAG):
+            return "in the first turn" if op.value else "in a later turn"
         case Assume():
             return f"when {_asked(op)}"
         case Nop(at=ast.Continue()):
@@ -154,6 +185,8 @@ def _note(op: object, edge: Edge) -> str | None:
 
 def _asked(op: Assume) -> str:
     key = op.key
+    if isinstance(op.at, ast.BoolOp) and not op.value:
+        return f"`{key}` is false"
     if key.startswith("%"):
         text = _short(op.at)
         return f"`{text}`" if op.value else f"not `{text}`"

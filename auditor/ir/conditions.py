@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass
 
 from auditor.ir.ops import Path
+from auditor.ir.standing import asks_for_a_file, asks_for_a_stream, asks_itself
 
 PURE_CALLS = frozenset(
     {
@@ -54,6 +55,11 @@ def condition(test: ast.expr) -> Condition | None:
         return None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _comparison(test, names)
+    named, itself = asks_for_a_file(test), asks_itself(test)
+    if named is not None:
+        return Condition(ast.unparse(test), True, names, *named)
+    if itself is not None:
+        return Condition(ast.unparse(test), True, names, *itself)
     outcome = _outcome(test)
     if outcome is not None:
         return Condition(ast.unparse(test), True, names, outcome[0], "granted" if outcome[1] else "refused")
@@ -90,9 +96,15 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     if sentinel is not None:
         return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")
     key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
-    if kind is ast.Is:
+    if kind is ast.Is or (kind is ast.Eq and _plain(left) and _plain(right)):
         return Condition(key, positive, names, left, "same", right)
-    return Condition(key, positive, names)
+    stream = asks_for_a_stream(test)
+    return Condition(key, positive, names, left, stream) if stream else Condition(key, positive, names)
+
+
+def _plain(node: ast.expr) -> bool:
+    """`fd == self.fd`: what was just handed out equals nothing that others hold."""
+    return isinstance(node, (ast.Name, ast.Attribute))
 
 
 def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr, bool] | None:
@@ -176,6 +188,14 @@ def path_tested(test: ast.Call) -> ast.expr | None:
     if as_function:
         return test.args[0] if len(test.args) == 1 else None
     return owner if not test.args else None
+
+
+def polled(asked: ast.expr) -> ast.expr | None:
+    """The process of `process.poll()`, which answers None as long as it runs: what has ended is not owed."""
+    match asked:
+        case ast.Call(func=ast.Attribute(value=process, attr="poll"), args=[], keywords=[]):
+            return process
+    return None
 
 
 def _asks_nothing_else(call: ast.Call) -> bool:

@@ -5,7 +5,9 @@ import ast
 from auditor.ir.assignments import AssignmentLowering
 from auditor.ir.builder import End, LoopFrame
 from auditor.ir.conditions import called_name, condition
-from auditor.ir.ops import ANY_ITEM, Assume, Edge, Havoc, Move, Nop, Path
+from auditor.ir.first_turn import FLAG, first_turn_tests
+from auditor.ir.iterations import part_of
+from auditor.ir.ops import ANY_ITEM, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
 
 
 class ControlFlowLowering(AssignmentLowering):
@@ -54,10 +56,30 @@ class ControlFlowLowering(AssignmentLowering):
     def do_For(self, node: ast.For | ast.AsyncFor) -> None:
         source = self._iterated(node.iter)
         counted = called_name(node.iter) in ("range", "enumerate")
-        head, exits = self.loop_head(node.target, source, isinstance(node, ast.AsyncFor), counted)
+        tests = first_turn_tests(node) if counted else {}
+        flag = (f"{FLAG}{len(self.graph.ops)}",)
+        if tests:
+            self.builder.emit(Constant(node, flag, True))
+        is_async, part = isinstance(node, ast.AsyncFor), part_of(node.iter)
+        head, exits = self.loop_head(node.target, source, is_async, counted, part)
+        if tests:
+            self._told_by_turn(node.target, flag, tests)
         self._loop(node, LoopFrame(head), exits)
 
     do_AsyncFor = do_For
+
+    def _told_by_turn(self, target: ast.expr, flag: Path, tests: dict[str, bool]) -> None:
+        """A branch for the first turn and one for the others, each with what its tests answer."""
+        for key, truth in tests.items():
+            self.builder.emit(Define(target, flag[0], key, truth, frozenset()))
+        fork = self.builder.emit(Nop(target))
+        ends: list[End] = []
+        for first in (True, False):
+            self.builder.ends = [(fork, Edge.NORMAL)]
+            self.builder.emit(Assume(target, flag[0], first, frozenset(flag)))
+            ends += self.builder.ends
+        self.builder.ends = ends
+        self.builder.emit(Constant(target, flag, False))
 
     def _iterated(self, node: ast.expr) -> Path:
         """Iterating an intermediate container: it lives as long as the loop. `range(len(x))` goes over x."""

@@ -3,9 +3,10 @@
 import ast
 
 from auditor.ir.builder import End
-from auditor.ir.conditions import Condition, condition, path_of, path_tested
+from auditor.ir.conditions import Condition, condition, path_of, path_tested, polled
 from auditor.ir.lowering import Branches, Lowering
 from auditor.ir.ops import Assume, Edge, Fresh, Nop, Path
+from auditor.ir.standing import asks_itself
 
 
 class DecisionLowering(Lowering):
@@ -25,6 +26,8 @@ class DecisionLowering(Lowering):
             return self._test_of(test.target, self.value(test))
         if isinstance(test, ast.Call) and (tested := path_tested(test)) is not None:
             return self._existence(test, tested)
+        if isinstance(test, ast.Call) and (itself := asks_itself(test)) is not None:
+            return self._existence(test, *itself)
         asked = condition(test)
         if asked is None and isinstance(test, ast.Compare) and len(test.ops) == 1:
             return self._compare_value(test)
@@ -46,18 +49,21 @@ class DecisionLowering(Lowering):
         none = isinstance(right, ast.Constant) and right.value is None
         if none and isinstance(op, (ast.Is, ast.Eq, ast.IsNot, ast.NotEq)):
             name = left[0] if len(left) == 1 else "".join(left)
+            running = self._pure_path(polled(test.left))
+            kind = "none" if running is None else "granted"
             asked = Condition(
-                f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind="none"
+                f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind=kind
             )
-            return self._assume(test, asked, left)
+            return self._assume(test, asked, running or left)
         result = self.builder.temporary()
         self.builder.emit(Fresh(test, result, (left,)))
         return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
 
-    def _existence(self, test: ast.Call, tested: ast.expr) -> Branches:
-        """`os.path.exists(p)`: asked anew each time, for files come and go; what is not there is not owed."""
+    def _existence(self, test: ast.Call, tested: ast.expr, kind: str = "truth") -> Branches:
+        """`os.path.exists(p)`, `lock.locked()`: asked anew each time, for files come and go; what is not
+        there is not owed."""
         answer = self.value(test)
-        asked = Condition(answer[0], True, frozenset({answer[0]}), kind="truth")
+        asked = Condition(answer[0], True, frozenset({answer[0]}), kind=kind)
         return self._assume(test, asked, self._pure_path(tested))
 
     def _test_of(self, node: ast.expr, path: Path) -> Branches:

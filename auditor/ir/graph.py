@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from auditor.ir.ops import Edge, Op
+from auditor.ir.ops import Call, Capture, Edge, Move, Op, Path
 
 NODE_LIMIT = 20_000
 """Past this a function is not followed (generated tables, copies of nested `finally` bodies)."""
@@ -24,6 +24,8 @@ class Graph:
     fresh_roots: frozenset[str] = frozenset()
     rewrites: dict[int, frozenset[str]] = field(default_factory=dict)
     _ranks: list[int] = field(default_factory=list)
+    _captures: list[Capture] | None = None
+    _polled: dict[Path, Path] | None = None
 
     def add(self, op: Op) -> int:
         if len(self.ops) >= NODE_LIMIT:
@@ -37,6 +39,18 @@ class Graph:
         if pair not in self.successors[source]:
             self.successors[source].append(pair)
 
+    def captures(self) -> list[Capture]:
+        """The nested functions made here. Asked for once the graph is built."""
+        if self._captures is None:
+            self._captures = [op for op in self.ops if isinstance(op, Capture)]
+        return self._captures
+
+    def polled(self) -> dict[Path, Path]:
+        """Names of nothing but answers of `process.poll()`, with the process that was asked."""
+        if self._polled is None:
+            self._polled = _polled(self.ops)
+        return self._polled
+
     def ranks(self) -> list[int]:
         """Each node's place in reverse postorder: but for loops, a node comes after all that lead to it.
 
@@ -46,6 +60,19 @@ class Graph:
             for place, node in enumerate(reversed(_postorder(self.successors))):
                 self._ranks[node] = place
         return self._ranks
+
+
+def _polled(ops: list[Op]) -> dict[Path, Path]:
+    answers = {op.target: op.receiver for op in ops if isinstance(op, Call) and op.method in ("poll", "wait")}
+    found: dict[Path, Path] = {}
+    other: set[Path] = set()
+    for op in ops if answers else ():
+        if isinstance(op, Move) and len(op.target) == 1:
+            process = answers.get(op.source)
+            if process is not None and found.setdefault(op.target, process) == process:
+                continue
+            other.add(op.target)
+    return {name: process for name, process in found.items() if name not in other}
 
 
 def _postorder(successors: list[list[tuple[int, Edge]]]) -> list[int]:

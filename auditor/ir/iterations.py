@@ -50,7 +50,9 @@ class IterationLowering(DecisionLowering):
         generator, rest = generators[0], generators[1:]
         source = self.value(generator.iter)
         self._renamed.append(names)
-        head, exits = self.loop_head(generator.target, source, generator.is_async)
+        head, exits = self.loop_head(
+            generator.target, source, generator.is_async, part=part_of(generator.iter)
+        )
         skipped: list[End] = []
         for test in generator.ifs:
             yes, no = self.branch(test)
@@ -71,11 +73,16 @@ class IterationLowering(DecisionLowering):
         self.builder.emit(Store(node, (*target, "[*]"), element))
 
     def loop_head(
-        self, target: ast.expr, source: Path, is_async: int | bool, counted: bool = False
+        self,
+        target: ast.expr,
+        source: Path,
+        is_async: int | bool,
+        counted: bool = False,
+        part: str = "",
     ) -> tuple[int, list[End]]:
         """Emits the `Next` of a loop; returns it and the ends on which the loop is exhausted."""
         element = self.builder.temporary() if not isinstance(target, ast.Name) else (self.root(target.id),)
-        op = Next(target, element, source, counted)
+        op = Next(target, element, source, counted, part)
         if is_async:
             head = self.builder.emit_interruptible(op, Edge.CANCEL)
         else:
@@ -84,3 +91,10 @@ class IterationLowering(DecisionLowering):
         if not isinstance(target, ast.Name):
             self.assign(target, element)
         return head, [(head, Edge.EXHAUSTED)]
+
+
+def part_of(over: ast.expr) -> str:
+    """The text of the slice that a loop goes over; empty where it goes over all."""
+    if isinstance(over, ast.Subscript) and isinstance(over.slice, ast.Slice):
+        return ast.unparse(over.slice)
+    return ""

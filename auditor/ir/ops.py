@@ -4,6 +4,8 @@ import ast
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from auditor.ir.standing import ENDS
+
 Path = tuple[str, ...]
 """`("self", ".pool")`, `("blocks", "[*]")`, `("%3",)`: a root name, then attributes and items.
 
@@ -104,6 +106,7 @@ class Next(Op):
     target: Path
     source: Path
     counted: bool = False  # over `range(...)`: programs that count their leases count at least one
+    part: str = ""  # `1:` where it goes over `source[1:]`
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +184,8 @@ class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
     `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject
-    < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`) or "same" (`subject is other`).
+    < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`) or "same" (`subject is other`) or
+    one of `standing.ENDS`.
     `names` are the roots and `.attributes` that the condition reads.
     """
 
@@ -195,7 +199,14 @@ class Assume(Op):
     @property
     def says_absent(self) -> bool:
         """Whether on this branch there is nothing in the subject."""
-        return (self.kind not in ("truth", "granted")) == self.value and self.kind != "same"
+        if self.kind == "same" or self.kind in ENDS:
+            return False
+        return (self.kind not in ("truth", "granted")) == self.value
+
+    @property
+    def says_over(self) -> bool:
+        """Whether on this branch the subject, if it is the lease, is owed no more."""
+        return ENDS.get(self.kind) is self.value
 
 
 @dataclass(slots=True, eq=False)

@@ -24,6 +24,8 @@ class StatementLowering(CleanupLowering):
             return
         self.value(node.value)
         self._end(node)
+        if _ends_the_process(node.value):
+            self.builder.ends = []  # the call's own exception is the only way on
 
     def do_Return(self, node: ast.Return) -> None:
         if node.value is None:
@@ -54,3 +56,13 @@ class StatementLowering(CleanupLowering):
             self.builder.emit(Fresh(node, (self.root(name),)))
 
     do_ImportFrom = do_Import
+
+
+ENDING = frozenset({("sys", "exit"), ("os", "_exit"), ("os", "abort")})
+
+
+def _ends_the_process(node: ast.expr) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)):
+            return (module, name) in ENDING
+    return False

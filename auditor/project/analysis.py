@@ -21,7 +21,7 @@ from auditor.project.customary import customary
 from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
-from auditor.project.giving_back import giving_back
+from auditor.project.giving_back import giving_back, returns_several
 from auditor.project.leases import Follower, Outcome
 from auditor.project.misused import Misused
 from auditor.project.modules import Function
@@ -174,6 +174,9 @@ class Analysis:
             0,
             outcome.returned,
             flags=outcome.flags,
+            own=outcome.own,
+            unless=outcome.unless,
+            asked=outcome.asked,
         )
 
     # Results ------------------------------------------------------------------------------------------------
@@ -214,7 +217,9 @@ class Analysis:
         way = giving_back(self.recogniser, outcome.function, outcome.call)
         by_lease = custom.get(lease.protocol)
         if by_lease and outcome.acquisition.handle is Handle.RESULT and not (way and way.lending):
-            way = GivingBack(by_lease, each=any(place[-1] == "[*]" for place in outcome.acquisition.places))
+            each = any(place[-1] == "[*]" for place in outcome.acquisition.places)
+            if each or not returns_several(self.recogniser, outcome.function, outcome.call):
+                way = GivingBack(by_lease, each=each)
         return replace(lease, giving_back=way)
 
     def _lines(self, path: str) -> Sequence[str]:
@@ -238,6 +243,8 @@ class Analysis:
         function = outcome.function
         if outcome.returned is None or function.name.startswith("_") or function.parent is not None:
             return None
+        if any(place[0] in function.parameters[:1] for place in outcome.beside):
+            return None  # a table of the object has it as well, and the object answers for that
         received = self.received.get(function, [])
         losing = [
             Step(

@@ -1,15 +1,13 @@
-"""What a pool's methods do to the pool: whether they change its state, take out of it, keep under a key."""
+"""What a pool's methods hand out, and how: under which key, of what kind, from what other pool."""
 
 import ast
 
 from auditor.flow.effects import Position, Value
 from auditor.project.bindings import statements_of
 from auditor.project.modules import Function
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, split, take_apart
+from auditor.project.pool_state import called, cut_short, own_parameters, own_state, owner_name
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, split, take_apart
 
-REMOVERS = frozenset(
-    {"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"}
-)
 NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row",
                       "rows", "kv", "token",
                       "tokens", "blocked", "kvcache", "req", "id", "ids", "seq", "chunk", "chunks", "slab",
@@ -17,10 +15,6 @@ NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "inde
 """Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the
 obligation."""
 
-MUTATORS = REMOVERS - {"get"} | frozenset(
-    {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
-     "difference_update", "fill_", "append_n", "extendleft", "copy_"}
-)  # fmt: skip
 NUMBERS = frozenset(
     pattern.format(kind)
     for kind in ("int", "list[int]", "List[int]", "set[int]", "tuple[int, ...]")
@@ -28,15 +22,49 @@ NUMBERS = frozenset(
 )
 """Annotations that say that only numbers are handed out."""
 
+SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})
+"""Annotations that tell no handle from another."""
+
 TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
                            "new_empty",
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
 
 
-def own_parameters(function: Function) -> tuple[str, ...]:
-    """Without `self`."""
-    names = function.parameters
-    return names[1:] if function.is_method and not function.is_static else names
+def told_nothing(function: Function) -> bool:
+    """It takes no parameters, or none but switches such as `force=False`."""
+    args = getattr(function.node, "args", None)
+    if not isinstance(args, ast.arguments):
+        return False
+    switches = [default for default in (*args.defaults, *args.kw_defaults) if default is not None]
+    given = len(own_parameters(function))
+    return given == len(switches) and all(
+        isinstance(default, ast.Constant) and isinstance(default.value, bool) for default in switches
+    )
+
+
+def fronts_a_pool(function: Function) -> bool:
+    """`tensor = self._memory_pool.allocate(...)` and `return tensor`: it hands on what another lends."""
+    asking = {id(call) for call in function.calls if _asks_a_pool(call.func)}
+    if not asking:
+        return False
+    statements = list(statements_of(function.node))
+    lent = {
+        target.id
+        for each in statements
+        if isinstance(each, ast.Assign) and id(each.value) in asking
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = [each.value for each in statements if isinstance(each, ast.Return)]
+    return any(id(each) in asking or (isinstance(each, ast.Name) and each.id in lent) for each in returned)
+
+
+def _asks_a_pool(callee: ast.expr) -> bool:
+    match callee:
+        case ast.Attribute(value=ast.Attribute(attr=owner) | ast.Name(id=owner), attr=method):
+            name = take_apart(method, ACQUIRE_WORDS - WEAK)
+            return name is not None and not POOLS.isdisjoint(split(owner)[-1:])
+    return False
 
 
 def returns_something(function: Function) -> bool:
@@ -51,99 +79,10 @@ def returns_something(function: Function) -> bool:
     return False
 
 
-def _own_state(node: ast.AST, owner: str | None) -> bool:
-    """An attribute of self, or a module's global, at the root of an expression."""
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        if isinstance(node, ast.Call):
-            node = node.func
-            continue
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and owner is not None:
-            return node.value.id == owner
-        node = node.value
-    return isinstance(node, ast.Name) and owner is None and node.id.startswith("_")
-
-
-def _owner_name(function: Function) -> str | None:
-    if function.is_method and not function.is_static and function.parameters:
-        return function.parameters[0]
-    return None
-
-
-def changes_state(function: Function) -> bool:
-    """It assigns to, or fills and empties, what belongs to the pool."""
-    owner = _owner_name(function)
-    shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
-    aliases = _state_aliases(function, owner)
-    for node in statements_of(function.node):
-        targets = (
-            node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
-        )
-        for target in targets:
-            if isinstance(target, (ast.Attribute, ast.Subscript)) and _rooted(target, owner, aliases):
-                return True
-            if isinstance(target, ast.Name) and target.id in shared:
-                return True
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr in MUTATORS
-        and _rooted(call.func.value, owner, aliases)
-        for call in _calls(function)
-    )
-
-
-def _state_aliases(function: Function, owner: str | None) -> frozenset[str]:
-    """Locals that name a piece of the pool's state, and parameters: both are state when written into."""
-    found = set(own_parameters(function))
-    for node in statements_of(function.node):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            if _own_state(node.value, owner):
-                found.add(node.targets[0].id)
-        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
-    return frozenset(found)
-
-
-def _rooted(node: ast.AST, owner: str | None, aliases: frozenset[str]) -> bool:
-    if _own_state(node, owner):
-        return True
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return isinstance(node, ast.Name) and (node.id in aliases or (owner is None and node.id.isupper()))
-
-
-def removes_from_state(function: Function) -> bool:
-    """Takes something out of the pool: a pop, a queue's get, a free list cut short, a use count raised."""
-    owner = _owner_name(function)
-    aliases = _state_aliases(function, owner) - frozenset(own_parameters(function))
-    for call in _calls(function):
-        if isinstance(call.func, ast.Attribute) and _rooted(call.func.value, owner, aliases):
-            empty_get = call.func.attr == "get" and (not call.args or _is_queue(call.func.value))
-            if (
-                call.func.attr in REMOVERS - {"get"}
-                or empty_get
-                or take_apart(call.func.attr, ACQUIRE_WORDS - {"get", "pop", "take", "fetch"})
-            ):
-                return True
-    for node in statements_of(function.node):
-        match node:
-            case ast.Assign(targets=[ast.Attribute() as target], value=ast.Subscript(slice=ast.Slice())):
-                if _own_state(target, owner):
-                    return True
-            case ast.Delete(targets=[ast.Subscript() as target]):
-                if _rooted(target, owner, aliases):
-                    return True
-    return False
-
-
-def _is_queue(node: ast.expr) -> bool:
-    text = ast.unparse(node).lower()
-    return "queue" in text
-
-
 def kept_under_parameter(function: Function) -> Position | None:
     """The lease stays in the pool's own table under a key that the caller gave: the key is the handle."""
     parameters = own_parameters(function)
-    owner = _owner_name(function)
+    owner = owner_name(function)
     derived = {name: index for index, name in enumerate(parameters)}
     for node in ast.walk(function.node):
         if isinstance(node, (ast.For, ast.comprehension)):
@@ -166,7 +105,7 @@ def kept_under_parameter(function: Function) -> Position | None:
                 derived[name] = derived[source]
             case ast.Assign(targets=[ast.Attribute() as field]) if _root_name(field) in derived:
                 return derived[_root_name(field)]
-            case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if _own_state(table, owner):
+            case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if own_state(table, owner):
                 root = key
                 while isinstance(root, ast.Attribute):
                     root = root.value
@@ -185,6 +124,33 @@ def shared_key(function: Function, partners: list[Function]) -> Position | None:
     return None
 
 
+def given_back_itself(function: Function, partners: list[Function]) -> bool:
+    """`acquire_server(request_id)` returns `server_id`, and `release_server(server_id)` is told that: what is
+    returned is the handle, whatever table it stands in meanwhile."""
+    told = {name for names in map(own_parameters, partners) for name in names[:1]}
+    if told & set(own_parameters(function)):
+        return False
+    for node in statements_of(function.node):
+        if isinstance(node, ast.Return) and node.value is not None:
+            parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if any(isinstance(part, ast.Name) and part.id in told for part in parts):
+                return True
+    returns = getattr(function.node, "returns", None)
+    kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
+    return kind not in SIMPLE and any(
+        kind == each for partner in partners for each in _annotations(partner)[:1]
+    )
+
+
+def _annotations(function: Function) -> list[str]:
+    """Of its own parameters."""
+    args = getattr(function.node, "args", None)
+    if not isinstance(args, ast.arguments):
+        return []
+    own = set(own_parameters(function))
+    return [ast.unparse(arg.annotation) if arg.annotation else "" for arg in args.args if arg.arg in own]
+
+
 def _root_name(node: ast.expr) -> str:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
@@ -198,11 +164,11 @@ def value_of(function: Function) -> Value:
         return Value.INDEX
     returns = getattr(function.node, "returns", None)
     text = ast.unparse(returns) if returns is not None else ""
-    owner = _owner_name(function)
+    owner = owner_name(function)
     for node in statements_of(function.node):
         match node:
-            case ast.Assign(targets=[ast.Attribute() as target], value=ast.Subscript(slice=ast.Slice())):
-                if _own_state(target, owner) and "free" in ast.unparse(target):
+            case ast.Assign(targets=[target], value=value):
+                if cut_short(target, value, owner) and "free" in ast.unparse(target):
                     return Value.INDEX
     if "Tensor" in text and "list" not in text.lower() and "tuple" not in text.lower():
         return Value.TENSOR
@@ -213,13 +179,25 @@ def value_of(function: Function) -> Value:
     return Value.OBJECT
 
 
-def _calls(function: Function) -> list[ast.Call]:
-    return [node for node in ast.walk(function.node) if isinstance(node, ast.Call)]
+def contains_failures(function: Function) -> bool:
+    """`try: ... except: return None` is all it does that could fail."""
+    body = getattr(function.node, "body", [])
+    return all(_contained(each) for each in body) if isinstance(body, list) else _harmless(body)  # a lambda's
 
 
-def called(function: Function) -> set[str]:
-    """Last names of everything that it calls."""
-    return {
-        call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        for call in _calls(function)
-    }
+def _contained(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Try) and any(_catches_all(handler) for handler in statement.handlers):
+        rest = [*statement.orelse, *statement.finalbody]
+        return all(_harmless(inner) for handler in statement.handlers for inner in handler.body) and all(
+            _contained(inner) for inner in rest
+        )
+    return _harmless(statement)
+
+
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or getattr(handler.type, "id", "") in ("Exception", "BaseException")
+
+
+def _harmless(statement: ast.AST) -> bool:
+    risky = (ast.Call, ast.Subscript, ast.Await, ast.Raise, ast.With, ast.AsyncWith, ast.Import)
+    return not any(isinstance(inner, risky) for inner in ast.walk(statement))

@@ -99,11 +99,15 @@ class BoundTypes(Lineage):
                 if attr is not None:
                     self._declare(cls, attr, node.annotation)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-                attr = own_attribute(node.targets[0], parameters[0])
-                if attr is not None and self._attributes[cls].get(attr) is None:
-                    found = self._guarded((cls, attr), method, node.value)
-                    if found is not None:
-                        self._attributes[cls][attr] = found
+                for target, value in _pairwise(node.targets[0], node.value):
+                    self._assigned_attribute(cls, method, target, value)
+
+    def _assigned_attribute(self, cls: Class, method: Function, target: ast.expr, value: ast.expr) -> None:
+        attr = own_attribute(target, method.parameters[0])
+        if attr is not None and self._attributes[cls].get(attr) is None:
+            found = self._guarded((cls, attr), method, value)
+            if found is not None:
+                self._attributes[cls][attr] = found
 
     def local_types(self, function: Function, name: str) -> dict[str, Type | None]:
         """Types of names of one function, where all bindings agree; that of `name` is among them if bound.
@@ -147,6 +151,10 @@ class BoundTypes(Lineage):
                 types[name] = function.cls
             case ast.arg(arg=name, annotation=ast.expr() as annotation):
                 self._write(function, name, (function.module, annotation), types)
+            case ast.arg(arg=name) if function.name == "__init__" and function.cls is not None:
+                given = self._given_by_makers(function, function.cls, name)
+                if given is not None:
+                    self._agree(name, given, types)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._agree(name, self.type_of(function, value), types)
                 self._write(function, name, self.written(function, value), {})
@@ -164,6 +172,18 @@ class BoundTypes(Lineage):
                 found = named(self.project, function.module, said)
                 if isinstance(found, Class):
                     types[name] = found
+
+    def _given_by_makers(self, init: Function, cls: Class, name: str) -> Type | None:
+        """`Handle(self, index)` in a method of the pool: what the file's calls agree on that make such an
+        object."""
+        index = init.parameters.index(name) - 1 if name in init.parameters else len(init.parameters)
+        types: set[Type] = set()
+        for maker, call in cls.module.makers(cls.name):
+            given = call.args[index] if 0 <= index < len(call.args) else None
+            given = next((keyword.value for keyword in call.keywords if keyword.arg == name), given)
+            found = self._guarded(("made", id(call), name), maker, given) if given is not None else None
+            types |= {found} if isinstance(found, Class) else set()
+        return types.pop() if len(types) == 1 else None
 
     def _iterated(self, function: Function, value: ast.expr) -> Written | None:
         match value:
@@ -183,6 +203,14 @@ class BoundTypes(Lineage):
         elif isinstance(target, ast.Tuple):
             for index, each in enumerate(target.elts):
                 self._bind_element(function, each, annotations.part(written, index), types)
+
+
+def _pairwise(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """`self.pool, self.index = pool, index` assigns one to one."""
+    match target, value:
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            return list(zip(targets, values, strict=True))
+    return [(target, value)]
 
 
 def _binding(function: Function) -> dict[str, list[ast.stmt | ast.arg]]:

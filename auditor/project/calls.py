@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from auditor.flow.effects import Position
 from auditor.project.class_model import ClassModel
 from auditor.project.modules import Class, Function
+from auditor.protocols.vocabulary import POOLS, split
 
 MAX_CANDIDATES = 4
 """A method name that more classes than this define says nothing about which one is meant."""
@@ -16,7 +17,8 @@ COMMON_NAMES = frozenset(
      "submit", "forward", "__call__", "step", "init", "load", "save", "copy", "items", "keys", "values",
      "join", "split", "insert", "remove",
      "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release",
-     "lock", "apply", "process"}
+     "lock", "apply", "process", "match", "search", "find", "sub", "strip", "replace", "format", "encode",
+     "decode"}
 )  # fmt: skip
 
 
@@ -44,6 +46,10 @@ class Calls:
             self._keep.append(call)
             self._targets[id(call)] = self._resolve(function, call)
         return self._targets[id(call)]
+
+    def guessed(self, function: Function, call: ast.Call) -> bool:
+        """Whether nothing but the method's name tells whom the call may reach."""
+        return self.model.callee(function, call.func) is None
 
     def _resolve(
         self, function: Function, call: ast.Call
@@ -76,16 +82,30 @@ class Calls:
             return ()
         named = [f for f in self._by_name.get(call.func.attr, ()) if not f.is_abstract]
         named = [f for f in named if _accepts(f, call)]
-        return tuple(named) if 0 < len(named) <= MAX_CANDIDATES else ()
+        if len(named) > MAX_CANDIDATES:
+            return ()
+        return tuple(f for f in named if not _called_otherwise(call.func.value, f))
 
 
 def _accepts(function: Function, call: ast.Call) -> bool:
-    """Whether the number of positional arguments can fit."""
+    """Whether the number of arguments can fit."""
     if any(isinstance(arg, ast.Starred) for arg in call.args) or isinstance(function.node, ast.Module):
         return True
     args = function.node.args
     most = len(args.posonlyargs) + len(args.args) - (0 if function.is_static else 1)
-    return args.vararg is not None or len(call.args) <= most
+    least = most - len(args.defaults)
+    given = len(call.args) + len(call.keywords)
+    unpacked = any(keyword.arg is None for keyword in call.keywords)
+    return (args.vararg is not None or len(call.args) <= most) and (unpacked or given >= least)
+
+
+def _called_otherwise(receiver: ast.expr, function: Function) -> bool:
+    """`buffer_pool.allocate()` is no method of a class `Handles`, even where no other class has one."""
+    said = split(receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", ""))
+    said = [word for word in said if word not in ("self", "my", "the")]
+    if len(said) < 2 or said[-1] not in POOLS or function.cls is None:
+        return False  # what is called just `pool` may be of any class
+    return set(said).isdisjoint(split(function.cls.name))
 
 
 def parameter_for(function: Function, position: Position, bound: bool) -> str | None:

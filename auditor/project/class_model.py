@@ -8,6 +8,7 @@ from auditor.project import annotations
 from auditor.project.annotations import Type, Written, named, type_named
 from auditor.project.bound_types import BoundTypes
 from auditor.project.modules import Class, Function, Module
+from auditor.project.project import dotted_name
 
 SAME_ELEMENTS = frozenset({"list", "tuple", "sorted", "reversed", "iter", "set", "cast", "copy"})
 
@@ -44,7 +45,17 @@ class ClassModel(BoundTypes):
             return self._guarded(
                 ("global", function.module.path, name), function.module.functions["<module>"], value
             )
-        return None
+        return self._imported_type(function.module, [name])
+
+    def _imported_type(self, module: Module, parts: list[str]) -> Type | None:
+        """Of an object that another module makes: a pool that all share."""
+        found = self.project.variable(module, parts)
+        if found is None:
+            return None
+        home, name = found
+        key = ("global", home.path, name)
+        made = self._guarded(key, home.functions["<module>"], home.assigned[name])
+        return made if isinstance(made, Class) else None
 
     def _attribute_type(self, function: Function, node: ast.expr, value: ast.expr, attr: str) -> Type | None:
         owner = self.type_of(function, value)
@@ -53,7 +64,9 @@ class ClassModel(BoundTypes):
         if isinstance(owner, str):
             return None
         found = named(self.project, function.module, node)
-        return found if isinstance(found, str) else None
+        if not isinstance(found, str):
+            return None
+        return self._imported_type(function.module, dotted_name(node) or []) or found
 
     def _call_type(self, function: Function, node: ast.Call) -> Type | None:
         target = self.callee(function, node.func)

@@ -15,6 +15,8 @@ class ClassTable:
         self._by_name: dict[str, list[str]] = {}
         self._renames: dict[str, str] = {}
         self._modules: set[str] = set()
+        self._bases: dict[tuple[str, str], list[ClassIndex]] = {}
+        """What `_bases_of` found, for lineages share their upper parts."""
         for file in files:
             module = module_name(file.path)
             self._modules.add(module)
@@ -60,13 +62,18 @@ class ClassTable:
         seen = {(entry.span.path, entry.qualname)}
         waiting = [entry]
         while waiting:
-            current = waiting.pop(0)
-            for name in current.bases:
-                base = self.resolve(name, current)
-                if base is not None and (key := (base.span.path, base.qualname)) not in seen:
+            for base in self._bases_of(waiting.pop(0)):
+                if (key := (base.span.path, base.qualname)) not in seen:
                     seen.add(key)
                     waiting.append(base)
                     yield base
+
+    def _bases_of(self, entry: ClassIndex) -> list[ClassIndex]:
+        key = (entry.span.path, entry.qualname)
+        if key not in self._bases:
+            found = (self.resolve(name, entry) for name in entry.bases)
+            self._bases[key] = [base for base in found if base is not None]
+        return self._bases[key]
 
     def resolve(self, dotted: str, user: ClassIndex) -> ClassIndex | None:
         """The class that `dotted` names in the file of `user`: its own, an imported or a re-exported one."""

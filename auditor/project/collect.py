@@ -31,7 +31,11 @@ class _Collector:
                 case ast.ClassDef():
                     self._class(node, prefix)
                 case ast.Import() | ast.ImportFrom():
-                    self.module.imports.update(imported_names(node, self.module.package))
+                    names = imported_names(node, self.module.package)
+                    everything = names.pop("*", None)
+                    self.module.imports.update(names)
+                    if everything is not None:
+                        self.module.stars.append(everything.removesuffix(".*"))
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() as value):
                     self._lambda(name, value, prefix, cls, parent)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if parent is None and cls is None:

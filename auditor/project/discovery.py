@@ -12,29 +12,38 @@ from dataclasses import dataclass
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.bodies import (
-    called,
-    changes_state,
+    given_back_itself,
     kept_under_parameter,
-    own_parameters,
-    removes_from_state,
     returns_something,
     shared_key,
+    told_nothing,
     value_of,
 )
 from auditor.project.class_model import ClassModel
+from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
+from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
     MARKS,
     RELEASE_WORDS,
     RELEASING,
+    SETTLING,
     WEAK,
     Name,
     pairs_with,
     split,
     take_apart,
 )
+
+STRONG = ACQUIRE_WORDS - WEAK
+
+PASSING_ON = frozenset({"queue", "mailbox", "channel", "inbox", "outbox"})
+"""Of classes so called nobody owes what he got."""
+
+LENDING = frozenset({"contextmanager", "asynccontextmanager", "property", "cached_property"})
+"""Decorators of what gives back by itself, and of what is no call."""
 
 POOL_WORDS = frozenset({"pool", "allocator", "free", "freelist", "arena", "slab"})
 
@@ -60,17 +69,39 @@ class Pair:
     releases: tuple[Half, ...]
 
 
+QUEUES = frozenset({"queue", "fifo", "lifo", "channel", "stream", "mailbox", "inbox", "pipe"})
+"""Words in the names of classes through which things pass."""
+
+
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines."""
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-        yield from _pairs_of(cls.name, cls, methods)
+        found = list(_pairs_of(cls.name, cls, methods))
+        yield from found
+        paired = {half.function for pair in found for half in pair.acquires}
+        yield from _self_ending(model, cls, [method for method in methods if method not in paired])
     plain = [
         f
         for name, f in sorted(module.functions.items())
         if f.cls is None and f.parent is None and name != "<module>"
     ]
     yield from _pairs_of(module.path.rpartition("/")[2].removesuffix(".py"), None, plain)
+
+
+def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iterator[Pair]:
+    """The pool has no release of its own: what it hands out has one."""
+    for method in methods:
+        name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
+        if name is None or method.is_abstract or LENDING & set(method.decorators):
+            continue
+        if not _hands_out(method, name) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
+            continue
+        lent = lent_class(model, cls, method)
+        ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
+        if ends:
+            releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
+            yield Pair(cls.name, cls, (Half(method, name),), releases)
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
@@ -88,6 +119,7 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
     halves = _behaving(acquires, releases)
     if halves is None:
         return
+    halves = halves[0], halves[1] + tuple(_settling(halves[0], functions))
     for kind in ("", *sorted(MARKS)):
         got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
         if got and given:
@@ -121,6 +153,20 @@ def _behaving(
     return tuple(got), tuple(unique.values())
 
 
+def _settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator[Half]:
+    """`commit(ticket)` beside `cancel(ticket)`: what was reserved is used up, and nobody owes it any more."""
+    reserving = [half for half in acquiring if half.name.verb in ("reserve", "claim")]
+    for function in functions if reserving else ():
+        name = take_apart(function.name, SETTLING)
+        if name is None or not own_parameters(function) or not changes_state(function):
+            continue
+        half = next(
+            (h for h in reserving if not name.affix or not h.name.affix or name.affix & h.name.affix), None
+        )
+        if half is not None:
+            yield Half(function, name, half.handle)
+
+
 def _gives_back(function: Function, acquiring: Name) -> bool:
     """The releasing half changes something, or passes on to a function that releases; interfaces are
     believed."""
@@ -128,15 +174,32 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
         return not _only_passes(function)
     if len(own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
         return False  # it is given nothing back: a `free()` of the pool itself
+    if _is_told_a_measure(function):
+        return False
     return changes_state(function) or any(
         RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function)
     )
 
 
+def _is_told_a_measure(function: Function) -> bool:
+    """`give_back_step(self, idle_seconds: float)`: no lease is a fraction of anything, or a switch."""
+    first = own_parameters(function)[:1]
+    arguments = getattr(function.node, "args", None)
+    named = [*arguments.posonlyargs, *arguments.args] if isinstance(arguments, ast.arguments) else []
+    return any(
+        each.arg in first and each.annotation and ast.unparse(each.annotation) in ("float", "bool")
+        for each in named
+    )
+
+
 def _is_store(acquire: Function, name: Name, release: Function) -> bool:
-    """`get(key)` and `put(key, value)` are a store's, not a pool's."""
+    """`get(key)` and `put(key, value)` are a store's, not a pool's; nobody puts back what a queue handed
+    out."""
     if name.verb not in ("get", "take", "fetch", "pop"):
         return False
+    words = set(split(acquire.cls.name)) if acquire.cls is not None else set()
+    if words & QUEUES and not words & POOL_WORDS:
+        return True
     keyed = any("key" in parameter or parameter in ("name", "id") for parameter in own_parameters(acquire))
     return keyed or len(own_parameters(release)) > 1
 
@@ -166,14 +229,14 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
         return Half(function, name, handle, 0, value_of(function))
     if name.verb in COUNTING or not returns_something(function):
         return _marking_half(function, name, partners)
-    if name.verb == "acquire" and all(not own_parameters(partner) for partner in partners):
+    if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
         return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
     if not _hands_out(function, name):
         return None
     keyed = kept_under_parameter(function)
     if keyed is None:
         keyed = shared_key(function, partners)
-    if keyed is not None:
+    if keyed is not None and not given_back_itself(function, partners):
         return Half(function, name, Handle.ARGUMENT, keyed, Value.OBJECT)
     return Half(function, name, Handle.RESULT, 0, value_of(function))
 
@@ -188,8 +251,13 @@ def _marking_half(function: Function, name: Name, partners: list[Function]) -> H
 
 
 def _hands_out(function: Function, name: Name) -> bool:
-    if name.verb == "pop" and not {*split(function.cls.name if function.cls else "")} & POOL_WORDS:
+    of_class = {*split(function.cls.name if function.cls else "")}
+    if name.verb == "pop" and not of_class & POOL_WORDS:
         return False  # an operand stack, an undo list
+    if name.verb in ("get", "fetch") and of_class & PASSING_ON:
+        return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK:
         return removes_from_state(function)
-    return changes_state(function) or any(take_apart(verb, ACQUIRE_WORDS - WEAK) for verb in called(function))
+    if changes_state(function) or removes_from_state(function):
+        return True
+    return any(not STRONG.isdisjoint(split(name)) for name in called(function))

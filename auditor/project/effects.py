@@ -2,6 +2,7 @@
 rest of the world."""
 
 import ast
+import re
 from dataclasses import replace
 
 from auditor.flow.effects import (
@@ -16,12 +17,21 @@ from auditor.flow.effects import (
 from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.bindings import own_name
+from auditor.project.bodies import contains_failures
 from auditor.project.calls import constants_passed, is_bound, parameter_for
+from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Class, Function
 from auditor.project.outside import OutsideEffects
 from auditor.project.recognise import Recogniser
+from auditor.project.started import started
 from auditor.project.summaries import PROCESS, Question, Summaries
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
+
+ENDING = re.compile(
+    r"close|stop|shut|hang_?up|releas|free|end(?:_|$)|finish|termin|disconn|quit|exit|destroy|dispos|clean|kill|join|abort"
+    r"|cancel|drop|done|return|give|put_?back|recycl|complet|detach|leave|unload|evict|reset|clear|delet|remov|del_"
+)
+"""What the names of methods hold that end the object which they are called on."""
 
 
 class FunctionEffects(OutsideEffects):
@@ -36,10 +46,17 @@ class FunctionEffects(OutsideEffects):
         name = call.method
         return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS
 
+    def contains_failures(self, node: ast.Call) -> bool:
+        """Every function it may reach catches whatever goes wrong in it."""
+        targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
+        return bool(targets) and constructed is None and all(contains_failures(target) for target in targets)
+
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
         nested = self.function.module.by_node.get(id(function))
         if nested is None:
             nested = self._lambda(function)
+        if any("atexit" in decorator for decorator in nested.decorators):
+            return Fate.TAKE  # it is needed until the process ends
         question = Question(nested, ("@" + name, *rest), value, protocol)
         return self.summaries.answer(question).fate
 
@@ -75,15 +92,41 @@ class FunctionEffects(OutsideEffects):
             return TAKEN
         if self._passes_release(call, position):
             return TAKEN
+        worker = started(self.recogniser.calls.model, function, call, position, rest)
+        if worker is not None:
+            return self._worked_on(*worker, value, protocol)
         targets, constructed, dotted = self.recogniser.calls.targets(function, node)
+        of_library = position == -1 and not rest and protocol in self.recogniser.of_library
+        if targets and of_library and self.recogniser.calls.guessed(function, node):
+            targets = ()  # a file's own method, whatever the project has of that name
         if constructed is not None:
             return self._constructed(call, constructed, targets, position, rest, value, protocol)
         if targets:
-            return self._summarised(call, targets, position, rest, value, protocol)
+            found = self._summarised(call, targets, position, rest, value, protocol)
+            if found.fate is Fate.BORROW or not self._hearsay(call, position, rest, value):
+                return found
         treatment = self.outside(call, dotted, position, rest, value)
         if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
             return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
         return treatment
+
+    def _worked_on(
+        self, target: Function, parameter: str, rest: Path, value: Value, protocol: str
+    ) -> Treatment:
+        """A thread that closes nothing and ends leaves what it was given to nobody else."""
+        if any(looks_releasing(call) for call in target.calls):
+            return TAKEN
+        answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol))
+        only_used = answer.fate is Fate.BORROW and answer.result is None
+        return BORROWED if only_used else TAKEN
+
+    def _hearsay(self, call: Call, position: Position, rest: Path, value: Value) -> bool:
+        """A method of the lease itself, known by its name alone: a connection of this tree that closes itself
+        when `recv` fails says nothing of all connections, unless the name speaks of an end."""
+        own = position == -1 and not rest and value is Value.OBJECT
+        return (
+            own and not ENDING.search(call.method) and self.recogniser.calls.guessed(self.function, call.at)
+        )
 
     def _itself(self, call: Call, position: Position) -> bool:
         own = own_name(self.function)

@@ -8,7 +8,7 @@ from auditor.project.bindings import own_name, statements_of
 from auditor.project.modules import Class, Function, Module
 from auditor.project.project import Project
 from auditor.project.sites import last_name
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, split
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, REMOVING, split
 
 
 class Elsewhere:
@@ -92,6 +92,7 @@ def looks_releasing(call: ast.Call) -> bool:
         RELEASING.fullmatch(name) is not None
         or name in LEASE_METHODS
         or name in ("finalize", "callback", "map")
+        or REMOVING.fullmatch(name) is not None
     )
 
 
@@ -114,6 +115,8 @@ def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                 for target in targets:
                     yield target, value
             case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                yield target, value
+            case ast.AugAssign(target=target, value=value):
                 yield target, value
     for inner in ast.walk(function.node):
         if isinstance(inner, ast.comprehension):

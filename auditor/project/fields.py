@@ -16,12 +16,28 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import RESULT, Call, Leave, Path
+from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path
 from auditor.model import Span
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.elsewhere import Elsewhere, looks_releasing
-from auditor.project.forgetting import CLEANUP, INITIAL, escaped_by_name, forgets, given_away
+from auditor.project.ended_by_others import (
+    closed_by_its_base,
+    destroyed_with_its_maker,
+    has_unknown_base,
+    reached_through,
+)
+from auditor.project.field_paths import in_anothers_table, own_field, shortened
+from auditor.project.forgetting import (
+    CLEANUP,
+    CLOSING,
+    INITIAL,
+    asks_or_releases,
+    escaped_by_name,
+    for_good,
+    forgets,
+    given_away,
+)
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
 from auditor.project.project import Project
@@ -62,7 +78,7 @@ class Fields:
             path[1][1:]
             for outcome in wanted
             for path in (*(path for _, path in outcome.stored), *outcome.beside)
-            if _own_field(outcome.function, path)
+            if own_field(outcome.function, path)
         )
         self.elsewhere = Elsewhere(self.project, attributes)
         found: dict[int, tuple[StoredField, ...]] = {}
@@ -75,8 +91,8 @@ class Fields:
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
         for node, path in outcome.stored:
-            path = _shortened(path)
-            if path in seen or not _own_field(outcome.function, path) or self._of_the_pool(outcome):
+            path = shortened(path)
+            if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
             seen.add(path)
             yield self._judged(outcome, node, path)
@@ -92,8 +108,11 @@ class Fields:
             return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
         if any(other[0].startswith("@") for other in outcome.beside):
             return replace(first, escapes=True)  # a list of the module has it as well
-        for other in sorted(outcome.beside - {path}):
-            if len(other) == 2 and _own_field(outcome.function, other):
+        if outcome.acquisition.value is Value.INDEX and any(map(in_anothers_table, outcome.beside)):
+            return replace(first, escapes=True)  # `self.tables.write(row, numbers)`: freed by their row
+        for other in sorted({shortened(other) for other in outcome.beside} - {path}):
+            wrapped = len(other) == 3 and other[-1] == ANY_ITEM  # `self.stream = Stream(self.socket)`
+            if (len(other) == 2 or wrapped) and own_field(outcome.function, other):
                 described = self._describe(outcome, node, other)
                 if described.released_by or described.escapes:
                     return described
@@ -112,7 +131,7 @@ class Fields:
     def _entered(self, outcome: Outcome) -> Iterator[StoredField]:
         """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""
         function, path = outcome.function, outcome.acquisition.places[0]
-        if not (outcome.acquisition.keyed and function.name in ENTERS and _own_field(function, path)):
+        if not (outcome.acquisition.keyed and function.name in ENTERS and own_field(function, path)):
             return
         assert function.cls is not None
         family = list(self._family(function.cls))
@@ -129,6 +148,7 @@ class Fields:
         family = list(self._family(cls))
         released_by, escapes, drops = self._fate(outcome, family, path)
         attribute = path[1][1:]
+        escapes = escapes or self._ended_by_others(outcome, family, path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         released_by = [name for name in released_by if name not in partly]
         released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
@@ -145,8 +165,19 @@ class Fields:
             partly_by=tuple(partly),
             cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
             drops=tuple(drops),
-            overwrite=self._overwrite(outcome, path, at),
+            overwrite=self._overwrite(outcome, path, at, bool(released_by)),
             escapes=escapes,
+        )
+
+    def _ended_by_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        function, attribute = outcome.function, path[1][1:]
+        assert function.cls is not None
+        if outcome.acquisition.handle is Handle.RECEIVER and LOCKING.match(function.name):
+            return True  # a lock made of another: its own release is what ends both
+        return (
+            destroyed_with_its_maker(outcome.call, function, family)
+            or any(reached_through(method, attribute) for method in family)
+            or closed_by_its_base(self.model.lineage(function.cls), attribute)
         )
 
     def _family(self, cls: Class) -> Iterator[Function]:
@@ -159,7 +190,7 @@ class Fields:
     ) -> tuple[list[str], bool, list[Leak]]:
         released_by: list[str] = []
         drops: list[Leak] = []
-        numbers = outcome.acquisition.value is Value.INDEX and len(path) > 2
+        numbers = outcome.acquisition.value is Value.INDEX and path[-1] == ANY_ITEM
         escapes = numbers and any(looks_releasing(call) for method in family for call in method.calls)
         attribute = path[1][1:]
         for method in family:
@@ -174,10 +205,14 @@ class Fields:
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
+            elif answer.fate is Fate.UNKNOWN and CLEANUP.fullmatch(method.name):
+                escapes = True
             elif answer.dropped and method is not outcome.function and forgets(method, attribute):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.declared
-                drops += [drop for drop in found if not numbers or declared or drop.holder == "clear"]
+                sure = not numbers or declared or for_good(self.project, method)
+                if len(path) > 2 or CLOSING.fullmatch(method.name):
+                    drops += [drop for drop in found if sure or drop.holder == "clear"]
         return released_by, escapes, drops
 
     def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
@@ -196,6 +231,7 @@ class Fields:
         if not method.name.startswith("_") or method.name.startswith("__"):
             return True
         own = {id(other) for other in family}
+        called_by_a_base = CLEANUP.fullmatch(method.name) and has_unknown_base(family)
         for module in self.project.parsed():
             if method.name not in module.text:
                 continue
@@ -205,7 +241,7 @@ class Fields:
                 for node in ast.walk(function.node):
                     if isinstance(node, ast.Attribute) and node.attr == method.name:
                         on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
-                        if not on_itself or id(function) in own:
+                        if not on_itself or id(function) in own or called_by_a_base:
                             return True
         return False
 
@@ -222,52 +258,22 @@ class Fields:
                 how = op.method if isinstance(op, Call) else ""
                 yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
-    def _overwrite(self, outcome: Outcome, path: Path, at: Span) -> Leak | None:
+    def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""
         function = outcome.function
         attribute = path[1][1:]
-        if function.name not in STEPS or len(path) != 2 or self._asks_or_releases(function, attribute):
+        entered = ended and function.name in ENTERS and self._left_open(outcome, path)
+        again = function.name in STEPS or entered
+        if not again or len(path) != 2 or asks_or_releases(function, attribute):
             return None
         return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
 
-    def _asks_or_releases(self, function: Function, attribute: str) -> bool:
-        """The method tests the field, gives it back, calls a cleanup, or works with what is there by name."""
-        owner = function.parameters[0]
-        for node in ast.walk(function.node):
-            test = getattr(node, "test", None)
-            if isinstance(test, ast.AST) and attribute in _attributes_in(test):
-                return True
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if (
-                    isinstance(node.func.value, ast.Name)
-                    and node.func.value.id == owner
-                    and CLEANUP.fullmatch(node.func.attr)
-                ):
-                    return True
-                if looks_releasing(node) and attribute in _attributes_in(node):
-                    return True
-        return False
-
-
-def _attributes_in(node: ast.AST) -> set[str]:
-    return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
-
-
-def _own_field(function: Function, path: Path) -> bool:
-    """`self.x` or `self.x[*]` of the method's own object."""
-    if function.cls is None or function.parent is not None or not function.parameters or function.is_static:
-        return False
-    if "classmethod" in function.decorators:
-        return False  # the class's own state is the process's
-    return path[0] == function.parameters[0] and len(path) > 1 and path[1].startswith(".")
-
-
-def _shortened(path: Path) -> Path:
-    """What is inside a container ends with the container: `self.x[*]` for anything deeper."""
-    for index, piece in enumerate(path):
-        if piece.startswith("["):
-            return (*path[:index], "[*]")
-    return path
+    def _left_open(self, outcome: Outcome, path: Path) -> bool:
+        """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
+        assert outcome.function.cls is not None
+        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
+        answers = [self._asked(outcome, method, path) for method in exits]
+        return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
 
 
 def _mentions(method: Function, attribute: str) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from auditor.flow.effects import BORROWED, Value
 from auditor.flow.follow import EDGES
@@ -11,8 +12,9 @@ from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.passing import operands
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Edge, Fresh, Move, Op
+from auditor.ir.ops import Call, Edge, Fresh, Move, Op, Path
 from auditor.model import Step
+from auditor.project.gradients import Wanted
 from auditor.project.leases import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
@@ -27,6 +29,10 @@ Releasing = Sequence[tuple[Function, list[int]]]
 
 class Foreign(Tracking):
     """Follows tensors that are surely no leases to the calls that give them to a pool."""
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        return Wanted(self.recogniser.calls.model)
 
     def misuses(self, releasing: Releasing) -> Iterator[Misuse]:
         of_tensors = [(function, self._of_tensors(function, nodes)) for function, nodes in releasing]
@@ -80,11 +86,19 @@ class Foreign(Tracking):
         targets, constructed, dotted = self.recogniser.calls.targets(function, op.at)
         if targets or constructed is not None or self.endings.uses(function).acquisition(op) is not None:
             return False
+        if op.receiver is not None and self._is_parameter(function, op.receiver):
+            treatment = treatment_of(op.method)
+            return treatment is not None and treatment.result == ()
         if dotted is not None:
             return dotted.startswith("torch.") and (
                 makes_leaf(op.method) or treatment_of(op.method) == BORROWED
             )
         return op.receiver is not None and op.method == "clone"
+
+    def _is_parameter(self, function: Function, path: Path) -> bool:
+        """`self.weight` of a module, which no pool handed out."""
+        own = function.is_method and len(path) == 2 and path[:1] == function.parameters[:1]
+        return own and path[1].lstrip(".") in self.wanted.trained(function)
 
     # Through functions that give back what they are given ---------------------------------------------------
 

@@ -6,12 +6,18 @@ import re
 from auditor.project.bindings import own_name
 from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Function
+from auditor.project.project import Project
 from auditor.project.sites import last_name
 
 CLEANUP = re.compile(
     r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
     r"|flush\w*|end\w*|exit|__exit__|__aexit__|__del__|del)_*"
 )
+CLOSING = re.compile(
+    r"_*(?:close|shutdown|stop|clean_?up|dispose|destroy|tear_?down|terminate|disconnect|finish|abort|__a?exit__)_*"
+)
+"""Those of them after which nobody looks at the field again."""
+
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
 )
@@ -34,6 +40,18 @@ def _takes_out(method: Function, attribute: str) -> bool:
     return not any(
         isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
         for node in ast.walk(method.node)
+    )
+
+
+def for_good(project: Project, method: Function) -> bool:
+    """Nobody who gives things back calls the method to strike them off a table afterwards."""
+    name = method.name
+    return not any(
+        last_name(call) == name and any(looks_releasing(other) for other in function.calls)
+        for module in project.parsed()
+        if f"{name}(" in module.text
+        for function in module.by_node.values()
+        for call in function.calls
     )
 
 
@@ -70,3 +88,26 @@ def given_away(method: Function, attribute: str) -> bool:
                 case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:
                     return True
     return False
+
+
+def asks_or_releases(function: Function, attribute: str) -> bool:
+    """The method tests the field, gives it back, calls a cleanup, or works with what is there by name."""
+    owner = function.parameters[0]
+    for node in ast.walk(function.node):
+        test = getattr(node, "test", None)
+        if isinstance(test, ast.AST) and attribute in _attributes_in(test):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if (
+                isinstance(node.func.value, ast.Name)
+                and node.func.value.id == owner
+                and CLEANUP.fullmatch(node.func.attr)
+            ):
+                return True
+            if looks_releasing(node) and attribute in _attributes_in(node):
+                return True
+    return False
+
+
+def _attributes_in(node: ast.AST) -> set[str]:
+    return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}

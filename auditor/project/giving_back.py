@@ -5,6 +5,7 @@ wrapper returned is given back as the wrapper would do it, in the caller's words
 """
 
 import ast
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +27,9 @@ EACH = ("[*]",)
 
 DEEPEST = 4
 """Wrappers of wrappers beyond this are not looked through."""
+
+SEVERAL = re.compile(r"\b(?:[Ll]ist|[Ss]equence|Iterable|Collection|[Tt]uple|[Dd]ict|Mapping)\b")
+"""Annotations of containers."""
 
 NATURAL = {
     "allocate": ("deallocate", "free", "release"),
@@ -71,6 +75,13 @@ def giving_back(
     if guess is None or _is_used(guess, function) or alike[1].function.module is function.module:
         return guess
     return replace(guess, certain=False)  # some class of that name gives back so; nobody says it is this one
+
+
+def returns_several(recogniser: Recogniser, function: Function, call: ast.Call) -> bool:
+    """Whether what is called says that it returns a list: what one lease does for itself no list can do."""
+    targets, _, _ = recogniser.calls.targets(function, call)
+    annotations = (getattr(target.node, "returns", None) for target in targets)
+    return any(each is not None and SEVERAL.search(ast.unparse(each)) for each in annotations)
 
 
 def _is_used(way: GivingBack, function: Function) -> bool:

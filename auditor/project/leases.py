@@ -1,6 +1,7 @@
 """Follow one acquire call and write down what became of it."""
 
 import ast
+import math
 import re
 from dataclasses import dataclass, field, replace
 
@@ -13,12 +14,20 @@ from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Leave, Move, Path, is_temporary
 from auditor.model import Span
+from auditor.project.beginnings import asked, missing, of_receiver
+from auditor.project.bindings import own_name
 from auditor.project.effects import FunctionEffects
+from auditor.project.ended_by_others import (
+    counts_places,
+    ends_with_its_script,
+    expected_to_fail,
+    only_compared,
+)
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
+from auditor.project.released_alone import ended_alone, release_lent
 from auditor.project.rewriting import note_rewritten_flags
 from auditor.project.sites import loops_around, site_nodes
-from auditor.protocols.vocabulary import LEASE_METHODS
 
 BEGINNING = re.compile(
     r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
@@ -47,6 +56,9 @@ class Outcome:
     lease: Lease
     returned: Path | None = None
     flags: frozenset[tuple[str, bool]] = frozenset()
+    own: frozenset[tuple[str, bool]] = frozenset()
+    unless: frozenset[str] = frozenset()
+    asked: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
     unknown: bool = False
@@ -89,7 +101,9 @@ class Follower:
         known = self.known.get(node, NOTHING)
         if acquisition.handle is not Handle.RESULT:
             known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
+            known = known | asked(op)
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
+        known = known | of_receiver(op, acquisition)
         lends = self.function.is_context_manager
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
@@ -109,11 +123,15 @@ class Follower:
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
-        elsewhere = elsewhere or self._still_to_run(op)
+        elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
+        elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
+        elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         if elsewhere:
             leaks = ()
         elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
             leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
+        elif acquisition.keyed and endings.released:
+            leaks = tuple(leak for leak in leaks if leak.at.line < self._first_start())
         lease = self._lease(op, acquisition, leaks)
         lease = replace(
             lease,
@@ -125,16 +143,31 @@ class Follower:
         outcome = Outcome(self.function, op.at, acquisition, lease)
         if endings.returned:
             outcome.flags = self._flags(endings)
+            outcome.own = self._own(self.known[node] | of_receiver(op, acquisition))
+            outcome.unless = missing(self.graph.parameters, self.known[node])
+            outcome.asked = frozenset(fact for fact in self.known[node] if fact[0] in self.graph.parameters)
             outcome.returned = sorted(set(endings.returned.values()))[0]
         outcome.stored = sorted(endings.stored.items())
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
 
+    def _first_start(self) -> float:
+        """Where a task is started, to which a lock may be left."""
+        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.method in STARTING)
+        return min((op.at.lineno for op in calls), default=math.inf)
+
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
         """The calls that give it back."""
         calls = (self.graph.ops[node] for node in endings.released)
         return tuple(sorted({self.losses.span(op.at) for op in calls if isinstance(op, Call)}))
+
+    def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
+        """What is known of the fields of the method's own object, without its name."""
+        own = own_name(self.function)
+        return frozenset(
+            (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
+        )
 
     def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
         """Constants returned beside the lease, where every return of it agrees."""
@@ -151,12 +184,10 @@ class Follower:
         """Nothing here gives it back, or nothing but the handling of a failure.
 
         What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
-        otherwise; a lock may also be left to the task that this function starts."""
-        released = followed.endings.released
+        otherwise."""
+        released = {node: held for node, held in followed.endings.released.items() if self._only_ends(node)}
         if not acquisition.keyed or not released:
             return not released
-        if any(isinstance(op, Call) and op.method in STARTING for op in self.graph.ops):
-            return True
         return not any(
             all(
                 station.edge not in RAISING
@@ -164,6 +195,11 @@ class Follower:
             )
             for node, held in released.items()
         )
+
+    def _only_ends(self, node: int) -> bool:
+        """A call that acquires anew, and for which the callee makes room first, gives nothing back here."""
+        op = self.graph.ops[node]
+        return not isinstance(op, Call) or self.effects.acquisition(op) is None
 
     def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
@@ -177,32 +213,18 @@ class Follower:
             return (
                 acquisition.own_key and acquisition.handle is Handle.RECEIVER
             )  # a local lock dies with the call
-        if acquisition.handle is Handle.RECEIVER and self._release_lent(op):
-            return True
         place = acquisition.places[0]
+        if acquisition.handle is Handle.RECEIVER:
+            if release_lent(self.function, op.at):
+                return True
+            if acquisition.declared and place[:-1] == (own_name(self.function),):
+                begins = BEGINNING.match(self.function.name) is not None
+                return begins or ended_alone(self.effects.recogniser, self.function, op.at, place[-1][1:])
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
-
-    def _release_lent(self, op: Call) -> bool:
-        """`loop.add_reader(fd, semaphore.release)`: the releasing method itself was given to somebody."""
-        owner = op.at.func
-        if not isinstance(owner, ast.Attribute):
-            return False
-        outermost = self.function
-        while outermost.parent is not None:
-            outermost = outermost.parent
-        key = ast.dump(owner.value)
-        called = {id(node.func) for node in ast.walk(outermost.node) if isinstance(node, ast.Call)}
-        return any(
-            isinstance(node, ast.Attribute)
-            and node.attr in LEASE_METHODS
-            and id(node) not in called
-            and ast.dump(node.value) == key
-            for node in ast.walk(outermost.node)
-        )
 
     def _dealt_out(self, site: int, endings: Endings) -> list[int]:
         """Lines on which a loop gives each number to whom it finds: that there were as many takers as numbers

@@ -1,6 +1,8 @@
 """What builtins and the standard library do to a lease: containers, iteration helpers, context-manager
 tools."""
 
+import re
+
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 
@@ -11,25 +13,53 @@ BORROWING = frozenset(
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
      "critical", "log", "int", "float", "abs",
      "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
-     "memcpy", "memoryview", "synchronize", "readinto", "readinto1", "recv_into", "sendall"}
+     "memcpy", "synchronize", "readinto", "readinto1", "recv_into", "sendall", "bytes",
+     "bytearray", "parse", "readfp", "read_file"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
                           "deque", "filter", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
+COPIES = frozenset({"copy", "deepcopy"})
 RENAMING = frozenset({"replace", "rename", "renames", "move"})
 SAME_PATH = frozenset({"realpath", "abspath", "normpath", "expanduser", "fspath", "normcase", "fsdecode",
                        "fsencode", "Path", "PurePath", "PosixPath"})  # fmt: skip
 """Functions whose result names the same file or directory."""
 
+FILES = frozenset({"os", "shutil"})
+LOOKING = frozenset(
+    {"mkdir", "makedirs", "listdir", "walk", "scandir", "chmod", "chown", "stat", "lstat", "access", "chdir",
+     "symlink", "utime", "copy", "copy2", "copyfile", "copytree", "disk_usage", "unpack_archive",
+     "make_archive", "getenv"}
+)  # fmt: skip
+"""What they do in a directory, or with its name, leaves it to whoever made it."""
+
 PAIRING = frozenset({"zip", "enumerate", "zip_longest"})
 CHAINING = frozenset({"chain", "from_iterable", "gather", "wait", "map", "starmap"})
+PASSED_ON = frozenset({"wrap_socket", "run_until_complete"})
+"""Functions, and methods of whatever object, whose result stands for what they are given: the socket under
+its encryption, what a coroutine returns."""
+
+PASSED_AS = frozenset({0, "sock"})
+SERVING = frozenset({"server", "make_server"})
+"""Functions of libraries that make a server, which works with what they are given as long as it runs."""
+
 GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",
                          "enter_async_context", "closing_later", "addCleanup", "addfinalizer"})  # fmt: skip
 APPENDING = frozenset(
     {"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault", "heappush"}
 )
 EXTENDING = frozenset({"extend", "extendleft", "update", "union"})
+WATCHER = re.compile(r"poll|selector|epoll|kqueue")
+"""What waits for events on descriptors that it does not own."""
+
+STANDARD_STREAMS = frozenset({"stdin", "stdout", "stderr"})
+SPAWNING = re.compile(r"popen|spawn|subprocess|^(?:run|call|check_call|check_output)$", re.IGNORECASE)
+"""A child gets a copy of the descriptor: the parent's stays his to close."""
+
+KEYWORDS_TAKEN = frozenset({"sock", "sockets", "_sock"})
+"""Arguments by which servers and transports take a socket over: `create_server(factory, sock=sock)`."""
+
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "get_nowait", "popright"})
 
 
@@ -74,6 +104,10 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
 def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:
     """What os, shutil and pathlib do to a path; what is renamed belongs to whoever knows the new name."""
     module, _, name = dotted.rpartition(".")
+    if (module in ("os.path", "posixpath") and name not in SAME_PATH) or (
+        module in FILES and name in LOOKING
+    ):
+        return BORROWED
     if position != 0 or module not in ("os", "os.path", "posixpath", "shutil", "pathlib"):
         return None
     if name in RENAMING:
@@ -86,6 +120,8 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     name = call.method
     if name in BORROWING:
         return BORROWED
+    if name in COPIES and position != 0:
+        return BORROWED  # `copy(source, target)` is no copy module's
     if name in SAME_CONTENT and position != -1:
         return Treatment(result=rest)
     if name in PAIRING and position != -1:
@@ -96,12 +132,16 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         return Treatment(result=(ANY_ITEM, index, *inner))
     if name in CHAINING and position != -1:
         return Treatment(result=(ANY_ITEM, *(rest[1:] if rest and rest[0].startswith("[") else rest)))
+    if name in PASSED_ON and position in PASSED_AS:
+        return Treatment(result=rest)
+    if name in SERVING and position != -1:
+        return Treatment(result=(ANY_ITEM, *rest))
     if name == "next" and position == 0:
         return Treatment(result=rest[1:])
-    if name == "getattr" and position == 0:
+    if name in ("getattr", "memoryview") and position == 0:
         return Treatment(result=(), maybe=True)
     if name in GIVING_BACK and position != -1:
-        return RELEASED
+        return RELEASED if name != "register" or not _is_watched(call, position) else _watched(call)
     if name in ("partial",) and position != -1:
         return Treatment(result=("<partial>", *rest))
     if name == "dict" and position != -1:
@@ -109,6 +149,22 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     if name in ("create_task", "ensure_future") and position == 0:
         return TAKEN
     return None
+
+
+def given_to_a_child(call: Call, position: Position) -> bool:
+    """`popen(command, stdin=file)`."""
+    return position in STANDARD_STREAMS and SPAWNING.search(call.method) is not None
+
+
+def _watched(call: Call) -> Treatment:
+    """What was opened for the watcher only, `selector.register(os.fdopen(fd))`, is found in it again."""
+    return TAKEN if call.args and is_temporary(call.args[0][0]) else BORROWED
+
+
+def _is_watched(call: Call, position: Position) -> bool:
+    """`selector.register(sock, events)` looks at the socket; `atexit.register(free, lease)` ends it."""
+    root = call.receiver[-1].lstrip(".@_").lower() if call.receiver is not None else ""
+    return position == 0 and WATCHER.search(root) is not None
 
 
 __all__ = ["SAME", "container_method", "function", "stored_by_method"]

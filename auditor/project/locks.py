@@ -8,16 +8,18 @@ from auditor.flow.effects import Handle
 from auditor.flow.follow import EDGES
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.limits import TooManyStates
-from auditor.flow.locked import Hold, Locked, Wrong, acquires_in_a_thread, is_given
+from auditor.flow.locked import Hold, Locked, Wrong, acquires_in_a_thread, is_given, may_say_no
 from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Capture, Path
-from auditor.project.misuse_story import name_of, story
+from auditor.model import Step
+from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
 
 ENTRY = 0
+LEFT_BY = {"__exit__": "__enter__", "__aexit__": "__aenter__"}
 LAST_WORDS = {
     Fault.TWICE: "released again here",
     Fault.FOREIGN: "released here, where it was not taken",
@@ -69,6 +71,29 @@ class Locks:
         for lock, calls in locks.items():
             if calls.acquires and not self._captured(function, lock):
                 yield from self._lock(function, lock, calls)
+            elif not calls.acquires and function.name in LEFT_BY:
+                yield from self._left(function, lock, calls)
+
+    def _left(self, function: Function, lock: Path, calls: Calls) -> Iterator[Misuse]:
+        """`__exit__` releases what `__enter__` only tried to take, whatever came of it."""
+        entering = function.cls.methods.get(LEFT_BY[function.name]) if function.cls is not None else None
+        if entering is None or len(lock) < 2 or not function.parameters or lock[0] != function.parameters[0]:
+            return
+        own = (*entering.parameters[:1], *lock[1:])
+        calls_there = [op for op in entering.graph.ops if isinstance(op, Call)]
+        asked = [op for op in calls_there if own in self._acquired(entering, op)]
+        if not asked or not all(may_say_no(entering.graph, op) for op in asked):
+            return
+        first = place_of(entering, entering.graph.ops.index(asked[0]))
+        name = f"`self{''.join(lock[1:])}`"
+        for node in sorted(calls.releases):
+            if not _is_asked(function, node):
+                at = place_of(function, node)
+                steps = (
+                    Step(first.path, first.line, first.column, "may not get it, and nobody looks"),
+                    Step(at.path, at.line, at.column, LAST_WORDS[Fault.FOREIGN]),
+                )
+                yield Misuse(Fault.FOREIGN, at, function.qualname, name, "lock", steps)
 
     def _is_lock(self, function: Function, call: Call) -> bool:
         source = self.recogniser.release_source(function, call.at)
@@ -92,7 +117,8 @@ class Locks:
         told = set()
         for wrong in free.wrong:
             at = function.graph.ops[wrong.node].at
-            if wrong.fault is Fault.FOREIGN and not (held.taken_when_held and id(at) in free.matched):
+            paired = id(at) in free.matched or _tidies_up(function, at, calls)
+            if wrong.fault is Fault.FOREIGN and not (held.taken_when_held and paired):
                 continue
             if (wrong.fault, id(at)) not in told:
                 told.add((wrong.fault, id(at)))
@@ -127,3 +153,24 @@ class Locks:
         told = story(function, solution, wrong.node, wrong.state, None, milestones, last_words)
         name = name_of(wrong.state.places)
         return Misuse(wrong.fault, told.span, function.qualname, name, "lock", told.steps)
+
+
+def _is_asked(function: Function, node: int) -> bool:
+    """Whether the release stands under a condition."""
+    at = function.graph.ops[node].at
+    return any(
+        isinstance(each, (ast.If, ast.IfExp, ast.BoolOp)) and any(inner is at for inner in ast.walk(each))
+        for each in ast.walk(function.node)
+    )
+
+
+def _tidies_up(function: Function, at: ast.AST, calls: Calls) -> bool:
+    """Whether it stands in a handler or a `finally` of what takes the lock."""
+    taking = {id(function.graph.ops[node].at) for node in calls.acquires}
+    for each in ast.walk(function.node):
+        if isinstance(each, ast.Try):
+            after = [*each.finalbody, *(statement for handler in each.handlers for statement in handler.body)]
+            inside = any(inner is at for statement in after for inner in ast.walk(statement))
+            if inside and taking & {id(inner) for statement in each.body for inner in ast.walk(statement)}:
+                return True
+    return False

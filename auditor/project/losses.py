@@ -4,17 +4,26 @@ import ast
 import re
 from collections.abc import Iterable
 
+from auditor.flow.decisive import decisive
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
-from auditor.flow.trace import Station, path_by_its_own_failure, shortest_path, span_of, tell
+from auditor.flow.trace import SETTING, Station, path_by_its_own_failure, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, is_temporary
 from auditor.model import Span, Step
 from auditor.project.effects import FunctionEffects
 from auditor.project.modules import Function
 
-BROAD = re.compile(r"Exception\b|RuntimeError|MemoryError|OSError|ValueError")
+BROAD = re.compile(
+    r"Exception\b|RuntimeError|MemoryError|OSError|ValueError|IOError|EnvironmentError|\b(?:socket|select)\.error\b"
+)
+"""Failures that work on a lease is expected to have; the last four are other names of OSError."""
+
+READING = frozenset({"read", "readline", "readlines", "write", "writelines", "seek", "tell", "flush"})
+OPENED = re.compile(r"(?:^|\.)(?:open|fdopen|mkstemp|\w*TemporaryFile)$")
+"""What goes wrong with a file goes wrong when it is opened: a handler around that and the reading is meant
+for that. The other end of a socket or a pipe may go away at any time."""
 
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
@@ -53,7 +62,9 @@ class Losses:
             ):
                 continue
             seen.add((kind, at))
-            yield Leak(kind, at, _name_of(held), self._trace(site, path, kind, at), self._failed(path, site))
+            ends = [(node, other) for _, there, other in followed.endings.lost if there == node]
+            steps = self._trace(site, decisive(self.graph, followed.solution, path, ends), kind, at)
+            yield Leak(kind, at, _name_of(held), steps, self._failed(path, site))
 
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int
@@ -102,8 +113,18 @@ class Losses:
         declared = acquisition is not None and acquisition.declared
         line = self.span(self.graph.ops[site].at).line
         holds = station.holds or (declared and station.uses)
-        if self.effects.acquisition(op) is not None or (holds and self._broadly(onward, line)):
+        if self.effects.acquisition(op) is not None:
             return True
+        if op.method in SETTING or self.effects.contains_failures(op.at):
+            return False
+        if op.method in READING and acquisition is not None and OPENED.search(acquisition.text):
+            return self._guarded_since(onward, line)
+        if holds and self._broadly(onward, line):
+            return True
+        return self._guarded_since(onward, line)
+
+    def _guarded_since(self, onward: list[Station], line: int) -> bool:
+        """By a `try` that begins after the acquire."""
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
 
@@ -116,14 +137,12 @@ class Losses:
     def _broadly(self, onward: list[Station], line: int) -> bool:
         """Not a handler around the acquire too, of one named failure that calls before it were expected to
         raise."""
-        for later in onward:
-            handler = self.graph.ops[later.node].at
-            if isinstance(handler, ast.ExceptHandler) and handler.type is not None:
-                around = any(
-                    _swallows(guard) and _encloses(guard, line)
-                    for guard in (self.graph.ops[station.node].at for station in onward)
-                )
-                return not around or BROAD.search(ast.unparse(handler.type)) is not None
+        guards = [self.graph.ops[later.node].at for later in onward]
+        for handler in guards:
+            caught = _named(handler)
+            if caught is not None:
+                around = any(_swallows(guard) and _encloses(guard, line) for guard in guards)
+                return not around or BROAD.search(caught) is not None
         return True
 
     def _where(self, node: int, path: list[Station]) -> Span:
@@ -221,6 +240,15 @@ def _swallows(guard: ast.AST) -> bool:
     if isinstance(guard, (ast.With, ast.AsyncWith)):
         return any("suppress" in ast.unparse(item.context_expr) for item in guard.items)
     return isinstance(guard, (ast.Try, ast.TryStar))
+
+
+def _named(guard: ast.AST) -> str | None:
+    """The failures that a handler or a `suppress` names."""
+    if isinstance(guard, ast.ExceptHandler) and guard.type is not None:
+        return ast.unparse(guard.type)
+    if isinstance(guard, WITHS) and _swallows(guard):
+        return " ".join(ast.unparse(item.context_expr) for item in guard.items)
+    return None
 
 
 def _encloses(guard: ast.AST, line: int) -> bool:

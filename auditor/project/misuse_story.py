@@ -1,8 +1,8 @@
 """How a misuse is told: the steps from the acquire over the release to the place where it goes wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from auditor.flow.decisive import decisive
 from auditor.flow.solve import Solution
 from auditor.flow.trace import Placed, State, Station, shortest_path, span_of, tell
 from auditor.ir.ops import Leave, Path, Store, is_temporary
@@ -36,20 +36,12 @@ def story(
     stations = shortest_path(function.graph, solution, node, state)
     span = _span(function, node, state, stations)
     steps = [first] if first is not None else []
-    for step in _steps(function, stations, milestones):
+    branches = decisive(function.graph, solution, stations, [(node, state)])
+    for step in tell(function.graph, function.module.path, branches, function.module.lines, milestones):
         if not steps or step != steps[-1]:
             steps.append(step)
     steps.append(Step(span.path, span.line, span.column, last_words))
     return Story(span, tuple(steps))
-
-
-def _steps(function: Function, stations: list[Station], milestones: dict[int, str]) -> Iterator[Step]:
-    for station in stations:
-        if station.node in milestones:
-            at = place_of(function, station.node)
-            yield Step(at.path, at.line, at.column, milestones[station.node])
-        else:
-            yield from tell(function.graph, function.module.path, [station], function.module.lines)
 
 
 def _span(function: Function, node: int, state: Placed, stations: list[Station]) -> Span:

@@ -1,12 +1,13 @@
 """Every misuse in a project: which lives are followed, and what is made of what they show."""
 
+import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES
 from auditor.flow.knowledge import NOTHING
-from auditor.flow.lifetime import Event, Life, Lifetime
+from auditor.flow.lifetime import HELD_AGAIN, Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
 from auditor.flow.passing import operands
@@ -43,19 +44,21 @@ class Misused(Tracking):
     """Follows every lease of the project beyond its release."""
 
     found: dict[tuple[Fault, Span], Misuse] = field(default_factory=dict)
+    releasing: set[Function] = field(default_factory=set)  # those with a call that a protocol lists as one
 
     def __post_init__(self) -> None:
         self.tensors = Tensors(self.endings)
 
     def misuses(self, outcomes: Iterable[Outcome]) -> tuple[Misuse, ...]:
+        releasing = list(self._releasing())
+        self.releasing = {function for function, _ in releasing}
         for outcome in outcomes:
             if outcome.acquisition.handle is Handle.RESULT and not is_test(outcome.function):
                 _guarded(lambda one=outcome: self._lease(one))  # type: ignore[misc]
-        releasing = list(self._releasing())
         for function, calls in releasing:
             _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
-            if any(protocol.transfer for protocol in self.recogniser.declared):
-                _guarded(lambda one=function: self._handed_over(one))  # type: ignore[misc]
+        for function in self._handing_over():
+            _guarded(lambda one=function: self._handed_over(one))  # type: ignore[misc]
         foreign = Foreign(self.project, self.recogniser, self.endings, self.calling, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
         locks = Locks(self.recogniser)
@@ -87,6 +90,15 @@ class Misused(Tracking):
                 if nodes:
                     yield function, nodes
 
+    def _handing_over(self) -> Iterator[Function]:
+        """Functions with calls that the settings say to take over what they are given."""
+        patterns = [pattern for protocol in self.recogniser.declared for pattern in protocol.transfer]
+        words = {pattern.text.partition("(")[0].rpartition(".")[2] for pattern in patterns}
+        for path in self.calling(words) if words else ():
+            module = self.project.module(path)
+            if module is not None and not TEST_FILE.search(path):
+                yield from (function for function, _ in functions_with(module, words))
+
     # Lives --------------------------------------------------------------------------------------------------
 
     def _lease(self, outcome: Outcome) -> None:
@@ -107,7 +119,7 @@ class Misused(Tracking):
             span = place_of(function, node)
             first = Step(span.path, span.line, span.column, "acquired here")
             begin = Begin(function, op, acquisition, began, known[node], first)
-            if began.exits is not None or outcome.lease.released:
+            if began.exits is not None or outcome.lease.released or function in self.releasing:
                 self._life(begin)
             if acquisition.value is Value.TENSOR:
                 for misuse in self.tensors.misuses(begin):
@@ -148,10 +160,12 @@ class Misused(Tracking):
                 if value is None or "[*]" in operand or "[:]" in operand or node not in known:
                     continue
                 release = uses.release(op, position, (), value, "")
-                if release is None or release.tolerant:
+                if release is None or (release.tolerant and not self._holds_lease(function, operand)):
                     continue
                 origin = _origin(graph, operand)
                 given = origin[0] in graph.parameters or origin[0][0] == "@"
+                if not given and _held_again(graph, operand):
+                    continue  # it may have had several holds
                 if given:
                     start = [(ENTRY, Life(frozenset({(origin, False)})), NOTHING)]
                 else:
@@ -166,6 +180,26 @@ class Misused(Tracking):
                 first = None if given else Step(span.path, span.line, span.column, "released here")
                 self._tell(function, domain, solution, first)
 
+    def _holds_lease(self, function: Function, operand: Path) -> bool:
+        """A field that nothing but acquires and None are assigned to: what is closed there stays closed."""
+        cls = function.cls
+        if cls is None or len(operand) != 2 or operand[:1] != function.parameters[:1]:
+            return False
+        bound = [
+            (method, node.value)
+            for method in cls.methods.values()
+            for node in ast.walk(method.node)
+            if isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Attribute) and "." + t.attr == operand[1] for t in node.targets)
+        ]
+        made = [(m, v) for m, v in bound if not (isinstance(v, ast.Constant) and v.value is None)]
+        return bool(made) and all(
+            isinstance(value, ast.Call)
+            and (source := self.recogniser.source(method, value)) is not None
+            and source.handle is Handle.RESULT
+            for method, value in made
+        )
+
     def _handed_over(self, function: Function) -> None:
         """What a call took over is no longer this function's to release: `os.fdopen(fd)`, `os.close(fd)`."""
         graph, uses, known = function.graph, self.endings.uses(function), self.known(function)
@@ -177,12 +211,12 @@ class Misused(Tracking):
                     continue
                 taken = Life(frozenset({(operand, False)}), released=node)
                 start = [(n, taken, known[node]) for n, e in graph.successors[node] if e is Edge.NORMAL]
-                domain = Lifetime(graph, uses, Value.OBJECT, "", reused=True)
+                domain = Lifetime(graph, uses, Value.OBJECT, "", reused=True, exits=_owner(graph, op))
                 solution = solve(graph, start, domain.step, EDGES["calls"])
                 span = place_of(function, node)
                 first = Step(span.path, span.line, span.column, "handed over here, to whom it belongs now")
                 for event in domain.events:
-                    if event.fault is Fault.TWICE:
+                    if event.fault is Fault.TWICE or event.state.closed:
                         self._note(function, solution, event, first)
 
     # Telling ------------------------------------------------------------------------------------------------
@@ -215,6 +249,21 @@ def _beginning(graph: Graph, node: int, op: Call, acquisition: Acquisition) -> B
         if isinstance(enter, Enter) and enter.at is op.at:
             return Began(number, (enter.target,), enter.context)
     return None
+
+
+def _owner(graph: Graph, call: Call) -> Path | None:
+    """The context of `with os.fdopen(fd) as handle:`, whose end closes what it took over."""
+    found = (op.context for op in graph.ops if isinstance(op, Enter) and op.at is call.at)
+    return next(found, None)
+
+
+def _held_again(graph: Graph, operand: Path) -> bool:
+    return any(
+        isinstance(op, Call)
+        and op.method in HELD_AGAIN
+        and any(path[:1] == operand[:1] for _, path in operands(op))
+        for op in graph.ops
+    )
 
 
 def _origin(graph: Graph, operand: Path) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
+from auditor.source.load import lines_of
 from auditor.source.nodes import children
 
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
@@ -143,12 +144,14 @@ class Module:
     text: str
     tree: ast.Module
     imports: dict[str, str] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)  # modules of which everything is imported
     functions: dict[str, Function] = field(default_factory=dict)
     classes: dict[str, Class] = field(default_factory=dict)
     assigned: dict[str, ast.expr] = field(default_factory=dict)
     by_node: dict[int, Function] = field(default_factory=dict)
     _lines: list[str] | None = None
     _called: list[tuple[int, str]] | None = None
+    _makers: dict[str, list[tuple[Function, ast.Call]]] | None = None
 
     @property
     def called(self) -> list[tuple[int, str]]:
@@ -161,6 +164,16 @@ class Module:
                 for name in CALL.findall(line)
             ]
         return self._called
+
+    def makers(self, name: str) -> list[tuple["Function", ast.Call]]:
+        """Calls of a bare name, with the functions that make them."""
+        if self._makers is None:
+            self._makers = {}
+            for function in self.by_node.values():
+                for call in function.calls:
+                    if isinstance(call.func, ast.Name):
+                        self._makers.setdefault(call.func.id, []).append((function, call))
+        return self._makers.get(name, [])
 
     def functions_at(self, lines: Iterable[int]) -> list["Function"]:
         """The functions that these lines lie in, enclosing ones included, in source order."""
@@ -179,7 +192,7 @@ class Module:
     @property
     def lines(self) -> list[str]:
         if self._lines is None:
-            self._lines = self.text.splitlines()
+            self._lines = lines_of(self.text)
         return self._lines
 
     @property

@@ -1,6 +1,7 @@
 """What calls do that lead out of the project: tables of the library and of tensors decide, then the name."""
 
 import ast
+import re
 
 from auditor.flow.effects import (
     BORROWED,
@@ -14,12 +15,13 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
+from auditor.project.bindings import own_name
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser
 from auditor.protocols.tensor_operations import treatment_of
-from auditor.protocols.vocabulary import KEEPING, STORING
+from auditor.protocols.vocabulary import KEEPING, REMOVING, STORING
 
 
 class OutsideEffects:
@@ -44,24 +46,33 @@ class OutsideEffects:
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
-            or call.method in library.GIVING_BACK | library.CHAINING
+            or call.method in (library.GIVING_BACK | library.CHAINING - WAITING) | library.PASSED_ON
             else None,
         ):
             if found is not None:
                 return found
         if dotted is not None and (found := library.of_paths(dotted, position, rest)) is not None:
-            return found
+            unnamed = position == 0 and call.method == "join" and is_temporary(call.args[0][0])
+            return PERHAPS_SAME if unnamed else found  # `join(mkdtemp(), "log")` is all that is left of it
         if self.recogniser.releases_by_name(call.at, position, value):
+            return RELEASED
+        if position == 0 and value is Value.INDEX and REMOVING.fullmatch(call.method):
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
+        if position in library.KEYWORDS_TAKEN or (call.method == "__init__" and not rest):
+            return TAKEN  # `Base.__init__(self, sock)`: the object keeps it where its base puts it
         if call.method in COPYING and call.receiver is not None and value is Value.OBJECT:
             return BORROWED  # `output.copy(region)` reads the region
+        if call.method in LOOKING_UP and call.receiver is not None:
+            return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
+        if call.method == "open" and call.receiver is None and value is Value.OBJECT:
+            return BORROWED  # what is opened is a path, or a number: no file
         if call.method == "run_in_executor" and position == 0:
             return BORROWED  # it runs the work, it is not the work
         if call.method in STORING or KEEPING.match(call.method):
             return TAKEN
-        if call.method in library.BORROWING:
+        if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
 
@@ -69,6 +80,10 @@ class OutsideEffects:
         """A method of the lease itself, or of an object that holds it."""
         if call.receiver is None:
             return BORROWED
+        if call.method in ("__exit__", "__aexit__"):
+            return RELEASED
+        if call.method == "start" and rest and not self._own_object(call):
+            return TAKEN  # a thread or process that was made with the lease
         if rest:
             return PERHAPS_SAME
         table = treatment_of(call.method)
@@ -80,12 +95,18 @@ class OutsideEffects:
             return SAME
         return SAME if table == SAME or call.method in ITSELF else BORROWED
 
+    def _own_object(self, call: Call) -> bool:
+        """`self.start()`: what the object holds stays a field of this class."""
+        return call.receiver is not None and call.receiver == (own_name(self.function),)
+
     def _unknown_function(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
-        if call.receiver is not None and call.receiver in self._pools():
-            return BORROWED  # the pool's own method, and none that its protocol lists
         known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
+        makes = _makes(call.method)
+        of_pool = call.receiver in self._pools() and not self._own_object(call)
+        if call.receiver is not None and of_pool and not makes:
+            return BORROWED  # the pool's own method, and none that its protocol lists
         table = treatment_of(call.method)
         if value is Value.INDEX and call.method == "copy_" and call.receiver is not None:
             return Treatment(moved_to=call.receiver)
@@ -98,23 +119,25 @@ class OutsideEffects:
         if table is not None and (value is Value.TENSOR or known_torch):
             as_function = call.receiver is None or known_torch or dotted is not None
             return table if position == 0 and as_function else BORROWED
-        if call.method[:1].isupper() and call.method != call.method.upper():
+        if makes:
             return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         if value is Value.INDEX:
-            return PERHAPS_SAME if known_torch else UNKNOWN
+            return PERHAPS_SAME if known_torch else (BORROWED if USING.match(call.method) else UNKNOWN)
+        if USING.match(call.method):
+            return BORROWED
         return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
 
     def _pools(self) -> frozenset[Path]:
-        """Receivers of this function's acquires."""
+        """Receivers of this function's acquires; of `self` all methods are known, and the rest are fields."""
         if self._receivers is None:
             self._receivers = frozenset()
             self._receivers = frozenset(
                 op.receiver
                 for op in self.function.graph.ops
                 if isinstance(op, Call) and op.receiver is not None and self.acquisition(op) is not None
-            )
+            ) - {(own_name(self.function),)}
         return self._receivers
 
     def _is_module_call(self, call: Call) -> bool:
@@ -126,8 +149,20 @@ class OutsideEffects:
         return isinstance(held, str) and ".nn." in held
 
 
-ITSELF = frozenset({"copy", "__enter__", "__iter__", "resolve", "absolute"})
+ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute"})
 """Methods of an object that return it, or another name of the same path."""
+
+USING = re.compile(
+    r"_*(?:copy|read|write|run|compute|forward|prefill|decode|encode|generate|fill|dump|print|log|check|valid|verif|is"
+    r"|has|can|should|count|hash|format|parse|gather|memcpy|memset|compare|assert|measure|ping|query|probe|warm)"
+    r"(?:_|$|[a-z]*_)"
+)
+"""Names of functions that work with what they are given and hand it to nobody."""
+
+LOOKING_UP = frozenset({"pop", "get", "index", "count"})
+
+WAITING = frozenset({"wait"})
+"""Methods that are functions of asyncio too, and give nothing back where they are not."""
 
 COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
 
@@ -140,6 +175,11 @@ CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_n
                       "cpu",
                       "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll",
                       "hstack"})  # fmt: skip
+
+
+def _makes(name: str) -> bool:
+    """Whether a call makes an object: `Lease(...)`, `self._lease_class(...)`."""
+    return (name[:1].isupper() and name != name.upper()) or name.endswith(("_class", "_cls", "_factory"))
 
 
 def _carried(name: str, table: Treatment | None) -> Treatment:

@@ -1,6 +1,7 @@
 """The project's modules by dotted name, parsed only when something asks for them."""
 
 import ast
+import builtins
 from collections.abc import Iterable, Mapping
 
 from auditor.project.collect import read_module
@@ -40,12 +41,14 @@ class Project:
 
     def find_module(self, dotted: str, importer: str) -> Module | None:
         """The project's file for a dotted module name; the one nearest to the importer if several end so."""
+        path = self._nearest(dotted, importer)
+        return self.module(path) if path is not None else None
+
+    def _nearest(self, dotted: str, importer: str) -> str | None:
         if self._by_suffix is None:
             self._by_suffix = _suffixes(self.sources)
-        paths = self._by_suffix.get(dotted)
-        if not paths:
-            return None
-        return self.module(max(paths, key=lambda path: (_shared_prefix(path, importer), -len(path), path)))
+        paths = self._by_suffix.get(dotted, ())
+        return max(paths, key=lambda path: (_shared_prefix(path, importer), -len(path), path), default=None)
 
     def lookup(self, dotted: str, importer: str, depth: int = 0) -> Function | Class | Module | None:
         """What a dotted name means, through packages, re-exports and aliases."""
@@ -75,6 +78,34 @@ class Project:
             aliased = dotted_name(value)
             if aliased is not None and aliased[0] != parts[0]:
                 return self.member(module, [*aliased, *parts[1:]], depth + 1)
+        return self._through_stars(module, parts, depth) if module.stars and value is None else None
+
+    def _through_stars(
+        self, module: Module, parts: list[str], depth: int
+    ) -> Function | Class | Module | None:
+        """`from stomp.transport import *`; a file that never says the name is not read for it."""
+        if depth > 8 or hasattr(builtins, parts[0]):
+            return None
+        for dotted in reversed(module.stars):
+            path = self._nearest(dotted, module.path)
+            if path is None or path == module.path or parts[0] not in self.sources[path]:
+                continue
+            there = self.module(path)
+            found = self.member(there, parts, depth + 1) if there is not None else None
+            if found is not None:
+                return found
+        return None
+
+    def variable(self, module: Module, parts: list[str], depth: int = 0) -> tuple[Module, str] | None:
+        """The module that assigns an imported name, and what it is there: `from .memory import host_pool`."""
+        target = module.imports.get(parts[0])
+        if target is None or depth > 8:
+            return (module, parts[0]) if depth and len(parts) == 1 and parts[0] in module.assigned else None
+        dotted = [*target.split("."), *parts[1:]]
+        for cut in range(len(dotted) - 1, 0, -1):
+            home = self.find_module(".".join(dotted[:cut]), module.path)
+            if home is not None and home is not module:
+                return self.variable(home, dotted[cut:], depth + 1)
         return None
 
 

@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
-from auditor.ir.ops import Call, Make, Move, Path, is_temporary
-from auditor.project.calls import Calls
+from auditor.ir.ops import Call, Make, Move, Path, Unpack, is_temporary
+from auditor.project.bodies import fronts_a_pool
+from auditor.project.calls import Calls, constants_passed, is_bound, parameter_for
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Function
 from auditor.project.releases import Releases, callee_text, names_of
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.vocabulary import COUNTS, WEAK, split
+from auditor.protocols.result_parts import FIRST_OF_TWO, part_of_result
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, singular, split, take_apart
+
+UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
+"""Words of classes' names by which no pool is told from another thing."""
+
+SOCKETS = re.compile(r"sock|listener|\bs\.", re.IGNORECASE)
+EMPTYING = re.compile(
+    r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
+)
+"""Methods by which a pool gets rid of what it has."""
 
 GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
@@ -23,6 +34,9 @@ class Source:
     """Why a call acquires. `rest` is where in the result the lease lies.
 
     `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
+    `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
+    `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
+    parameters that are true or false there: `load(file, opened=True)` opens nothing.
     """
 
     protocol: str
@@ -35,6 +49,9 @@ class Source:
     flags: frozenset[tuple[str, bool]] = frozenset()
     inner: bool = False
     counts: bool = False
+    own: frozenset[tuple[str, bool]] = frozenset()
+    unless: frozenset[str] = frozenset()
+    asked: frozenset[tuple[str, bool]] = frozenset()
 
 
 class Recogniser(Releases):
@@ -76,23 +93,36 @@ class Recogniser(Releases):
     def _source(self, function: Function, call: ast.Call) -> Source | None:
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
-        declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text)
+        declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text, call)
         if declared is not None:
             return declared
-        for target in targets:
+        for target in () if self._one_guess_of_several(function, call, targets) else targets:
             found = self._of_function(target)
-            if found is not None:
-                inner = target.name.startswith("_") and target.cls is not None and target.cls is function.cls
-                return replace(
-                    found, inner=inner and found.origin == "discovered" and target in self.acquiring
-                )
+            if found is not None and not _decided_otherwise(target, call, found):
+                return replace(found, inner=found.origin == "discovered" and self._is_inner(function, target))
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and dotted is None:
             found = self._by_name(call)
             if found is not None:
                 return found
-        return self._by_pattern(self.built_in, names_of(targets, None, dotted), text)
+        return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
+
+    def _one_guess_of_several(self, function: Function, call: ast.Call, targets: Sequence[Function]) -> bool:
+        """`holder.connect()` of an unknown holder, where one class's `connect` hands out what it opened and
+        another's keeps it."""
+        lending = sum(target in self.wrappers for target in targets)
+        known = any(target in self.acquiring for target in targets)
+        return 0 < lending < len(targets) and not known and self.calls.guessed(function, call)
+
+    def _is_inner(self, function: Function, target: Function) -> bool:
+        """A class that asks its own private helper keeps its own books; not where another pool lends. So does
+        a pool that hands out several at once, or empties itself."""
+        own = target.cls is not None and target.cls is function.cls and target in self.acquiring
+        if not own or fronts_a_pool(target):
+            return False
+        in_turns = take_apart(function.name, ACQUIRE_WORDS) is not None and function.name != target.name
+        return target.name.startswith("_") or in_turns or EMPTYING.fullmatch(function.name) is not None
 
     def _of_function(self, target: Function) -> Source | None:
         if target in self.acquiring:
@@ -100,7 +130,9 @@ class Recogniser(Releases):
             return _discovered(pair, half)
         return self.wrappers.get(target)
 
-    def _by_pattern(self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str) -> Source | None:
+    def _by_pattern(
+        self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str, call: ast.Call
+    ) -> Source | None:
         guard = GUARD.search(text) is not None
         for protocol in protocols:
             if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
@@ -114,7 +146,7 @@ class Recogniser(Releases):
                             protocol.handle,
                             protocol.value,
                             protocol.argument,
-                            (),
+                            part_of_result(names, text, len(call.args)),
                             lease,
                         )
         return None
@@ -151,12 +183,14 @@ class Recogniser(Releases):
             flags=source.flags,
             inner=source.inner,
             counts=source.counts,
-            own_key=all(place[0] in function.graph.fresh_roots for place in places),
+            own=source.own,
+            own_key=_made_here(function, source, places),
         )
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:
-            return (call.target + source.rest,)
+            whole = source.rest == FIRST_OF_TWO and call.method == "accept" and _never_parted(function, call)
+            return (call.target + (() if whole else source.rest),)
         if source.handle is Handle.RECEIVER:
             return (call.receiver,) if call.receiver is not None else (PROCESS,)
         if source.handle is Handle.NONE:
@@ -178,6 +212,28 @@ class Recogniser(Releases):
         return (path,)
 
 
+def _decided_otherwise(target: Function, call: ast.Call, source: Source) -> bool:
+    """`self.read(out=buffer)` of a method that takes a buffer only `if out is None`, or a switch that is set
+    so that nothing is taken."""
+    unless, bound = source.unless, is_bound(target, call)
+    passed = constants_passed(target, call, bound) if source.asked else ()
+    if any((name, not value) in source.asked for name, value in passed):
+        return True
+    given: list[tuple[Position, ast.expr]] = list(enumerate(call.args)) if unless else []
+    given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg in unless]
+    return any(
+        parameter_for(target, position, bound) in unless
+        and not (isinstance(value, ast.Constant) and value.value is None)
+        for position, value in given
+    )
+
+
+def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> bool:
+    """Nobody else can reach the object that stands for the lease; keys in a new list are others' keys."""
+    keys = source.handle is Handle.ARGUMENT and source.origin == "discovered"
+    return not keys and all(place[0] in function.graph.fresh_roots for place in places)
+
+
 def _discovered(pair: Pair, half: Half) -> Source:
     counts = half.name.verb in COUNTS
     return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)
@@ -195,9 +251,26 @@ def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
     return (path, *sorted(same - {path}))
 
 
+def _never_parted(function: Function, call: Call) -> bool:
+    """What other libraries accept is the connection alone: `client = listener.accept()`, and never an item of
+    it."""
+    ops = function.graph.ops
+    names = {op.target[0] for op in ops if isinstance(op, Move) and op.source == call.target}
+    if SOCKETS.search(callee_text(call.at)):
+        return False  # a socket's is a pair, whoever takes it apart
+    if not names or any(name.startswith(("%", "@")) for name in names):
+        return False
+    if any(isinstance(op, Unpack) and op.source[0] in names for op in ops):
+        return False
+    subscripts = (node.value for node in ast.walk(function.node) if isinstance(node, ast.Subscript))
+    return not any(isinstance(value, ast.Name) and value.id in names for value in subscripts)
+
+
 def _called_like(receiver: ast.expr, pair: Pair) -> bool:
     """`self.kv_allocator.alloc` is called like a class KVAllocator."""
+    while isinstance(receiver, (ast.Subscript, ast.Call)):  # `self.pools[size]`, `get_pool()`
+        receiver = receiver.value if isinstance(receiver, ast.Subscript) else receiver.func
     name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
-    words = set(split(name)) - {"self", "get"}
-    mine = set(split(pair.name)) - {"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"}
+    words = {singular(word) for word in split(name)} - {"self", "get"}
+    mine = {singular(word) for word in split(pair.name)} - UNSAYING
     return bool(words & mine)

@@ -21,8 +21,15 @@ class Releases:
         self.aliases = Aliases()
         self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
         self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
-        self._closing_themselves = {
-            protocol.name for protocol in protocols if any(pattern.on_lease for pattern in protocol.release)
+        self._speechless = {
+            protocol.name
+            for protocol in protocols
+            if protocol.handle is Handle.RESULT and not any(pattern.on_lease for pattern in protocol.release)
+        }
+        self.of_library = {
+            protocol.name
+            for protocol in self.built_in
+            if protocol.handle is Handle.RESULT and protocol.value is Value.OBJECT
         }
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         for pair in pairs:
@@ -75,13 +82,14 @@ class Releases:
         position: Position,
         of: str = "",
     ) -> bool:
-        """`of`: the lease's protocol, whose own words for `lease.close()` are the only ones if it has any."""
+        """`of`: the lease's protocol, whose own words for `lease.close()` are the only ones if it has any; a
+        lock and what a pool of the tree hands out are not ended by the words for processes."""
         for protocol in protocols:
             for pattern in protocol.release:
                 if pattern.on_lease:
                     if (
                         position == -1
-                        and (of == protocol.name or of not in self._closing_themselves)
+                        and (of in ("", protocol.name) or of in self._speechless)
                         and isinstance(call.func, ast.Attribute)
                         and pattern.name.fullmatch(call.func.attr)
                     ):

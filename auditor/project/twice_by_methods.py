@@ -81,7 +81,14 @@ class TwiceByMethods:
             and (source := self.recogniser.source(method, each)) is not None
             and source.handle is Handle.RECEIVER
         }
-        return taking == {"__init__"}
+        if taking == {"__init__"}:
+            return True
+        last = cls.methods.get("__del__")  # nothing is left then that could have taken it again
+        if not taking or last is None or not last.parameters:
+            return False
+        again = "".join((last.parameters[0], lock[1], ".", call.method))
+        repeated = any(ast.unparse(each.func) == again for each in last.calls)
+        return repeated and (function is last or CLEANUP.fullmatch(function.name) is None)
 
     def _closed_at_the_end(self, cls: Class, field: Path, releases: list[Release]) -> Iterator[Misuse]:
         """`close()` releases, keeps the field, and is what `__del__` calls as well."""

@@ -39,6 +39,13 @@ KEEPING_ALIVE = frozenset({"append", "get", "close"})
 REDUCING = frozenset({"sum", "min", "max", "abs", "any", "all"})
 """Builtins of numbers that torch has too."""
 
+OF_A_DESCRIPTOR = frozenset(
+    {"read", "write", "pread", "pwrite", "readv", "writev", "fsync", "fdatasync", "fchmod", "fchown", "fstat",
+     "ftruncate", "lseek", "sendfile", "dup", "dup2", "isatty", "fdopen", "set_inheritable", "lockf",
+     "fpathconf", "fstatvfs"}
+)  # fmt: skip
+"""Functions of `os` that are given an open descriptor first."""
+
 ENTRY = 0
 ASKING = ("is_", "has_", "get_", "__")
 AFTERWARDS = ("unlink", "close", "wait", "join", "shutdown", "terminate", "cleanup")
@@ -251,6 +258,8 @@ class FunctionUses:
             return self._used_by_callee(call, targets, position, rest, value)
         if value is Value.TENSOR:
             return self._accessed(call, position, rest, dotted)
+        if position == 0 and rest == ():
+            return dotted is not None and dotted.startswith("os.") and call.method in OF_A_DESCRIPTOR
         return position == -1 and rest == () and not call.method.startswith(ASKING + AFTERWARDS)
 
     def _harmless(self, call: Call, position: Position) -> bool:

@@ -9,9 +9,12 @@ from auditor.source.clue import Clue
 VERBS = (
     "alloc", "allocate", "malloc", "dealloc", "deallocate", "acquire", "obtain", "lease", "rent", "borrow",
     "checkout", "reserve", "unreserve", "pin", "unpin", "unlock", "incref", "decref", "free", "release",
-    "recycle", "give_back", "put_back",
+    "recycle", "give_back", "put_back", "claim",
 )  # fmt: skip
 """Verbs by which a class that defines both halves may be a pool; weaker ones need a pool's name too."""
+
+WEAKER = ("take", "get", "fetch", "give", "put", "grab", "pop")
+"""Verbs that say something where they are asked of a pool."""
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 _WILD = re.compile(r"[*?.]+")
@@ -21,6 +24,9 @@ def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
     """What files are recognised by while these protocols are in force."""
     found = [_called(verb) for verb in VERBS]
     found.append(Clue(b"Pool", rb"Pool(?![a-z0-9])\w*\s*[(:]"))  # defined or made; no Pooler, no MaxPool2d
+    found.append(
+        Clue(b"pool", rb"pool\w*\.(?:take|get|fetch|give|put|grab|pop)(?:_\w+)?\(")
+    )  # weaker verbs, of a pool
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:

@@ -5,18 +5,20 @@ from dataclasses import dataclass
 
 PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "release",
-                "recycle"})),
-    (frozenset({"acquire", "obtain", "lease", "rent", "claim"}),
-     frozenset({"release", "return", "free", "giveback", "recycle", "restore"})),
+                "recycle", "return", "giveback", "putback", "reclaim"})),
+    (frozenset({"acquire", "obtain", "lease", "rent", "claim", "grab"}),
+     frozenset({"release", "return", "free", "giveback", "putback", "recycle", "restore", "unclaim"})),
     (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "give", "giveback",
                 "release", "free", "recycle", "push"})),
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin"})),
-    (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel"})),
+    (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel", "return", "giveback",
+                "rollback"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
     (frozenset({"lock"}), frozenset({"unlock"})),
     (frozenset({"inc", "incr", "incref", "increment", "retain", "up", "addref"}),
-     frozenset({"dec", "decr", "decref", "decrement", "release", "down", "unref", "deref", "dropref"})),
+     frozenset({"dec", "decr", "decref", "decrement", "release", "down", "unref", "deref", "dropref",
+                "removeref"})),
 )  # fmt: skip
 
 COUNTS = frozenset({"inc", "incr", "incref", "increment", "retain", "up", "addref"})
@@ -29,12 +31,41 @@ COUNTING = COUNTS | MARKS
 """Verbs that mark an existing object instead of handing out one."""
 
 WEAK = frozenset({"get", "take", "fetch", "pop", "lock", "pin", "inc", "incr", "increment", "up", "retain",
-                  "claim"})  # fmt: skip
+                  "grab"})  # fmt: skip
 """Verbs so common that only a known class makes them an acquire."""
 
 PREFIXES = frozenset({"try", "batched", "batch", "maybe", "async", "force", "do", "bulk", "multi", "safe",
                       "raw", "new",
                       "ref", "count", "pre"})  # fmt: skip
+
+PLAIN = frozenset(
+    {
+        "alloc",
+        "allocate",
+        "malloc",
+        "acquire",
+        "reserve",
+        "borrow",
+        "free",
+        "release",
+        "dealloc",
+        "deallocate",
+    }
+)
+"""Verbs that may follow what they are about: `kv_alloc`, `slot_release`."""
+
+ASKING = frozenset(
+    {"is", "has", "can", "could", "should", "may", "need", "needs", "num", "get", "set", "on", "no", "total",
+     "max", "min", "check", "test", "log", "before", "after", "post", "auto", "until", "wait", "with",
+     "without", "to", "mark", "not", "unset", "handle", "estimate", "compute"}
+)  # fmt: skip
+"""First words that make a question, a number or a switch of what follows."""
+
+POOLS = frozenset({"pool", "allocator"})
+"""Last words of names that say what a thing is."""
+
+SETTLING = frozenset({"commit", "confirm", "settle", "complete", "finalize"})
+"""Verbs that end a reservation the other way: what was reserved is used, and nothing is owed any more."""
 
 ACQUIRE_WORDS = frozenset().union(*(acquire for acquire, _ in PAIRS))
 RELEASE_WORDS = frozenset().union(*(release for _, release in PAIRS)) | {
@@ -58,6 +89,11 @@ RELEASING = re.compile(
 )
 """Names of functions that give back what they are given, where nothing more is known of them."""
 
+REMOVING = re.compile(
+    r"_*(?:try|safe|safely|force|maybe)?_*(?:rm|remove|delete|clean|cleanup)_?\w*?(?:dirs?|tree|folder|directory)"
+)
+"""Names of functions that remove a directory which they are given."""
+
 STORING = frozenset(
     {"append", "appendleft", "add", "insert", "extend", "push", "put", "put_nowait", "enqueue",
      "submit", "schedule", "store", "save", "register", "set", "set_result", "update", "commit", "attach",
@@ -67,7 +103,7 @@ STORING = frozenset(
      "call_soon", "call_soon_threadsafe", "call_later", "run_in_executor", "apply_async", "start_soon",
      "spawn", "finalize", "callback",
      "push_async_callback", "enter_context", "enter_async_context", "add_done_callback", "setdefault",
-     "put_async", "Thread", "Timer", "partial"}
+     "put_async", "Thread", "Timer", "partial", "addHandler"}
 )  # fmt: skip
 """Methods that keep what they are given, where nothing more is known of them."""
 
@@ -103,6 +139,7 @@ def split(name: str) -> list[str]:
             "checkin",
             "addref",
             "dropref",
+            "removeref",
         ):
             joined[-1] += word
         else:
@@ -111,18 +148,20 @@ def split(name: str) -> list[str]:
 
 
 def take_apart(name: str, verbs: frozenset[str]) -> Name | None:
-    """`get_new_blocks` is `get` of `blocks`; None where no verb leads the name."""
+    """`get_new_blocks` is `get` of `blocks`, `slot_alloc` is `alloc` of `slot`; None where no verb leads."""
     words = split(name)
     for index, word in enumerate(words[:4]):
         if word in verbs:
             rest = words[:index] + words[index + 1 :]
-            return Name(word, frozenset(_singular(word) for word in rest if word not in PREFIXES))
-        if word not in PREFIXES:
+            return Name(word, frozenset(singular(word) for word in rest if word not in PREFIXES))
+        of_something = index == 0 and len(words) > 1 and words[1] in verbs & PLAIN and word not in ASKING
+        if word not in PREFIXES and not of_something:
             return None
     return None
 
 
-def _singular(word: str) -> str:
+def singular(word: str) -> str:
+    """`slots` without its `s`."""
     return word[:-1] if len(word) > 3 and word.endswith("s") else word
 
 

@@ -1,6 +1,7 @@
-"""Ways through a stdlib syntax tree that cost a fifth of what `ast.walk` does."""
+"""Ways through a stdlib syntax tree that cost a fraction of what `ast.walk` does."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 _BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
@@ -10,7 +11,25 @@ _BLOCKS_OF: dict[type[ast.AST], tuple[str, ...]] = {
     for kind in (base, *base.__subclasses__())
 }
 HOLDERS = frozenset(kind for kind, blocks in _BLOCKS_OF.items() if blocks)
-_LEAVES = frozenset((ast.Name, ast.Constant, ast.Load, ast.alias))  # half of all nodes
+
+_FIELD = re.compile(r"(\w+)[?*]? (\w+)[,)]")  # of a node's grammar, which its docstring is: `expr* targets`
+_NO_NODES = frozenset(("identifier", "string", "int", "constant"))
+_WORDS = frozenset(("expr_context", "operator", "unaryop", "boolop", "cmpop"))  # `Load()`: one for all
+
+
+def _below(kind: type[ast.AST]) -> tuple[str, ...]:
+    grammar = (kind.__doc__ or "").partition("\n")[0]
+    return tuple(name for type_, name in _FIELD.findall(grammar) if type_ not in _NO_NODES | _WORDS)
+
+
+def _kinds(base: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from _kinds(kind)
+
+
+_BELOW = {kind: _below(kind) for kind in _kinds(ast.AST)}
+_GAPS = frozenset((ast.Dict, ast.arguments))  # their lists hold None for what is not there
 
 
 def every_node(root: ast.AST) -> Iterator[ast.AST]:
@@ -23,16 +42,16 @@ def every_node(root: ast.AST) -> Iterator[ast.AST]:
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below a node, in the order of its fields; names and constants have none."""
+    """The nodes right below a node, in the order of its fields, but for operators and contexts."""
+    kind = node.__class__
     found: list[ast.AST] = []
-    if type(node) in _LEAVES:
-        return found
-    for value in node.__dict__.values():
-        if isinstance(value, ast.AST):
+    for name in _BELOW[kind]:
+        value = getattr(node, name, None)  # a node that was made by hand may lack it
+        if value.__class__ is list:
+            found += value
+        elif value is not None:
             found.append(value)
-        elif value.__class__ is list:
-            found += [item for item in value if isinstance(item, ast.AST)]
-    return found
+    return [each for each in found if each is not None] if kind in _GAPS else found
 
 
 def statements_in(node: ast.AST) -> list[ast.AST]:

@@ -152,6 +152,19 @@ class Sizes:
         return None if dim == "-1" else (dim,)
 
 
+def shape_owner(value: ast.expr) -> tuple[str | None, bool]:
+    """`q` of `q.shape` and `q.size()`, and whether all of it; `q.shape[:2]` is a part."""
+    match value:
+        case (
+            ast.Attribute(value=owner, attr="shape")
+            | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[])
+        ):
+            return ast.unparse(owner), True
+        case ast.Subscript(value=inner, slice=ast.Slice()):
+            return shape_owner(inner)[0], False
+    return None, False
+
+
 def integer(node: ast.expr | None) -> int | None:
     """The value of `3` and `-1`."""
     match node:

@@ -9,6 +9,9 @@ from dataclasses import replace
 
 from auditor.source.shapes import Shape, Sizes, integer
 
+ACTIVATION = re.compile(
+    r"^(?:q|k|v|x|query|key|value|queries|keys|values|inputs?|hidden|\w+_states|\w+_layer)$"
+)
 FACTORIES = frozenset(
     f"torch.{name}" for name in ("zeros", "ones", "empty", "full", "rand", "randn", "randint", "eye")
 )

@@ -3,17 +3,14 @@ one.
 """
 
 import ast
-import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from auditor.source import tensor_ops
 from auditor.source.imports import dotted_text
 from auditor.source.nodes import children
-from auditor.source.shapes import DTYPE_BYTES, Shape, Sizes
-
-ACTIVATION = re.compile(
-    r"^(?:q|k|v|x|query|key|value|queries|keys|values|inputs?|hidden|\w+_states|\w+_layer)$"
-)
+from auditor.source.shapes import DTYPE_BYTES, Shape, Sizes, shape_owner
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -108,7 +105,7 @@ class TensorReader:
             for one, other in zip(target.elts, value.elts, strict=True):
                 self._assign(one, other)
             return
-        owner, whole = _shape_owner(value)
+        owner, whole = shape_owner(value)
         names = [each.id for each in target.elts if isinstance(each, ast.Name)]
         for name in names:
             self._forget(name)
@@ -122,33 +119,44 @@ class TensorReader:
 
     def shape_of(self, node: ast.expr) -> Shape | None:
         """The shape of an expression where it can be told; what it allocates on the way is recorded."""
-        match node:
-            case ast.Name(id=name):
-                return self.sizes.shapes.get(name)
-            case ast.Constant() | ast.Lambda():
-                return None
-            case ast.Call():
-                return self._call(node)
-            case ast.BinOp(left=left, op=ast.MatMult(), right=right):
-                return self._matmul(node, "@", left, right)
-            case ast.BinOp(left=left, right=right):
-                return self._broadcast(node, left, right, None)
-            case ast.Compare(left=left, comparators=[right]):
-                return self._broadcast(node, left, right, 1)
-            case ast.Attribute(value=value, attr="T" | "mT"):
-                shape = self.shape_of(value)
-                return shape.transposed(-1, -2) if shape is not None and len(shape.dims) > 1 else None
-            case ast.Attribute() if (text := dotted_text(node)) is not None:
-                return self.sizes.shapes.get(text)
-            case ast.Subscript(value=value, slice=index):
-                self.shape_of(index)
-                return tensor_ops.indexed(self.shape_of(value), index)
+        read = _READ.get(node.__class__, TensorReader._parts)
+        return read(self, node)
+
+    def _parts(self, node: ast.expr) -> Shape | None:
+        """Of an expression that is no tensor itself, the expressions in it."""
         for child in children(node):
             if isinstance(child, ast.expr):
                 self.shape_of(child)
             elif isinstance(child, ast.comprehension):
                 self.shape_of(child.iter)
         return None
+
+    def _name(self, node: ast.Name) -> Shape | None:
+        return self.sizes.shapes.get(node.id)
+
+    def _nothing(self, node: ast.expr) -> None:
+        """A constant has no shape that matters, and a lambda runs when it is called."""
+
+    def _arithmetic(self, node: ast.BinOp) -> Shape | None:
+        if isinstance(node.op, ast.MatMult):
+            return self._matmul(node, "@", node.left, node.right)
+        return self._broadcast(node, node.left, node.right, None)
+
+    def _compare(self, node: ast.Compare) -> Shape | None:
+        if len(node.comparators) > 1:
+            return self._parts(node)
+        return self._broadcast(node, node.left, node.comparators[0], 1)
+
+    def _attribute(self, node: ast.Attribute) -> Shape | None:
+        if node.attr in ("T", "mT"):
+            shape = self.shape_of(node.value)
+            return shape.transposed(-1, -2) if shape is not None and len(shape.dims) > 1 else None
+        text = dotted_text(node)
+        return self._parts(node) if text is None else self.sizes.shapes.get(text)
+
+    def _subscript(self, node: ast.Subscript) -> Shape | None:
+        self.shape_of(node.slice)
+        return tensor_ops.indexed(self.shape_of(node.value), node.slice)
 
     def _call(self, call: ast.Call) -> Shape | None:
         callee = self._callee(call)
@@ -190,10 +198,9 @@ class TensorReader:
 
     def _activation(self, node: ast.expr) -> Shape | None:
         """What a parameter that is an activation by its name weighs, where its sizes are nowhere written."""
-        is_activation = (
-            isinstance(node, ast.Name) and node.id in self._parameters and ACTIVATION.match(node.id)
-        )
-        return Shape((f"{node.id}.numel()",)) if isinstance(node, ast.Name) and is_activation else None
+        if not isinstance(node, ast.Name) or node.id not in self._parameters:
+            return None
+        return Shape((f"{node.id}.numel()",)) if tensor_ops.ACTIVATION.match(node.id) else None
 
     def _callee(self, call: ast.Call) -> str:
         text = dotted_text(call.func)
@@ -279,14 +286,14 @@ class TensorReader:
         return self._record(call, "einsum", tensor_ops.einsum(equation.value, shapes))
 
 
-def _shape_owner(value: ast.expr) -> tuple[str | None, bool]:
-    """`q` of `q.shape` and `q.size()`, and whether all of it; `q.shape[:2]` is a part."""
-    match value:
-        case (
-            ast.Attribute(value=owner, attr="shape")
-            | ast.Call(func=ast.Attribute(value=owner, attr="size"), args=[])
-        ):
-            return ast.unparse(owner), True
-        case ast.Subscript(value=inner, slice=ast.Slice()):
-            return _shape_owner(inner)[0], False
-    return None, False
+# By kind, since this runs for every expression of every forward path.
+_READ: dict[type[ast.expr], Callable[[TensorReader, Any], Shape | None]] = {
+    ast.Name: TensorReader._name,
+    ast.Constant: TensorReader._nothing,
+    ast.Lambda: TensorReader._nothing,
+    ast.Call: TensorReader._call,
+    ast.BinOp: TensorReader._arithmetic,
+    ast.Compare: TensorReader._compare,
+    ast.Attribute: TensorReader._attribute,
+    ast.Subscript: TensorReader._subscript,
+}

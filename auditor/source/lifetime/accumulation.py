@@ -45,11 +45,11 @@ def graphs_kept(code: Code) -> Iterator[Sighting]:
             by_function.setdefault(function, []).append(site)
     for function, sites in by_function.items():
         backwards = list(backward_calls(function))
-        fed = _fed_to_backward(function, backwards)
-        for site in (each for each in sites if _root(each.keeper) not in fed):
-            judge = _after_backward if backwards else _in_evaluation
-            found = judge(code, function, site, backwards)
-            if found is not None and not grad_mode.off(code, site.node):
+        judge = _after_backward if backwards else _in_evaluation
+        kept = [(site, found) for site in sites if (found := judge(code, function, site, backwards))]
+        fed = _fed_to_backward(function, backwards) if kept else ()
+        for site, found in kept:
+            if _root(site.keeper) not in fed and not grad_mode.off(code, site.node):
                 yield found
 
 

@@ -31,10 +31,9 @@ class Code:
         parents, kinds = self.parents, self._kinds
         while waiting:
             node = waiting.pop()
-            kinds[type(node)].append(node)
+            kinds[node.__class__].append(node)
             if below := children(node):
-                for each in below:
-                    parents[each] = node
+                parents.update(dict.fromkeys(below, node))
                 below.reverse()
                 waiting += below
 

@@ -11,9 +11,16 @@ from auditor.protocols.tensor_accesses import Access, access_of
 from auditor.source.imports import dotted_text
 from auditor.source.lifetime.code import Code, Function, last_name, place
 from auditor.source.lifetime.sighting import Kind, Sighting
+from auditor.source.lifetime.unwritten_makers import (
+    MADE_BY_SIZE,
+    WITH_HOLES,
+    is_chosen_from,
+    is_sized,
+    leaves_holes,
+)
 from auditor.source.nodes import every_node
 
-MAKERS = ("empty", "empty_like")
+MAKERS = ("empty", "empty_like", "new_empty", *MADE_BY_SIZE, *WITH_HOLES)
 MODULES = frozenset({"torch", "numpy", "cupy", "jax", "np", "cp"})
 METADATA = frozenset(
     {"shape", "dtype", "device", "ndim", "size", "nbytes", "itemsize", "strides", "layout", "flags"}
@@ -51,6 +58,8 @@ def memory_unwritten(code: Code) -> Iterator[Sighting]:
         name = _bound(parent, call)
         if name is None:
             continue
+        if last_name(call.func) in WITH_HOLES and is_chosen_from(code, parent, name):
+            continue
         seen, at = _first(code, _following(code, parent), name, DEPTH)
         if seen is Seen.READ and at is not None:
             steps = ((call, "made here, uncleared"), (at, "read here, before anything was written"))
@@ -65,18 +74,32 @@ def _is_for_shapes(function: Function) -> bool:
 
 def _makes(code: Code, call: ast.Call) -> bool:
     """Whether the memory has elements and is real."""
+    if last_name(call.func) == "new_empty":
+        return isinstance(call.func, ast.Attribute) and not _has_no_elements(call)
     if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
         return False
     module = code.origins.get(call.func.value.id, "").partition(".")[0]
     if module not in MODULES:
         return False
+    if last_name(call.func) in MADE_BY_SIZE:
+        return module == "torch" and is_sized(call)
+    if last_name(call.func) in WITH_HOLES:
+        return module != "torch" and leaves_holes(call)
     if any(
         k.arg == "device" and isinstance(k.value, ast.Constant) and k.value.value == "meta"
         for k in call.keywords
     ):
         return False
+    return not _has_no_elements(call)
+
+
+def _has_no_elements(call: ast.Call) -> bool:
+    """A size is nought; `x.shape[0]` is none."""
     sizes = [*call.args, *(k.value for k in call.keywords if k.arg in ("size", "shape"))]
-    return not any(isinstance(n, ast.Constant) and n.value == 0 for size in sizes for n in every_node(size))
+    lengths = [
+        e for size in sizes for e in (size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size])
+    ]
+    return any(isinstance(length, ast.Constant) and length.value == 0 for length in lengths)
 
 
 def _bound(parent: ast.AST, call: ast.Call) -> str | None:
@@ -112,10 +135,13 @@ def _statement(code: Code, statement: ast.stmt, name: str, depth: int) -> First:
                 _mentions(code, [test], name, depth), lambda: _branches(code, [body, orelse], name, depth)
             )
         case ast.While(test=test, body=body):
-            return _then(_mentions(code, [test], name, depth), lambda: _first(code, body, name, depth))
+            return _then(
+                _mentions(code, [test], name, depth), lambda: _turn(code, statement, body, name, depth)
+            )
         case ast.For(target=target, iter=over, body=body) | ast.AsyncFor(target=target, iter=over, body=body):
             return _then(
-                _mentions(code, [over, target], name, depth), lambda: _first(code, body, name, depth)
+                _mentions(code, [over, target], name, depth),
+                lambda: _turn(code, statement, body, name, depth),
             )
         case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
             return _then(_mentions(code, items, name, depth), lambda: _first(code, body, name, depth))
@@ -131,6 +157,20 @@ def _statement(code: Code, statement: ast.stmt, name: str, depth: int) -> First:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Match() | ast.TryStar():
             return OTHER if _named([statement], name) else NOTHING
     return _mentions(code, [statement], name, depth)
+
+
+def _turn(code: Code, loop: ast.stmt, body: Sequence[ast.stmt], name: str, depth: int) -> First:
+    """A loop's body. `if first: write else: read`: what reads may run in later turns only."""
+    found = _first(code, body, name, depth)
+    at: ast.AST | None = found[1]
+    while at is not None and at is not loop:
+        above = code.parents.get(at)
+        if isinstance(above, ast.If) and at is not above.test:
+            other = above.orelse if at in above.body else above.body
+            if found[0] is Seen.READ and _named(other, name):
+                return OTHER
+        at = above
+    return found
 
 
 def _then(found: First, others: Callable[[], First]) -> First:

@@ -4,8 +4,15 @@ Most of it is written at once, and those files need no syntax tree for this."""
 
 import re
 
-_LITERAL = re.compile(rb"\.empty(?:_like)?\(")
+_OTHERS = (
+    (b"Tensor(", re.compile(rb"Tensor\(\d+(?:, ?\d+)*\)")),
+    (b"where=", re.compile(rb"(?:np|numpy)\.\w+\([^\n]*where=")),
+)
+"""A word, and where it stands if memory is made by other names than `empty`."""
+
+_LITERAL = re.compile(rb"\.(?:empty(?:_like)?|new_empty)\(")
 _MADE = re.compile(rb"(?:^[ \t]*(\w+)[^\n=(]*=[ \t]*)?\b(?:torch|np|numpy|cp|cupy)$")  # a line up to there
+_MADE_LIKE = re.compile(rb"(?:^[ \t]*(\w+)[^\n=(]*=[ \t]*)?[\w.\]]+$")  # `x.new_empty(`
 _ARITHMETIC = re.compile(rb"[ \t]*(?:[-+@/]|\*)")
 _BEFORE = re.compile(rb"[-+@/*][ \t]*$")
 _READING_METHOD = re.compile(
@@ -21,14 +28,17 @@ LOOKED_AT = 4000
 
 
 def may_read_unwritten(data: bytes) -> bool:
-    if b".empty" not in data:
+    if any(word in data and pattern.search(data) is not None for word, pattern in _OTHERS):
+        return True
+    if b".empty" not in data and b".new_empty(" not in data:
         return False
     return any(_suspect(data, literal) for literal in _LITERAL.finditer(data))
 
 
 def _suspect(data: bytes, literal: re.Match[bytes]) -> bool:
-    line = data[data.rfind(b"\n", 0, literal.start()) + 1 : literal.start()]
-    made = _MADE.search(line)
+    begins = max(data.rfind(end, 0, literal.start()) for end in (b"\n", b"\r")) + 1
+    line = data[begins : literal.start()]
+    made = (_MADE_LIKE if literal.group().startswith(b".new") else _MADE).search(line)
     if made is None:
         return False
     end = _closing(data, literal.end(), b"(", b")")

@@ -1,0 +1,54 @@
+"""What conditions say about one lease: branches that are not taken while it is held, or that end it."""
+
+from auditor.flow.effects import Value
+from auditor.flow.held import Held
+from auditor.flow.passing import Passing
+from auditor.flow.places import begins_with
+from auditor.ir.ops import Assume
+
+
+class Assuming(Passing):
+    """The lease as the subject of tests."""
+
+    def _assume(self, node: int, op: Assume, held: Held) -> Held | None:
+        """A held lease is neither None nor false, and a container of it is not empty; it is itself and
+        nothing else."""
+        if op.says_over and self._is_over(op, held):
+            return None
+        if self._has_ended(op, held):
+            self.endings.released.setdefault(node, held)
+            return None
+        if op.kind == "same":
+            return held if self._identical(op, held) in (op.value, None) else None
+        if op.subject is None or not op.says_absent or self.acquisition.keyed:
+            return held
+        if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
+            return held  # `self.ok()` does not speak of what lies in its fields
+        if any(begins_with(place, op.subject) for place in held.places):
+            return None
+        if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in held.maybe):
+            self.endings.unknown.add(node)
+            return None
+        return held
+
+    def _is_over(self, op: Assume, held: Held) -> bool:
+        """The lease itself is asked; of a number, whether it is a descriptor that must stay open."""
+        number = self.acquisition.value is Value.INDEX
+        fitting = {"standard": number, "above": number, "plain": not number, "file": not number}
+        asked = fitting.get(op.kind, True) and (self.acquisition.declared or op.kind not in fitting)
+        return asked and op.subject in held.places
+
+    def _has_ended(self, op: Assume, held: Held) -> bool:
+        """`while code is None: code = process.poll()`: past the loop the process has ended."""
+        if op.kind != "none" or op.value or op.subject is None:
+            return False
+        return self.graph.polled().get(op.subject) in held.places
+
+    def _identical(self, op: Assume, held: Held) -> bool | None:
+        """Whether `subject is other`, as far as one of them is the lease."""
+        if op.subject is None or op.other is None or self.acquisition.keyed:
+            return None
+        holding = (op.subject in held.places, op.other in held.places)
+        if not any(holding) or {op.subject, op.other} & held.maybe:
+            return None
+        return all(holding)

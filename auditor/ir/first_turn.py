@@ -1,0 +1,49 @@
+"""The first turn of a counted loop: what `i == 0` and its kin answer there, and the other way ever after."""
+
+import ast
+
+from auditor.ir.conditions import condition
+
+FLAG = "first~"
+"""Begins the name of the hidden flag that is true while a loop is in its first turn."""
+
+
+def first_turn_tests(loop: ast.For | ast.AsyncFor) -> dict[str, bool]:
+    """Keys of conditions in the body that tell the first turn from the later ones, with their truth in it."""
+    counter = _counter(loop)
+    if counter is None:
+        return {}
+    nodes = [node for statement in loop.body for node in ast.walk(statement)]
+    if any(isinstance(node, ast.Name) and node.id == counter and _written(node) for node in nodes):
+        return {}
+    answers = {f"{counter} == 0": True, f"{counter} < 1": True, f"{counter} > 0": False, counter: False}
+    tests = (node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp)))
+    asked = {found.key for test in tests for part in _parts(test) if (found := condition(part)) is not None}
+    return {key: truth for key, truth in answers.items() if key in asked}
+
+
+def _counter(loop: ast.For | ast.AsyncFor) -> str | None:
+    """The name that is 0 in the first turn: `for i in range(n)`, `for i, x in enumerate(xs)`."""
+    match loop.target, loop.iter:
+        case ast.Name(id=name), ast.Call(func=ast.Name(id="range"), args=[_] | [ast.Constant(value=0), *_]):
+            return name
+        case (
+            ast.Tuple(elts=[ast.Name(id=name), _]),
+            ast.Call(func=ast.Name(id="enumerate"), args=[_], keywords=[]),
+        ):
+            return name
+    return None
+
+
+def _parts(test: ast.expr) -> list[ast.expr]:
+    """The tests that `and`, `or` and `not` are made of."""
+    match test:
+        case ast.BoolOp(values=values):
+            return [part for value in values for part in _parts(value)]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _parts(operand)
+    return [test]
+
+
+def _written(name: ast.Name) -> bool:
+    return not isinstance(name.ctx, ast.Load)

@@ -1,0 +1,22 @@
+"""What is known where a lease begins: of the object that is asked for it, of the parameters that decide."""
+
+from auditor.flow.effects import Acquisition
+from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.ir.ops import Call
+
+
+def asked(op: Call) -> Knowledge:
+    """`lock.acquire()`: there was something to be asked."""
+    owner = "".join(op.receiver).lstrip("@") if op.receiver is not None else ""
+    return frozenset({(owner, True), (f"{owner} is None", False)}) if owner else NOTHING
+
+
+def of_receiver(op: Call, acquisition: Acquisition) -> Knowledge:
+    """`self._get_buffer()` lends under `if self.pool:`, so the pool is there where there is a lease."""
+    owner = "".join(op.receiver).lstrip("@") if op.receiver is not None else ""
+    return frozenset((owner + key, truth) for key, truth in acquisition.own if owner)
+
+
+def missing(parameters: tuple[str, ...], known: Knowledge) -> frozenset[str]:
+    """Parameters that are None there."""
+    return frozenset(name for name in parameters if (f"{name} is None", True) in known)

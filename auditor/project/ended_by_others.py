@@ -1,0 +1,140 @@
+"""Fields that end without a release one could point to: by the object they were made from, by a base class of
+another library, by a caller who reaches them through the object itself."""
+
+import ast
+import re
+from collections.abc import Iterable
+
+from auditor.ir.graph import Graph
+from auditor.ir.ops import Call, Fresh
+from auditor.project.bindings import own_name
+from auditor.project.modules import Class, Function
+
+PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "Exception", "NamedTuple", "Module"})
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+DESTROYING = frozenset({"destroy", "dispose"})
+"""Methods that end everything that was ever made from an object, such as the sockets of a context."""
+
+CONNECTED = re.compile(r"\w*(?:Connection|Server|Handler|Transport|Dispatcher|dispatcher|Client|async_chat)")
+"""Base classes that keep a socket or a file under a name of theirs, and close it."""
+
+THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport"})
+
+
+def counts_places(acquire: ast.Call, function: Function) -> bool:
+    """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
+    back when it is free again."""
+    match acquire.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr) as semaphore) if (
+            "sem" in attr.lower() and function.cls is not None
+        ):
+            others = (method for method in function.cls.methods.values() if method is not function)
+            return any(_called_on(method, semaphore) == {"release"} for method in others)
+    return False
+
+
+def _called_on(method: Function, owner: ast.expr) -> set[str]:
+    written = ast.dump(owner)
+    return {
+        call.func.attr
+        for call in method.calls
+        if isinstance(call.func, ast.Attribute) and ast.dump(call.func.value) == written
+    }
+
+
+def ends_with_its_script(acquire: ast.Call, function: Function) -> bool:
+    """Under `if __name__ == "__main__":`, outside loops: the process has little left to do."""
+    if not isinstance(function.node, ast.Module):
+        return False
+    mains = (each for each in function.node.body if isinstance(each, ast.If) and _around(each, acquire))
+    return any(
+        ast.unparse(each.test) == "__name__ == '__main__'"
+        and not any(isinstance(inner, LOOPS) and _around(inner, acquire) for inner in ast.walk(each))
+        for each in mains
+    )
+
+
+def _around(statement: ast.stmt, node: ast.expr) -> bool:
+    return statement.lineno <= node.lineno <= (statement.end_lineno or 0)
+
+
+def expected_to_fail(acquire: ast.Call, function: Function) -> bool:
+    """`with self.assertRaises(FileNotFoundError): open(path)`."""
+    return any(
+        isinstance(node, (ast.With, ast.AsyncWith))
+        and _around(node, acquire)
+        and any("raises" in ast.unparse(item.context_expr).lower() for item in node.items)
+        for node in ast.walk(function.node)
+    )
+
+
+def only_compared(acquire: Call, graph: Graph) -> bool:
+    """`if allocator.allocate(stream) < 0`: what it returns is how it went."""
+    return any(
+        isinstance(op, Fresh) and acquire.target in op.uses and isinstance(op.at, ast.Compare)
+        for op in graph.ops
+    )
+
+
+def destroyed_with_its_maker(acquire: ast.Call, function: Function, family: Iterable[Function]) -> bool:
+    """`self.ctx.socket(...)`, and a method that always runs `self.ctx.destroy()`."""
+    match acquire.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name), attr=maker)) if name == own_name(
+            function
+        ):
+            return any(_always_destroys(method, maker) for method in family)
+    return False
+
+
+def _always_destroys(method: Function, maker: str) -> bool:
+    calls = [
+        call
+        for call in method.calls
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in DESTROYING
+        and isinstance(call.func.value, ast.Attribute)
+        and call.func.value.attr == maker
+    ]
+    returns = [node.lineno for node in ast.walk(method.node) if isinstance(node, ast.Return)]
+    guarded = {
+        id(inner) for node in ast.walk(method.node) if isinstance(node, ast.If) for inner in ast.walk(node)
+    }
+    return any(id(call) not in guarded and all(call.lineno < line for line in returns) for call in calls)
+
+
+def reached_through(method: Function, attribute: str) -> bool:
+    """`__getattr__` that answers with the field's own methods, its `close` among them."""
+    own = own_name(method)
+    if method.name != "__getattr__":
+        return False
+    for call in method.calls:
+        match call:
+            case ast.Call(
+                func=ast.Name(id="getattr"),
+                args=[ast.Attribute(value=ast.Name(id=name), attr=attr), *_],
+            ) if name == own and attr == attribute:
+                return True
+    return False
+
+
+def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:
+    """A connection's class overrides how the socket is made; how it is closed stands in its base."""
+    mine = list(lineage)
+    names = {cls.name for cls in mine}
+    bases = (base for cls in mine for base in cls.node.bases)
+    return attribute in THEIRS and any(
+        (isinstance(base, ast.Attribute) or _last_name(base) not in names)
+        and CONNECTED.fullmatch(_last_name(base)) is not None
+        for base in bases
+    )
+
+
+def has_unknown_base(family: Iterable[Function]) -> bool:
+    """A base class that was not found may call what its subclasses must define: `self._close()`."""
+    mine = {method.cls for method in family if method.cls is not None}
+    names = {cls.name for cls in mine} | PLAIN_BASES
+    return any(_last_name(base) not in names for cls in mine for base in cls.node.bases)
+
+
+def _last_name(base: ast.expr) -> str:
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
