@@ -49,9 +49,10 @@ class Variation(msgspec.Struct, frozen=True):
     feed: tuple[Argument, ...]
     shape: Shape
     scenario: str = "train"
-    faults: str = ""  # where they are injected: operations or acquires
+    faults: str = ""  # where they are injected: operations; or refusals, at pools that may say no
     pools: tuple[str, ...] = ()  # names of the classes whose leases are counted
     imports: tuple[str, ...] = ()  # what brings those names
+    then: tuple[str, ...] = ()  # methods that are called after it
     shown: bool = False  # whether it left a lease through the finding's line when it was tried
 
 
@@ -138,3 +139,22 @@ class Answer(msgspec.Struct, frozen=True):
     plan: Plan | None = None
     unplanned: Unplanned | None = None
     imported: float | None = None
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """A process is asked for the results of plans, all of modules under one root, to be kept in `folder` or
+    compared with those that are there."""
+
+    plans: tuple[Plan, ...]
+    root: str
+    folder: str
+    compares: bool = False
+    device: str = "cpu"
+    seconds: float = 60.0
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """One line of its answer: a plan begins (None), or what is different about its results."""
+
+    number: int
+    told: str | None = None

@@ -133,7 +133,7 @@ def _answers(
         if not rest:
             return
         culprits = [target for target in rest if target.key == begun] or rest
-        reason = _ended(ended, stderr, importing=begun.endswith(":"))
+        reason = how_it_ended(ended, stderr, importing=begun.endswith(":"))
         for target in culprits:
             yield Answer(unplanned=Unplanned(target, reason, attempts=_stack(stderr)))
         targets = [target for target in rest if target not in culprits]
@@ -156,7 +156,7 @@ def _whole(line: bytes) -> bool:
     return line.startswith(b"{") and line.endswith(b"}")
 
 
-def _ended(status: int, stderr: str, *, importing: bool) -> str:
+def how_it_ended(status: int, stderr: str, *, importing: bool) -> str:
     """How the process came to its end, in a phrase."""
     when = "while its file was imported" if importing else "while it was tried"
     if "Timeout (" in stderr:

@@ -87,13 +87,19 @@ def _aim(plan: Plan, variation: Variation) -> dict[str, Any]:
         "title": f"{variation.code} {variation.where}",
         "message": _docstring(variation.message),
         "construction": _call(plan.target.name.partition(".")[0], variation.build, 12),
+        "then": "".join(f', "{name}"' for name in variation.then),
         "arguments": _arguments(variation.feed, 8),
-        "shape": repr(variation.shape),
+        "shape": repr(variation.shape) if _names_sizes(variation.feed) else "",
         "scenario": variation.scenario,
         "faults": variation.faults,
         "pools": ", ".join(variation.pools),
+        "pools_tuple": f"({', '.join(variation.pools)}{',' if len(variation.pools) == 1 else ''})",
         "line": variation.where,
     }
+
+
+def _names_sizes(feed: Sequence[Argument]) -> bool:
+    return any(re.search(r"\b[bn]\b", argument.value) for argument in feed)
 
 
 def aim_name(variation: Variation) -> str:

@@ -4,7 +4,7 @@ import re
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +14,7 @@ from auditor.leaktests.workshop import Workshop
 SECONDS = 120.0
 """How long one file of tests may take until it counts as hanging."""
 _STACK_LINES = 8
+_RAN_ALL = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,12 @@ def run_files(order: TestOrder, shop: Workshop) -> list[FileRun]:
 
 
 def _run(file: Path, order: TestOrder, shop: Workshop) -> FileRun:
-    with tempfile.TemporaryDirectory(prefix="poolaudit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="poolaudit-", ignore_cleanup_errors=True) as folder:
         said, report = Path(folder, "said"), Path(folder, "report.xml")
         arguments = (*pytest_arguments(file, Path(folder)), f"--junitxml={report}")
         status = shop.run(Job(str(said), order.seconds, arguments=arguments, device=order.device))
         if report.exists() and report.stat().st_size:
-            return _read(file, report)
+            return _whole(_read(file, report), status)
         text = said.read_bytes()[-20_000:].decode("utf-8", "replace") if said.exists() else ""
         return FileRun(file, (Case("process", "error", message=_ended(status, text, order.seconds)),))
 
@@ -77,8 +78,19 @@ def pytest_arguments(file: Path, scratch: Path) -> tuple[str, ...]:
     """How pytest is asked to run one file; `scratch` is a folder of its own."""
     settings = scratch / "pytest.ini"
     settings.write_text("[pytest]\n")  # the project's own options are meant for its own tests
-    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(settings))
+    files = scratch / "files"  # of its own, or pytest would tidy up what its last runs left elsewhere
+    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(settings), "--basetemp", str(files))
     return (*options, "--rootdir", str(file.parent), str(file))
+
+
+def _whole(run: FileRun, status: int) -> FileRun:
+    """With a failure of its own where pytest gave up before all tests had run, as it does when it is told to
+    by a KeyboardInterrupt or a call of `pytest.exit` in the code under test.
+    """
+    if status in _RAN_ALL or run.bad:
+        return run
+    message = f"the tests were broken off (pytest's status {status}) after {len(run.cases)} of them"
+    return replace(run, cases=(*run.cases, Case("process", "error", message=message)))
 
 
 def _read(file: Path, report: Path) -> FileRun:

@@ -8,6 +8,8 @@ NAMES = (
     "assert_no_growth",
     "assert_no_leases",
     "assert_quiet",
+    "followed_by",
+    "freeze_imports",
     "inject_faults",
     "make_step",
     "plant",

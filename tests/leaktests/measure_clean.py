@@ -8,30 +8,27 @@ with names, only those run, and their runs are not kept.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.leaktests.battery import first_leak
 from tests.leaktests.clean import makers
+from tests.leaktests.forks import Forks, forks
 from tests.leaktests.sweep import PROJECT, SUPPORT, Kept, parser
 
-SOME = "import sys; from tests.leaktests.measure_clean import some; some(sys.argv[1:])"
 AT_ONCE = 8
-"""Modules in one process: importing torch costs more than their tests."""
+"""Modules in one process."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 CLEAN = PROJECT / "tests" / "leaktests" / "clean"
 
 
-def some(names: list[str]) -> None:
+def some(*names: str) -> None:
     """Every scenario of some modules, a line of JSON each."""
-    gc.collect()
-    gc.freeze()  # what importing made is looked through once, not by every pass
     for name in names:
         for scenario, step in makers()[name]().items():
             started = time.process_time()
@@ -46,15 +43,20 @@ def main() -> int:
     options.add_argument("wanted", type=int)
     options.add_argument("names", nargs="*")
     chosen = options.parse_args()
-    if chosen.names:
-        return _tell([row for row in _run(chosen.names) if row["alarm"]])
+    with forks("tests.leaktests.measure_clean", ENVIRONMENT) as processes:
+        if chosen.names:
+            return _tell([row for row in _run(processes, chosen.names) if row["alarm"]])
+        return _sweep(processes, chosen)
+
+
+def _sweep(processes: Forks, chosen: Namespace) -> int:
     kept = Kept(chosen.keep, [*SUPPORT.glob("*.py"), *CLEAN.glob("*.py")], chosen.minutes)
     for turn, together in _batches():
         if len(kept.rows) >= chosen.wanted or kept.time_is_up:
             break
         if any(key.startswith(f"{turn} {together[0]},") for key in kept.rows):
             continue
-        for row in _run(together):
+        for row in _run(processes, together, kept):
             kept.add(f"{turn} {row['run']}", row)
         print(f"{len(kept.rows):5} runs, {_alarms(kept)} false alarms: {together[-1]}", flush=True)
     seconds = sum(row["seconds"] for row in kept.rows.values())
@@ -76,13 +78,14 @@ def _batches() -> Iterator[tuple[int, list[str]]]:
             yield turn, names[start : start + AT_ONCE]
 
 
-def _run(names: Sequence[str]) -> list[dict[str, Any]]:
+def _run(processes: Forks, names: Sequence[str], kept: Kept | None = None) -> list[dict[str, Any]]:
     """The runs of some modules in a process of their own; one that breaks is an alarm too."""
-    command = [sys.executable, "-c", SOME, *names]
-    done = subprocess.run(command, env=ENVIRONMENT, cwd=PROJECT, capture_output=True, text=True)
-    rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    if done.returncode:
-        rows.append({"run": f"{names[0]}, process", "seconds": 0.0, "alarm": f"broke: {done.stderr[-800:]}"})
+    done = processes.run("some", names)
+    if kept is not None:
+        kept.elsewhere = done.processor_seconds
+    rows = done.rows
+    if done.status:
+        rows.append({"run": f"{names[0]}, process", "seconds": 0.0, "alarm": f"broke: {done.text[-800:]}"})
     return rows
 
 

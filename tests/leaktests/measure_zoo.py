@@ -2,7 +2,7 @@
 
     python -m tests.leaktests.measure_zoo [KIND ...] [--minutes 15]
 
-Each in a process of its own, as `poolaudit gate` runs them. Runs are kept, so it can be run in parts; kinds
+Each in a fork of its own, as `poolaudit gate` runs them. Runs are kept, so it can be run in parts; kinds
 that are named run again.
 """
 
@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from tests.leaktests.battery import LARGE, SMALL, first_leak, names_the_line
+from tests.leaktests.forks import Forks, forks
 from tests.leaktests.sweep import PROJECT, SUPPORT, Kept, parser
 from tests.leaktests.zoo import halves, kinds
 
-ONE = "import sys; from tests.leaktests.measure_zoo import one; one(sys.argv[1], int(sys.argv[2]))"
 ENVIRONMENT = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "OMP_NUM_THREADS": "1"}
 ZOO = PROJECT / "tests" / "leaktests" / "zoo"
 
@@ -32,7 +31,6 @@ def one(name: str, size: int) -> None:
     seconds = round(time.process_time() - started, 3)
     told = {"pass": found and found[0], "named": bool(found and names_the_line(found[1])), "seconds": seconds}
     print(json.dumps({**told, "message": str(found[1]) if found else ""}), flush=True)
-    os._exit(0)  # some kinds leave threads that never end
 
 
 def main() -> int:
@@ -41,14 +39,15 @@ def main() -> int:
     options.add_argument("kinds", nargs="*")
     chosen = options.parse_args()
     kept = Kept(chosen.keep, [*SUPPORT.glob("*.py"), *ZOO.glob("*.py")], chosen.minutes)
-    for name in (name for half in halves() for name in half):
-        for size in (SMALL, LARGE):
-            key = f"{name} {4 * size}"
-            if kept.time_is_up or (key in kept.rows and name not in chosen.kinds):
-                continue
-            if not chosen.kinds or name in chosen.kinds:
-                kept.add(key, as_the_gate_runs_it(name, size))
-                _tell(key, kept.rows[key], whole=bool(chosen.kinds))
+    with forks("tests.leaktests.measure_zoo", ENVIRONMENT) as processes:
+        for name in (name for half in halves() for name in half):
+            for size in (SMALL, LARGE):
+                key = f"{name} {4 * size}"
+                if kept.time_is_up or (key in kept.rows and name not in chosen.kinds):
+                    continue
+                if not chosen.kinds or name in chosen.kinds:
+                    kept.add(key, _run(processes, name, size, kept))
+                    _tell(key, kept.rows[key], whole=bool(chosen.kinds))
     for title, names in zip(("half the rules were chosen on", "other half"), halves(), strict=True):
         print(f"{title}: {_total(kept, names)}")
     missing = 2 * len(kinds()) - len(kept.rows)
@@ -60,10 +59,16 @@ def main() -> int:
 
 def as_the_gate_runs_it(name: str, size: int) -> dict[str, Any]:
     """One kind at one size, in a process of its own."""
-    command = [sys.executable, "-c", ONE, name, str(size)]
-    done = subprocess.run(command, env=ENVIRONMENT, cwd=PROJECT, capture_output=True, text=True)
-    told: dict[str, Any] = {"pass": None, "named": False, "seconds": 0.0, "message": done.stderr}
-    told.update(json.loads(done.stdout.splitlines()[-1]) if done.stdout else {})
+    with forks("tests.leaktests.measure_zoo", ENVIRONMENT) as processes:
+        return _run(processes, name, size)
+
+
+def _run(processes: Forks, name: str, size: int, kept: Kept | None = None) -> dict[str, Any]:
+    done = processes.run("one", (name, size))
+    if kept is not None:
+        kept.elsewhere = done.processor_seconds
+    told: dict[str, Any] = {"pass": None, "named": False, "seconds": 0.0, "message": done.text}
+    told.update(done.rows[-1] if done.rows else {})
     if told["named"]:
         del told["message"]
     return told

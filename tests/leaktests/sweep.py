@@ -35,6 +35,8 @@ class Kept:
 
     def __init__(self, file: Path, judged: Iterable[Path], minutes: float) -> None:
         self._file, self._until = file, processor_seconds() + 60 * minutes
+        self.elsewhere = 0.0
+        """Processor seconds of processes that are not this one's children."""
         self.rows: dict[str, dict[str, Any]] = {}
         digest = _digest(judged)
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -48,7 +50,7 @@ class Kept:
     @property
     def time_is_up(self) -> bool:
         """Whether this part has had its processor time."""
-        return processor_seconds() > self._until
+        return processor_seconds() + self.elsewhere > self._until
 
     def add(self, key: str, row: dict[str, Any]) -> None:
         """Keep one line, at once."""

@@ -50,7 +50,7 @@ def a_new_pool(turn):
 
 def test_a_class_stands_for_pools_that_are_made_in_the_step():
     step = make_step(lambda: two_leaks, a_new_pool, "called")
-    with pytest.raises(Leak, match="4 leases not given back after 3 steps") as caught:
+    with pytest.raises(Leak, match="4 leases not given back by 2 steps") as caught:
         assert_no_leases(step, Pool)
     assert {culprit.line.partition(" ")[0].rpartition(":")[2] for culprit in caught.value.culprits} == {
         line_of("pool.allocate((1,))  # the first").rpartition(":")[2],
@@ -61,7 +61,7 @@ def test_a_class_stands_for_pools_that_are_made_in_the_step():
 def test_only_leases_through_the_line_count():
     line = line_of("return pool.allocate((2,))  # the second")
     step = make_step(lambda: two_leaks, a_new_pool, "called")
-    with pytest.raises(Leak, match="2 leases not given back after 3 steps") as caught:
+    with pytest.raises(Leak, match="2 leases not given back by 2 steps") as caught:
         assert_no_leases(step, Pool, line=line)
     assert len(caught.value.culprits) == 1
     assert f"{Path(__file__).name}:{line.rpartition(':')[2]} in two_leaks" in str(caught.value)

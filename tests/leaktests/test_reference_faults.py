@@ -30,9 +30,10 @@ def test_nothing_stays_held_after_any_fault(name, capsys):
     operations, acquires = count_places(step), count_places(step, at="acquires", pools=(pool,))
     most = max(400, operations)  # LongNet and the layers have more operations than a generated test takes
     assert inject_faults(step, pools=(pool,), most=most) == operations > 0
-    assert inject_faults(step, at="acquires", pools=(pool,)) == acquires
+    refused = inject_faults(step, at="acquires", pools=(pool,))
+    assert refused >= acquires  # who is refused may go on in halves, which ask for leases of their own
     assert inject_faults(forward, pools=(pool,)) > 0
     assert pool.stats().leases == 0
     with capsys.disabled():
-        print(f"\n{name}: {operations} faults at operations, {acquires} at acquires")
+        print(f"\n{name}: {operations} faults at operations, {refused} at acquires")
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None

@@ -6,7 +6,6 @@ target was imported before it.
 """
 
 import faulthandler
-import gc
 import os
 import signal
 import sys
@@ -16,18 +15,17 @@ from pathlib import Path
 
 import msgspec
 import torch
-import torch._dynamo  # what checkpointing, compiling and pickling would import on their first use
 
 from auditor.leaktests.jobs import Job
-from auditor.leaktests.probe import inquiry, testing
+from auditor.leaktests.probe import inquiry, results, testing
+
+PATIENCE = 1.0
+"""Seconds for processes that were killed to be gone."""
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    with suppress(ImportError):  # planning goes without it, and the gate has asked for it
-        import pytest  # noqa: F401
-    gc.collect()
-    gc.freeze()  # or every job searches through torch's half a million objects after every step
+    testing.make_ready()
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)
         child = os.fork()
@@ -52,7 +50,8 @@ def _work(job: Job) -> None:
             status = 0 if torch.cuda.is_available() else 1
         elif job.request:
             os.chdir(Path(job.request).parent)  # what the target writes is thrown away with it
-            status = inquiry.answer(Path(job.request), Path(job.answers))
+            answer = results.answer if job.replays else inquiry.answer
+            status = answer(Path(job.request), Path(job.answers))
         else:
             status = testing.run_tests(job.arguments, job.limit, job.device)
     finally:
@@ -72,9 +71,17 @@ def _status(child: int, limit: float) -> int:
             os.killpg(child, signal.SIGKILL)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)  # what it left behind
+    _end_all(child)
     return os.waitstatus_to_exitcode(status)
+
+
+def _end_all(group: int) -> None:
+    """Kill what a job left behind, and wait until it is gone: it may write where the caller tidies up."""
+    deadline = time.monotonic() + PATIENCE
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline:
+            os.killpg(group, signal.SIGKILL)
+            time.sleep(0.01)
 
 
 if __name__ == "__main__":

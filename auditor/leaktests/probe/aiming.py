@@ -13,8 +13,10 @@ import msgspec
 
 from auditor.leaktests.plan import Aim, Argument, Plan, Shape, Variation
 from auditor.leaktests.probe import signatures
+from auditor.leaktests.probe.circumstances import other_feeds, sequels
 from auditor.leaktests.probe.lending import left_lent, pool_classes
-from auditor.leaktests.support.scenarios import make_step
+from auditor.leaktests.support.pools import may_refuse
+from auditor.leaktests.support.scenarios import followed_by, make_step
 
 MOST_VARIATIONS = 32
 MANY: Shape = (4096, 1)
@@ -28,6 +30,7 @@ class _Try:
     feed: tuple[Argument, ...]
     shape: Shape
     scenario: str
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def aimed_at(
     if not aims:
         return plan
     pools = pool_classes(plan.target.root, module)
-    seen = [_observed(plan, runner, trial, aims, pools) for trial in _trials(plan, runner.thing)]
+    seen = [_observed(plan, runner, trial, aims, pools) for trial in _trials(plan, runner, aims)]
     found = []
     for aim in aims:
         reaching = [entry for entry in seen if (aim.location, aim.acquire) in entry.lines]
@@ -74,15 +77,26 @@ def _variation(aim: Aim, best: _Seen, pools: Sequence[type]) -> Variation:
         trial.feed,
         trial.shape,
         trial.scenario,
-        "operations" if aim.by_exception and not shown else "",
+        "" if shown else _faults(aim, pools),
         tuple(kind.__name__ for kind in pools),
         tuple(f"from {kind.__module__} import {kind.__name__}" for kind in pools),
+        trial.then,
         shown,
     )
 
 
-def _trials(plan: Plan, thing: Any) -> list[_Try]:
-    """The plan itself with its pool on, its other shapes and scenarios, and each flag turned round."""
+def _faults(aim: Aim, pools: Sequence[type]) -> str:
+    """Of several acquires one may also fail by answering None."""
+    if not aim.by_exception:
+        return ""
+    return "refusals" if aim.code == "PA109" and any(map(may_refuse, pools)) else "operations"
+
+
+def _trials(plan: Plan, runner: Any, aims: Sequence[Aim]) -> list[_Try]:
+    """The plan itself with its pool on, its other shapes and scenarios, other circumstances, and each flag
+    turned round.
+    """
+    thing = runner.thing
     on = {argument.name for argument in plan.switch}
     build = (*(a for a in plan.build if a.name not in on), *plan.switch)
     shape, scenario = plan.shapes[0], _usual(plan)
@@ -93,6 +107,10 @@ def _trials(plan: Plan, thing: Any) -> list[_Try]:
     single = scenario if "no_grad" not in plan.scenarios else "no_grad"
     trials += [_Try(build, plan.feed, other, scenario) for other in plan.shapes[1:]]
     trials.append(_Try(build, plan.feed, MANY, single))
+    feeds = (plan.feed, *other_feeds(plan.feed, runner.scope, plan.imports))
+    trials += [_Try(build, feed, shape, single) for feed in feeds[1:]]
+    for name in sequels(thing, plan.method, aims):
+        trials += [_Try(build, feed, shape, single, (name,)) for feed in feeds]
     forward = thing if not isinstance(thing, type) else getattr(thing, plan.method or "forward", None)
     if forward is not None:
         parameters = signatures.call(forward, skip_first=isinstance(thing, type))
@@ -126,11 +144,16 @@ def _observed(plan: Plan, runner: Any, trial: _Try, aims: Sequence[Aim], pools: 
 
     try:
         with _watched({aim.location for aim in aims}, lines):
-            step = make_step(lambda: runner.callee(trial.build), feed, trial.scenario)
+            step = make_step(lambda: _callee(runner, trial), feed, trial.scenario)
             shown = left_lent(step, pools, aims)
     except (Exception, SystemExit):  # arguments that do not go together reach nothing
         return _Seen(trial, set(), set())
     return _Seen(trial, lines, shown)
+
+
+def _callee(runner: Any, trial: _Try) -> Any:
+    callee = runner.callee(trial.build)
+    return followed_by(callee, *trial.then) if trial.then else callee
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def _shapes(
     steps: list[Ran] = []
     for shape in wanted:
         try:
-            ran = runner.run(way.build, way.feed, shape, scenario)
+            ran = runner.run(way.build, way.feed, shape, scenario, turn=len(shapes))
         except Exception as error:
             if not shapes:
                 raise NoPlan(f"it ran once, but not when built again: {said(error)}") from error
@@ -193,14 +193,22 @@ class Runner:
         return getattr(built, self.method) if self.method else built
 
     def run(
-        self, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape, scenario: str
+        self,
+        build: tuple[Argument, ...],
+        feed: tuple[Argument, ...],
+        shape: Shape,
+        scenario: str,
+        turn: int = 0,
     ) -> Ran:
-        """One step, in training or not."""
+        """One step, in training or not, on the very numbers of the tests' `feed(turn)`: how many operations
+        a step has may hang on them.
+        """
         built = self.build(build)
         if isinstance(built, torch.nn.Module):
             built.train(scenario == "train")
         callee = getattr(built, self.method) if self.method else built
         once = forward if scenario == "no_grad" else step
+        torch.manual_seed(turn)
         return once(callee, self.scope.arguments(feed, shape, self.imports))
 
 

@@ -1,8 +1,26 @@
 """Runs pytest over one generated file, in a process that has done nothing else."""
 
 import faulthandler
+import gc
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+
+
+def make_ready() -> None:
+    """Import what every file of tests needs, and freeze it: forks then search through none of torch's half a
+    million objects, and load none of pytest's own plugins.
+    """
+    import torch._dynamo  # noqa: F401 - what checkpointing, compiling and pickling import on their first use
+
+    with suppress(ImportError):  # planning goes without it, and the gate has asked for it
+        from _pytest.config import default_plugins
+
+        for name in default_plugins:
+            import_module(f"_pytest.{name}")
+    gc.collect()
+    gc.freeze()
 
 
 def run_tests(arguments: Sequence[str], limit: float, device: str) -> int:

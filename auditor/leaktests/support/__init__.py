@@ -11,7 +11,8 @@ from .planted import plant
 from .pools import pools_of
 from .quiet import Quiet, assert_quiet
 from .randomness import set_seed
-from .scenarios import SCENARIOS, Step, make_step
+from .scenarios import SCENARIOS, Step, followed_by, make_step
+from .stillness import freeze_imports
 
 __all__ = [
     "SCENARIOS",
@@ -29,6 +30,8 @@ __all__ = [
     "assert_no_leases",
     "assert_quiet",
     "count_places",
+    "followed_by",
+    "freeze_imports",
     "inject_faults",
     "make_step",
     "nothing_stays",

@@ -40,7 +40,8 @@ def blame_blocks(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
         if difference.count_diff >= steps and stack:
             size = difference.size_diff / (2 * steps)
             blocks = difference.count_diff / (2 * steps)
-            operation = f"{blocks:.2g} blocks, {size:.0f} bytes a step, of {kinds}"
+            number = f"{blocks:.2g} block{'' if round(blocks, 1) == 1 else 's'}"
+            operation = f"{number}, {size:.0f} bytes a step, of {kinds}"
             culprits.append(Culprit(operation, 0.0, size, stack[0], tuple(stack), held_by))
     return tuple(culprits[:MOST_NAMED])
 

@@ -48,6 +48,7 @@ def _find_mallinfo() -> Callable[[], _MallInfo] | None:
 
 
 _mallinfo = _find_mallinfo()
+_clear_caches: Callable[[], None] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 
 
 def heap_bytes() -> int:
@@ -59,7 +60,12 @@ def heap_bytes() -> int:
 
 
 def held() -> Held:
-    """Collect, wait for the device, and read all counters."""
+    """Collect, wait for the device, and read all counters.
+
+    Python's cache of attributes is emptied: it holds the names that were looked up, and torch looks up names
+    that it makes anew each time, so that it fills for hundreds of steps by a few of its 4,096 places each.
+    """
+    _clear_caches()
     gc.collect()
     cuda_bytes, cuda_blocks = _cuda()
     return Held(sys.getallocatedblocks(), heap_bytes(), cuda_bytes, cuda_blocks)

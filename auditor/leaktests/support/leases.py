@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .births import Frames, readable, stack_here
+from .births import Frames, Marks, frames_of, marks_here, readable
 from .culprits import source_of
 from .errors import Culprit, Leak
 from .pools import PAIRS, counter_watched
@@ -22,24 +23,25 @@ class Counter:
 
     line: str = ""
     """Only leases that were borrowed through this `folder/file.py:line` count; empty: all."""
-    out: dict[object, Frames] = field(default_factory=dict)
-    abandoned: list[Frames] = field(default_factory=list)
+    out: dict[object, Marks] = field(default_factory=dict)
+    abandoned: list[Marks] = field(default_factory=list)
     """Leases whose handle has died: its identity was given to a later one."""
 
     def called(self, act: str, pool: Any, handles: tuple[Any, ...]) -> None:
         """Take down one lend or take-back."""
         if act == "lend":
+            marks = marks_here()
             for key in _keys(pool, handles):
                 if key in self.out:
                     self.abandoned.append(self.out[key])
-                self.out[key] = stack_here()
+                self.out[key] = marks
         elif act == "take back":
             for key in _keys(pool, handles):
                 self.out.pop(key, None)
 
     def standing(self) -> list[Frames]:
         """The stacks of the leases that were not given back, of those that count."""
-        stacks = [*self.abandoned, *self.out.values()]
+        stacks = [frames_of(marks) for marks in (*self.abandoned, *self.out.values())]
         return [frames for frames in stacks if goes_through(frames, self.line)] if self.line else stacks
 
 
@@ -55,32 +57,49 @@ def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") ->
     with counter_watched(pools, counter.called):
         before = _counted(counted)
         step()
-        kept, kept_by_pools = len(counter.standing()), _counted(counted)
+        kept, kept_by_pools = counter.standing(), _counted(counted)
         for _ in range(steps - 1):
             step()
-        grown = len(counter.standing()) - kept or sum(_counted(counted)) - sum(kept_by_pools)
+        grown = max(len(counter.standing()) - len(kept), sum(_counted(counted)) - sum(kept_by_pools))
+        if grown > 0:
+            raise lease_report(counter, kept, grown, f"by {number_of(steps - 1, 'step')}", steps - 1)
         close = getattr(step, "close", None)
-        if close is not None and not grown:
+        if close is not None:
             close()
-        left = len(counter.standing()) or sum(_counted(counted)) - sum(before)
-    if grown or left:
-        raise lease_report(counter, grown or left, steps)
+        left = max(len(counter.standing()), sum(_counted(counted)) - sum(before))
+    if left > 0:
+        over = f"after {number_of(steps, 'step')}{' and close()' if close is not None else ''}"
+        raise lease_report(counter, [], left, over)
 
 
-def lease_report(counter: Counter, leases: int, steps: int, why: str = "") -> Leak:
-    """The failure that names the lines which borrowed and did not give back."""
-    by_place: dict[Frames, int] = {}
-    for frames in counter.standing():
-        by_place[frames] = by_place.get(frames, 0) + 1
-    shown = [(frames[_place(frames, counter.line) or 0 :], number) for frames, number in by_place.items()]
-    culprits = tuple(_culprit(frames, number / steps) for frames, number in shown)[:MOST_NAMED]
-    lines = [f"{leases} lease{'' if leases == 1 else 's'} not given back after {steps} steps{why}"]
-    for culprit in culprits:
-        lines.append(
-            f"  {culprit.storages_a_step:g} a step, borrowed at {culprit.line}{source_of(culprit.line)}"
-        )
+def lease_report(
+    counter: Counter, kept: Sequence[Frames], leases: int, when: str, over: int | None = None
+) -> Leak:
+    """The failure that names the lines which borrowed and did not give back, but for what is `kept` rightly;
+    `over` so many steps, if every one of them may have a part in it.
+    """
+    shown = Tally(counter.standing())
+    shown.subtract(kept)
+    grown = [(frames[_place(frames, counter.line) or 0 :], n) for frames, n in shown.most_common() if n > 0]
+    culprits = tuple(_culprit(frames, number / (over or 1)) for frames, number in grown)[:MOST_NAMED]
+    lines = [f"{number_of(leases, 'lease')} not given back {when}"]
+    for culprit, (_, number) in zip(culprits, grown, strict=False):
+        lines.append(f"  {_rate(number, over)}, borrowed at {culprit.line}{source_of(culprit.line)}")
         lines += [f"    called from {place}" for place in culprit.stack[1:4]]
+    if len(grown) > len(culprits):
+        lines.append(f"  and at {number_of(len(grown) - len(culprits), 'other place')}")
     return Leak("\n".join(lines), culprits)
+
+
+def _rate(number: int, steps: int | None) -> str:
+    if steps is None or steps == 1:
+        return str(number)
+    return f"{number // steps} a step" if number % steps == 0 else f"{number} in {steps} steps"
+
+
+def number_of(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _culprit(frames: Frames, a_step: float) -> Culprit:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .blame import blame_blocks, blame_heap
-from .culprits import amount
+from .culprits import amount, source_of
 from .errors import Culprit, Leak
 from .heap import Held, held
 from .stillness import held_still
@@ -24,7 +24,9 @@ SMALLEST_CHUNK = 32
 """Bytes that the smallest malloc takes from the heap."""
 MOST_SHARED_INT = 256
 """Larger numbers are objects of their own."""
-SAME_GROWTH = 6
+HEAP_STRETCH = 16
+"""Steps in a row without any growth that clear C's heap."""
+SAME_GROWTH = 12
 """So many windows that grow by the very same number are proof; nothing that settles does that."""
 
 
@@ -37,13 +39,15 @@ class Quiet:
 
 
 def assert_quiet(
-    step: Step, *, warmup: int = 4, windows: int = 3, steps: int = 16, settle: int = 24, named: bool = True
+    step: Step, *, warmup: int = 4, windows: int = 4, steps: int = 8, settle: int = 48, named: bool = True
 ) -> Quiet:
-    """Run windows of steps until `windows` of them were quiet for every counter; at most `settle` more.
+    """Run windows of steps until so many `windows` in a row were quiet, for each counter; at most `settle`
+    more.
 
-    A window is quiet if it took less than half a block of Python's, half a chunk of C's heap and nothing of
-    the device's memory a step. Raises `Leak`, naming the counter and, after one more run under a profiler,
-    the line; `named=False` spares that run, for a twin whose leak is known.
+    They are quiet if together they took less than half a block of Python's, half a chunk of C's heap and
+    nothing of the device's memory a step: counters move a little from reading to reading, whatever the step
+    does, and the longer the stretch the less that hides. Raises `Leak`, naming the counter and, after one
+    more run under a profiler, the line; `named=False` spares that run, for a twin whose leak is known.
     """
     readings: list[Held] = []
     with held_still():
@@ -75,21 +79,26 @@ def _blocks_of(reading: Held) -> int:
 
 
 def _least(counter: str, steps: int) -> float:
-    """The growth from which on a window is not quiet."""
+    """The growth from which on so many steps are not quiet."""
     return {"python_blocks": steps / 2, "heap_bytes": steps * SMALLEST_CHUNK / 2}.get(counter, 1)
 
 
 def _loud(readings: list[Held], windows: int, steps: int) -> list[str]:
-    """The counters that had fewer quiet windows than asked for. C's heap is noisier, but a single window
-    without any growth clears it: in that window each step of a leak would have taken a chunk.
+    """The counters that had no quiet stretch. C's heap is noisier, but a shorter one without any growth
+    clears it: in that each step of a leak would have taken a chunk.
     """
     found = []
     for counter in Held._fields:
         grown = _growth(readings, counter)
-        cleared = counter == "heap_bytes" and any(size <= 0 for size in grown)
-        if not cleared and sum(size < _least(counter, steps) for size in grown) < windows:
+        cleared = counter == "heap_bytes" and _has_stretch(grown, max(1, HEAP_STRETCH // steps), 1)
+        if not cleared and not _has_stretch(grown, windows, _least(counter, windows * steps)):
             found.append(counter)
     return found
+
+
+def _has_stretch(grown: list[int], windows: int, least: float) -> bool:
+    """Whether so many windows in a row together grew by less than this."""
+    return any(sum(grown[start : start + windows]) < least for start in range(len(grown) - windows + 1))
 
 
 def _proven(readings: list[Held], loud: list[str], steps: int) -> bool:
@@ -114,7 +123,7 @@ def _report(readings: list[Held], counter: str, step: Step, steps: int, *, named
     for found in blamed:
         lines.append(f"  {found.operation}")
         lines += [
-            f"    {'called from' if number else 'born at'} {place}"
+            f"    {'called from' if number else 'born at'} {place}{'' if number else source_of(place)}"
             for number, place in enumerate(found.stack[:4])
         ]
         lines += [f"    held by {holder}" for holder in found.held_by]

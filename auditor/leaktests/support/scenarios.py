@@ -21,6 +21,8 @@ from .errors import InjectedFault
 Target = Callable[..., Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Feed = Callable[[int], Inputs]
+Backward = Callable[[torch.Tensor, Callable[[], None]], None]
+"""Given the loss, and a function that forgets the gradients of a pass before."""
 
 SHAPES = 4
 """How many shapes `changing_shapes` goes through in each of its steps."""
@@ -53,6 +55,10 @@ class Step:
         self.scenario = scenario
         self._feed = feed
         self._run = getattr(self, f"_{scenario}", self._train)
+        self.backward: Backward = _backward
+        """How gradients are taken: the fault pass puts its own in the place, which goes through one graph
+        many times.
+        """
         if isinstance(self.target, torch.nn.Module):
             self.target.train(scenario not in ("eval", "no_grad"))
 
@@ -64,7 +70,7 @@ class Step:
         """Let the target give back what it keeps between steps, and drop it."""
         target, self.target = self.target, None
         target = getattr(target, "__self__", target)  # the object whose method is called
-        for name in ("cleanup_memory_pool", "cleanup", "close"):
+        for name in ("cleanup_memory_pool", "cleanup", "close", "shutdown"):
             method = getattr(target, name, None)
             if callable(method):
                 method()
@@ -153,7 +159,18 @@ class Step:
                 if self.scenario == "autocast"
                 else nullcontext()
             ):
-                loss.backward()  # type: ignore[no-untyped-call]
+                self.backward(loss, lambda: self._forget_gradients(args, kwargs))
+
+    def _forget_gradients(self, *inputs: Any) -> None:
+        """As it was before a backward pass."""
+        for leaf in tensors_in(inputs):
+            leaf.grad = None
+        if isinstance(self.target, torch.nn.Module):
+            self.target.zero_grad(set_to_none=True)
+
+
+def _backward(loss: torch.Tensor, forget: Callable[[], None]) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def use(outcome: Any) -> None:
@@ -181,6 +198,20 @@ def make_step(build: Callable[[], Target], feed: Feed, scenario: str = "train") 
     `(args, kwargs)`; turns 0 to 3 may differ in shape.
     """
     return Step(build, feed, scenario)
+
+
+def followed_by(target: Target, *names: str) -> Target:
+    """The target's call, and after it those methods of the target, or of the object whose method it is."""
+    owner = getattr(target, "__self__", target)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outcome = target(*args, **kwargs)
+        for name in names:
+            getattr(owner, name)()
+        return outcome
+
+    call.__self__ = owner  # type: ignore[attr-defined]
+    return call
 
 
 def tensors_in(nested: Any) -> Iterator[torch.Tensor]:

@@ -12,6 +12,16 @@ _freezes = False
 """Whether this process keeps its objects frozen: to ask is to count them, all half a million."""
 
 
+def freeze_imports() -> None:
+    """What exists now, torch's half a million objects among it, is looked through by no pass of this
+    process.
+    """
+    global _freezes
+    _freezes = True
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def held_still() -> Iterator[None]:
     """What exists now is frozen (later looks around are short), no collection starts by itself, and

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 6102fbd061eea3d5: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 e606de3372cbdd7f: written again as long as that is the digest of the rest
 """Watches every storage come into being: which operation made it, and from which lines.
 
 The dispatcher shows each operation of this thread and of the threads started below it, those of the backward
@@ -19,21 +19,33 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .storages import Handle, of_python_objects, storage_of
+from .storages import PLAIN_TENSORS, expired, forget, of_python_objects, storage_at, storage_of, weak_pointer
 
 DEEPEST_STACK = 60
 UNSEEN = "memory made outside torch's dispatcher"
 _HERE = str(Path(__file__).parent)
 _STARTED_IN = Path.cwd()  # generated tests go elsewhere, so that what they write is thrown away
 _DRIVERS = {
-    str(Path(_HERE, name))
-    for name in ("ledger.py", "culprits.py", "faults.py", "leases.py", "quiet.py", "blame.py", "unseen.py")
+    str(Path(_HERE, f"{name}.py"))
+    for name in (
+        "ledger",
+        "culprits",
+        "faults",
+        "one_graph",
+        "countdown",
+        "leases",
+        "quiet",
+        "blame",
+        "unseen",
+        "late",
+    )
 }
 _WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__file__}
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
-_NO_TENSORS = {int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format}
+_NUMBERS = {int, float, bool}
+_NO_TENSORS = {*_NUMBERS, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format}
 """What most arguments of operations are, beside tensors: not worth a second look."""
 
 Frames = tuple[tuple[CodeType, int], ...]
@@ -43,19 +55,22 @@ Marks = tuple[tuple[CodeType, int], ...]
 Place = tuple[str, Frames]
 
 
-class Birth(Handle):
-    """One storage: by what and where it was made, in which turn, and whether it still lives."""
+class Birth:
+    """One storage that lives: by what and where it was made, and in which turn."""
 
-    __slots__ = ("marks", "operation", "turn")
+    __slots__ = ("_weak", "marks", "operation", "turn")
 
-    def __init__(self, storage: torch.UntypedStorage, operation: str, marks: Marks, turn: int) -> None:
-        super().__init__(storage)
+    def __init__(self, weak: int, operation: str = UNSEEN, marks: Marks = (), turn: int = 0) -> None:
+        self._weak = weak
         self.operation, self.marks, self.turn = operation, marks, turn
 
     @property
     def place(self) -> Place:
         """What births of one kind have in common."""
-        return self.operation, tuple((code, _line(code, mark)) for code, mark in self.marks)
+        return self.operation, frames_of(self.marks)
+
+    def __del__(self) -> None:
+        forget(self._weak)
 
 
 @dataclass(eq=False)
@@ -69,18 +84,18 @@ class Births:
     """Whether operation and stack are kept too. That costs as much as everything else together, so passes ask
     for it once something grows.
     """
-    _seen: dict[int, Birth] = field(default_factory=dict)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _seen: dict[int, int | Birth] = field(default_factory=dict)
+    """Bare weak pointers where nothing else is kept: nearly all storages are dead before anyone asks."""
 
     def knows(self, storage: torch.UntypedStorage) -> bool:
         """Whether this very storage was taken down."""
         return storage._cdata in self._seen
 
     def note(self, storage: torch.UntypedStorage, operation: str) -> None:
-        """Take down a storage that is not known."""
-        marks = _marks_here() if self.placed and operation is not UNSEEN else ()
-        with self._lock:
-            self._seen[storage._cdata] = Birth(storage, operation, marks, self.turn)
+        """Take down a storage that is not known, with its place."""
+        marks = marks_here() if operation is not UNSEEN else ()
+        birth = Birth(weak_pointer(storage), operation, marks, self.turn)
+        self._seen.setdefault(storage._cdata, birth)
 
     def note_all(self, values: Iterable[Any], name: Callable[[Any], str], operation: Any) -> None:
         """Take down the storages of all tensors in `values` that are not known: this runs for every argument
@@ -89,18 +104,36 @@ class Births:
         seen = self._seen
         for value in values:
             kind = type(value)
-            if kind in _NO_TENSORS:
+            if kind in PLAIN_TENSORS:
+                try:
+                    storage = value.untyped_storage()  # to ask first whether there is one costs more
+                except NotImplementedError:
+                    continue
+            elif kind in _NO_TENSORS:
                 continue
-            if kind is tuple or kind is list:
-                self.note_all(value, name, operation)
             elif isinstance(value, torch.Tensor):
-                storage = storage_of(value)
-                if storage is not None and storage._cdata not in seen:
-                    self.note(storage, name(operation) if self.placed else UNSEEN)
-            elif isinstance(value, (tuple, list)):
+                found = storage_of(value)
+                if found is None:
+                    continue
+                storage = found
+            else:
+                self._note_inside(value, name, operation)
+                continue
+            address = storage._cdata
+            if address not in seen:
+                if self.placed:
+                    self.note(storage, name(operation))
+                else:
+                    weak = weak_pointer(storage)
+                    if seen.setdefault(address, weak) is not weak:
+                        forget(weak)  # another thread was quicker
+
+    def _note_inside(self, value: Any, name: Callable[[Any], str], operation: Any) -> None:
+        if isinstance(value, (tuple, list)):
+            if value and type(value[0]) not in _NUMBERS:  # a list of sizes holds nothing else
                 self.note_all(value, name, operation)
-            elif isinstance(value, dict):
-                self.note_all(value.values(), name, operation)
+        elif isinstance(value, dict):
+            self.note_all(value.values(), name, operation)
 
     def look_around(self) -> None:
         """Take down what Python objects hold and no operation showed."""
@@ -110,16 +143,31 @@ class Births:
 
     def count_living(self) -> int:
         """How many of all that were seen are alive."""
-        with self._lock:
-            return sum(birth.alive for birth in self._seen.values())
+        return sum(not expired(_pointer(entry)) for entry in list(self._seen.values()))
 
     def living(self) -> list[tuple[Birth, torch.UntypedStorage]]:
         """What is alive of all that was seen; the rest is forgotten. The caller holds what it is given."""
-        with self._lock:
-            found = [(birth, birth.storage()) for birth in self._seen.values()]
-            alive = [(birth, storage) for birth, storage in found if storage is not None]
-            self._seen = {storage._cdata: birth for birth, storage in alive}
+        alive = []
+        for address, entry in list(self._seen.items()):
+            storage = storage_at(_pointer(entry))
+            if storage is None:
+                self._seen.pop(address)
+                if isinstance(entry, int):
+                    forget(entry)
+                continue
+            if isinstance(entry, int):
+                self._seen[address] = entry = Birth(entry)
+            alive.append((entry, storage))
         return alive
+
+    def __del__(self) -> None:
+        for entry in self._seen.values():
+            if isinstance(entry, int):
+                forget(entry)
+
+
+def _pointer(entry: int | Birth) -> int:
+    return entry if isinstance(entry, int) else entry._weak
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -192,25 +240,26 @@ def _is_machinery(filename: str) -> bool:
 
 def _short(filename: str) -> str:
     path = Path(filename)
-    try:
-        return str(path.relative_to(_STARTED_IN))
-    except ValueError:
-        return filename
-
-
-def stack_here() -> Frames:
-    """From the operation out to the step: what watches and what drives it is left out, so that two births at
-    one place have equal stacks.
-    """
-    return stack_of(_innermost_watched())
+    for folder in (_STARTED_IN, Path(_HERE).parent):  # the tests' own folder may be a temporary one
+        if path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return filename
 
 
 def stack_of(frame: FrameType | None) -> Frames:
     """From this frame out to what drives the step."""
-    return tuple((code, _line(code, mark)) for code, mark in _marks_of(frame))
+    return frames_of(_marks_of(frame))
 
 
-def _marks_here() -> Marks:
+def frames_of(marks: Marks) -> Frames:
+    """With the lines, which are asked for once something is told."""
+    return tuple((code, _line(code, mark)) for code, mark in marks)
+
+
+def marks_here() -> Marks:
+    """From the operation out to the step: what watches and what drives it is left out, so that two births at
+    one place have equal stacks.
+    """
     return _marks_of(_innermost_watched())
 
 

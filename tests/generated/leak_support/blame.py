@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 113ee7442a1125cf: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 70af8146d6c5d5a7: written again as long as that is the digest of the rest
 """Who made what the quiet pass found growing: one more run, this time looked at closely."""
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def blame_blocks(step: Step, steps: int, leak: float) -> tuple[Culprit, ...]:
         if difference.count_diff >= steps and stack:
             size = difference.size_diff / (2 * steps)
             blocks = difference.count_diff / (2 * steps)
-            operation = f"{blocks:.2g} blocks, {size:.0f} bytes a step, of {kinds}"
+            number = f"{blocks:.2g} block{'' if round(blocks, 1) == 1 else 's'}"
+            operation = f"{number}, {size:.0f} bytes a step, of {kinds}"
             culprits.append(Culprit(operation, 0.0, size, stack[0], tuple(stack), held_by))
     return tuple(culprits[:MOST_NAMED])
 

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 c2d6f26b9ce40d9c: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 95f08c335d7a3be6: written again as long as that is the digest of the rest
 """Pools as a leak test sees them: objects that lend something by one method and take it back by another.
 
 Any pool will do: its methods are known by name, and are wrapped on its class while a pass looks on.
@@ -68,6 +68,18 @@ def _device_of(part: Any) -> torch.device:
     return first.device if first is not None else torch.get_default_device()
 
 
+class Refusal(Exception):
+    """Raised where a pool is asked, it makes the pool answer None."""
+
+
+def may_refuse(kind: type) -> bool:
+    """Whether a pool of this class is declared to answer None when it has nothing left."""
+    pair = pair_of_class(kind)
+    method = getattr(kind, pair[0], None) if pair is not None else None
+    answer = str(getattr(method, "__annotations__", {}).get("return", ""))
+    return answer != "None" and ("None" in answer or "Optional" in answer)
+
+
 Called = Callable[[str, Any, tuple[Any, ...]], None]
 """Given `ask`, the pool, and the lending method's name and arguments; or `lend` or `take back`, the pool,
 and the handles that went over the counter.
@@ -133,7 +145,10 @@ def _wrapped(kind: type, name: str, act: str, watch: _Watch) -> Iterator[None]:
         if watch.inside.depth or not watch.knows(pool):
             return call(*args, **kwargs)  # a method that lends through another lends once
         if act == "lend":
-            watch.called("ask", pool, (name, args, kwargs))
+            try:
+                watch.called("ask", pool, (name, args, kwargs))
+            except Refusal:
+                return None
         watch.inside.depth += 1
         try:
             result = call(*args, **kwargs)

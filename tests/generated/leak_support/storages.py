@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 c0a50033da07f79d: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 77facc0b82d51e50: written again as long as that is the digest of the rest
 """Weak handles of storages, as exact as C++ is: alive means that some tensor, node or kernel holds the
 memory.
 
@@ -10,42 +10,30 @@ address.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-_Storage = torch.UntypedStorage
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
 
-class Handle:
-    """A weak pointer to one storage."""
-
-    __slots__ = ("_weak",)
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._weak = storage._weak_ref()
-
-    @property
-    def alive(self) -> bool:
-        """Whether anything still holds the memory."""
-        return not _Storage._expired(self._weak)
-
-    def storage(self) -> torch.UntypedStorage | None:
-        """The storage, held by the caller from now on; None once it is gone."""
-        found: torch.UntypedStorage | None = _Storage._new_with_weak_ptr(self._weak)
-        return found
-
-    def __del__(self) -> None:
-        _Storage._free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
+_Storage: Any = torch.UntypedStorage
+weak_pointer: Callable[[torch.UntypedStorage], int] = _Storage._weak_ref
+"""A weak pointer to the memory; `forget` has to end it."""
+expired: Callable[[int], bool] = _Storage._expired
+"""Whether nothing holds the memory behind a weak pointer any more."""
+storage_at: Callable[[int], torch.UntypedStorage | None] = _Storage._new_with_weak_ptr
+"""That memory, held by the caller from now on; None once it is gone."""
+forget: Callable[[int], None] = _Storage._free_weak_ref
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The memory behind a tensor; None for tensors that own none of their own (sparse, nested, wrappers)."""
-    if not torch._C._has_storage(tensor):
+    if not has_storage(tensor):
         return None
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN_TENSORS:
         return tensor.untyped_storage()
     with torch._C.DisableTorchFunctionSubclass():  # lazy parameters refuse every question
         return tensor.untyped_storage()

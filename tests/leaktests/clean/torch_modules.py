@@ -83,7 +83,7 @@ MODULES = {
     ),
 }
 NOT = {
-    "LazyLinear": {"deepcopied", "pickled", "checkpointed"},  # must run once before it can be copied
+    "LazyLinear": {"deepcopied", "pickled", "checkpointed", "two_threads"},  # must run once before
     "weight_norm": {"deepcopied", "pickled"},  # torch: parametrised modules cannot be pickled whole
     "spectral_norm": {"deepcopied", "pickled"},
     "orthogonal": {"deepcopied", "pickled", "autocast"},  # the matrix exponential knows no bfloat16
