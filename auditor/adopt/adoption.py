@@ -8,6 +8,8 @@ from enum import StrEnum
 from auditor.adopt import constructor, inheritance
 from auditor.adopt.documentation import documented
 from auditor.adopt.draft import Draft, Refused
+from auditor.adopt.helpers import unlent, unready
+from auditor.adopt.lending import lent, with_lender
 from auditor.adopt.obstacles import refuse_strange
 from auditor.adopt.pooling import pooled
 from auditor.adopt.project import Key, Project, has_mixin, key_of
@@ -78,7 +80,10 @@ class Adopter:
 
     def _has_work(self, entry: ClassIndex) -> bool:
         try:
-            if any(isinstance(each, Temporary) for each in self._judged(self._draft(entry), entry)):
+            draft = self._draft(entry)
+            if any(isinstance(each, Temporary) for each in self._judged(draft, entry)):
+                return True
+            if unlent(draft, draft.class_named(entry.qualname)):
                 return True
             return any(self._wants(child) for child, _, _ in self.project.children(entry))
         except Refused:
@@ -117,6 +122,7 @@ class Adopter:
             raise Refused("nothing that it makes may be pooled")
         steps = _Steps(self.project, entry, outcome)
         self._lease(steps, entry)
+        self._lend(steps, entry)
         inherits = self._inherits(entry)
         node = steps.node
         if constructor.constructor_of(node) is not None:
@@ -145,6 +151,18 @@ class Adopter:
                 return
             last = found[-1]
             steps.do(f"lease for {last.made_by} in line {last.call.lineno}", pooled(steps.draft, last))
+
+    def _lend(self, steps: "_Steps", entry: ClassIndex) -> None:
+        """The pool to the functions beside the class that lease from it."""
+        for helper in unready(steps.draft, steps.node):
+            [same] = [each for each in unready(steps.draft, steps.node) if each.name == helper.name]
+            steps.do(f"parameter of {helper.name}", with_lender(steps.draft, same))
+            steps.do("import", inheritance.imported(steps.draft, self._import_from(entry.span.path)))
+        for _ in range(_MOST):
+            calls = unlent(steps.draft, steps.node)
+            if not calls:
+                return
+            steps.do(f"pool lent to {calls[0].helper.name}", lent(steps.draft, calls[0]))
 
     def _hand_on(self, steps: "_Steps", entry: ClassIndex, outcome: Outcome) -> None:
         refused: set[str] = set()

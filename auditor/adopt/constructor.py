@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.adopt.draft import Draft, Place, Refused
 from auditor.adopt.listing import Listing
+from auditor.adopt.uses import Function
 
 SWITCH, THRESHOLD = "enable_memory_pool", "memory_pool_threshold_mb"
 INITIALISE = "_init_memory_pool"
@@ -36,10 +37,10 @@ def with_parameters(draft: Draft, owner: str) -> Draft:
     if not new:
         return draft
     opened = draft.lines[init.lineno - 1].index("(") + 1
-    return Listing(draft, (init.lineno, opened), _last_parameter(draft, init)).with_items(new)
+    return Listing(draft, (init.lineno, opened), last_parameter(draft, init)).with_items(new)
 
 
-def _last_parameter(draft: Draft, init: ast.FunctionDef) -> Place:
+def last_parameter(draft: Draft, init: Function) -> Place:
     """Where the last parameter ends that others may follow: keyword-only, `*args`, or positional."""
     args = init.args
     if args.kwonlyargs:
@@ -48,7 +49,7 @@ def _last_parameter(draft: Draft, init: ast.FunctionDef) -> Place:
     if args.vararg is not None:
         return draft.end(args.vararg)
     if not (args.args or args.posonlyargs):
-        raise Refused("its `__init__` has no parameter for the object itself")
+        raise Refused(f"its `{init.name}` has no parameter for the object itself")
     last = [*args.posonlyargs, *args.args][-1]
     end = draft.end(args.defaults[-1] if args.defaults else last)
     if args.args:
@@ -56,11 +57,11 @@ def _last_parameter(draft: Draft, init: ast.FunctionDef) -> Place:
     line, column = end
     slash = draft.lines[line - 1].find("/", column)
     if slash < 0:
-        raise Refused("its `__init__` has its `/` on a line of its own")
+        raise Refused(f"its `{init.name}` has its `/` on a line of its own")
     return line, slash + 1
 
 
-def _past_parentheses(draft: Draft, end: Place, init: ast.FunctionDef) -> Place:
+def _past_parentheses(draft: Draft, end: Place, init: Function) -> Place:
     """The end of a default that stands in parentheses, which the tree does not know of."""
     if not init.args.defaults:
         return end

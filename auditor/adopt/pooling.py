@@ -4,9 +4,9 @@ import ast
 from dataclasses import dataclass
 
 from auditor.adopt.draft import Draft, Refused
+from auditor.adopt.helpers import LEASE, PARAMETER
 from auditor.adopt.temporaries import Temporary
 
-LEASE = "_lease_tensor"
 WIDEST = 100
 """A header longer than that is broken; what a project's formatter makes of it is the project's."""
 
@@ -45,11 +45,7 @@ class _Writer:
         name = self.temporary.name or self._new_name()
         first, last = self.draft.start(statement)[0], self.draft.end(region.block[region.last])[0]
         head = [*self._annotation(indent), *self._inner_comments(indent)]
-        items = [
-            f"self.{LEASE}({self.temporary.lent.arguments}) as {name}".replace(
-                "self", self.temporary.owner, 1
-            )
-        ]
+        items = [f"{self.temporary.lender}({self.temporary.lent.arguments}) as {name}"]
         header = with_header(indent, items)
         body = self._body(name, indent, first, last)
         header[-1] += self._comment(statement) if self.temporary.name else ""
@@ -61,7 +57,7 @@ class _Writer:
         assert self.inner is not None
         inner, statement = self.inner, self.temporary.region.statement
         name, indent = self.temporary.name, self.draft.indent(statement.lineno)
-        own = f"{self.temporary.owner}.{LEASE}({self.temporary.lent.arguments}) as {name}"
+        own = f"{self.temporary.lender}({self.temporary.lent.arguments}) as {name}"
         others = [
             _on_one_line(self.draft.between(self.draft.start(item.context_expr), _end(self.draft, item)))
             for item in inner.items
@@ -181,6 +177,8 @@ def _is_lease(item: ast.withitem) -> bool:
     match item.context_expr:
         case ast.Call(func=ast.Attribute(value=ast.Name(), attr=name)):
             return name == LEASE and item.optional_vars is not None
+        case ast.Call(func=ast.Name(id=name)):
+            return name == PARAMETER and item.optional_vars is not None
     return False
 
 

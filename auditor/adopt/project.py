@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from auditor.adopt.draft import Draft
@@ -87,15 +87,15 @@ class Found:
     failures: tuple[Failure, ...]
 
 
-def read_project(files: Sequence[SourceFile]) -> Found:
-    """Every file read and indexed."""
+def read_project(files: Sequence[SourceFile], named: Container[str] = ()) -> Found:
+    """Every file read and indexed; one without a class is parsed only where somebody named it."""
     documents: dict[str, Document] = {}
     indexes: list[FileIndex] = []
     failures: list[Failure] = []
     for file in files:
         try:
             document = Document(file.path, read(file))
-            if _CLASS.search(document.text):
+            if _CLASS.search(document.text) or file.path in named:
                 indexes.append(_index(file.path, document.text))
             documents[file.path] = document
         except Unreadable as error:

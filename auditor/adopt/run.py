@@ -52,7 +52,7 @@ class Planned:
 def plan(order: Order) -> Planned:
     """Everything but writing. Raises NoSuchPath and UnknownClass."""
     discovered = discover(order.paths, root=order.root, exclude=order.exclude)
-    found = read_project(discovered.files)
+    found = read_project(discovered.files, named=frozenset(order.paths))
     project = found.project
     chosen = named(project, order.classes) if order.classes else wanting(project)
     vendored = Vendored(found.files)

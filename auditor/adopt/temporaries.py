@@ -2,29 +2,30 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from auditor.adopt.draft import Draft, Refused
 from auditor.adopt.factory import Lent, Reader, is_simple, operation
+from auditor.adopt.forward_path import forward_path
+from auditor.adopt.helpers import LEASE, helpers, lender_of_helper, refuse_unfinished
 from auditor.adopt.region import Lives, Region
 from auditor.adopt.uses import Function, Uses
 from auditor.source.imports import dotted_text
 
-_ENTRY_POINTS = ("forward", "__call__")
 _FEW = 1 << 16  # elements: below that no threshold would let the pool have it
 _WITHOUT_SELF = frozenset(("staticmethod", "classmethod"))
 
 
 @dataclass(frozen=True)
 class Temporary:
-    """A tensor to take from the pool. `owner` is what the method calls its object."""
+    """A tensor to take from the pool. `lender` is what is asked for it: `self._lease_tensor`."""
 
     call: ast.Call
     made_by: str
     lent: Lent
     region: Region
-    owner: str
+    lender: str
 
     @property
     def name(self) -> str | None:
@@ -47,24 +48,37 @@ class Kept:
 
 
 def judged(draft: Draft, owner: ast.ClassDef, origins: Mapping[str, str]) -> Iterator[Temporary | Kept]:
-    """Every factory call on the forward path, in the order of the source."""
+    """Every factory call on the forward path, helpers last, in the order of the source."""
     for method in forward_path(owner):
-        calls = [node for node in ast.walk(method) if isinstance(node, ast.Call)]
-        made = [(call, made_by) for call in calls if (made_by := operation(call, origins))]
-        if not made:
-            continue
-        lives = Lives(draft, method, Uses(draft.parents, origins, method))
-        for call, made_by in sorted(made, key=lambda each: draft.start(each[0])):
-            try:
-                yield _judge(draft, method, lives, call, made_by, origins)
-            except Refused as refusal:
-                yield Kept(call.lineno, made_by, str(refusal))
+        yield from _made_in(draft, method, origins, _lender_of_method)
+    for helper in helpers(draft, owner):
+        yield from _made_in(draft, helper, origins, lender_of_helper)
+
+
+def _made_in(
+    draft: Draft, function: Function, origins: Mapping[str, str], lender: Callable[[Function], str]
+) -> Iterator[Temporary | Kept]:
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    made = [(call, made_by) for call in calls if (made_by := operation(call, origins))]
+    if not made:
+        return
+    lives = Lives(draft, function, Uses(draft.parents, origins, function))
+    for call, made_by in sorted(made, key=lambda each: draft.start(each[0])):
+        try:
+            yield _judge(draft, function, lives, call, made_by, origins, lender(function))
+        except Refused as refusal:
+            yield Kept(call.lineno, made_by, str(refusal))
 
 
 def _judge(
-    draft: Draft, method: Function, lives: Lives, call: ast.Call, made_by: str, origins: Mapping[str, str]
+    draft: Draft,
+    method: Function,
+    lives: Lives,
+    call: ast.Call,
+    made_by: str,
+    origins: Mapping[str, str],
+    lender: str,
 ) -> Temporary:
-    _check_method(method)
     shapes = _Shapes(method)
     if _is_small(call, shapes):
         raise Refused("it is small")
@@ -76,44 +90,18 @@ def _judge(
         raise Refused("its arguments are calls, which may do more than give a size")
     _check_text(draft, region)
     lent = Reader(torch, draft.source, shapes.is_sequence).read(call, made_by)
-    return Temporary(call, made_by, lent, region, method.args.args[0].arg)
+    return Temporary(call, made_by, lent, region, lender)
 
 
-def forward_path(owner: ast.ClassDef) -> list[Function]:
-    """The entry points of a module, and the methods that they reach on the object itself."""
-    methods = {
-        each.name: each for each in owner.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    waiting = [name for name in _ENTRY_POINTS if name in methods]
-    reached: dict[str, Function] = {}
-    while waiting:
-        name = waiting.pop()
-        if name not in reached:
-            reached[name] = methods[name]
-            waiting += [called for called in _own_calls(methods[name]) if called in methods]
-    return sorted(reached.values(), key=lambda each: each.lineno)
-
-
-def _own_calls(method: Function) -> Iterator[str]:
-    first = next(iter([*method.args.posonlyargs, *method.args.args]), None)
-    for node in ast.walk(method):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=called)) if (
-                first and name == first.arg
-            ):
-                yield called
-
-
-def _check_method(method: Function) -> None:
-    if isinstance(method, ast.AsyncFunctionDef):
-        raise Refused(f"`{method.name}` is asynchronous")
+def _lender_of_method(method: Function) -> str:
+    """The object's own method. Raises Refused where there is no object, or where it may not be asked."""
+    refuse_unfinished(method)
     decorators = [dotted_text(each) or "" for each in method.decorator_list]
     if not method.args.args or _WITHOUT_SELF & set(decorators):
         raise Refused(f"`{method.name}` has no object of its own to ask")
     if any(".jit." in f".{each}" for each in decorators):
         raise Refused(f"`{method.name}` is compiled by torch.jit")
-    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(method)):
-        raise Refused(f"`{method.name}` is a generator, which may never be finished")
+    return f"{method.args.args[0].arg}.{LEASE}"
 
 
 def _check_text(draft: Draft, region: Region) -> None:
@@ -160,6 +148,11 @@ class _Shapes:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     self._values.setdefault(name, []).append(value)
+                case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                    if len(names) == len(values):
+                        for each, value in zip(names, values, strict=True):
+                            if isinstance(each, ast.Name):
+                                self._values.setdefault(each.id, []).append(value)
                 case ast.Assign(targets=[ast.Tuple(elts=elements)], value=ast.Attribute(attr="shape")):
                     for each in elements:
                         if isinstance(each, ast.Name):

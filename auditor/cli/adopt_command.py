@@ -16,7 +16,7 @@ from auditor.fixes.verify import CannotVerify, Verifier, verifier
 from auditor.git_state import uncommitted
 from auditor.model import Failure
 from auditor.settings_file import SettingsError, effective
-from auditor.source.discover import NoSuchPath
+from auditor.source.discover import STDIN, NoSuchPath
 
 MANUAL = manual(
     {
@@ -38,7 +38,11 @@ MANUAL = manual(
     help="The class to adopt (repeatable). Without it: every module that makes large temporaries.",
 )
 @click.option("--diff", "only_diff", is_flag=True, help="Print what would change; write nothing.")
-@click.option("--verify", is_flag=True, help="Run the generated leak tests before and after, in copies.")
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Run generated leak tests and compare results with the old code's, in copies.",
+)
 @click.option(
     "--mixin",
     type=click.Choice(["import", "vendor"]),
@@ -73,6 +77,10 @@ def command(
       1  a class was refused (with --diff: or would change)
       2  wrong use, or a file that could not be read or parsed
     """
+    if STDIN in paths:
+        raise click.UsageError(
+            "`-` is standard input: adopt rewrites files, with the classes that they build"
+        )
     tests = _verifier() if verify else None
     try:
         settings = effective(Path(paths[0]), config=config, isolated=isolated)

@@ -32,7 +32,7 @@ MANUAL = manual(
 @click.option(
     "--verify",
     is_flag=True,
-    help="Run the generated leak tests before and after, in copies; write only if they pass.",
+    help="Run generated leak tests and compare results with the old code's, in copies; write what passes.",
 )
 @selection_options("fix", "Leave findings in FILE.")
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 where it would be 1.")
@@ -48,7 +48,8 @@ def command(**options: Any) -> int:
     on standard output. Every fix is analysed again before it is written: the finding must be gone and no
     other one may have come. A file is written whole or not at all, and only if it is still what was analysed.
 
-    --verify is the only option that runs the code: it generates leak tests for the modules concerned.
+    --verify is the only option that runs the code: it generates leak tests for the modules concerned, and
+    compares what old and new code make of the same inputs, bit for bit.
 
     \b
     Exit status:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import click
 
+from auditor.cli.asking import DECLINED
 from auditor.cli.output import width
 from auditor.fixes.repair import Left
 from auditor.fixing import Fixing
@@ -67,6 +68,8 @@ def _unwritten(finding: Finding, refused: Mapping[str, str]) -> str:
 
 def _verdict(told: Told) -> str:
     repaired = told.fixing.repaired
+    if not told.fixing.files:
+        return "Nothing was fixed: no Python file there, or all are excluded."
     written = [finding for finding in repaired.fixed if not _unwritten(finding, told.refused)]
     paths = {edit.span.path for finding in written for edit in (finding.fix.edits if finding.fix else ())}
     word = "Would fix" if told.would else "Fixed"
@@ -74,10 +77,13 @@ def _verdict(told: Told) -> str:
     reasons = Counter(_kind(left) for left in repaired.left)
     if len(written) < len(repaired.fixed):
         reasons["could not be written"] += len(repaired.fixed) - len(written)
-    if not reasons:
-        return f"{done}; none left."
     listed = ", ".join(f"{count} {kind}" for kind, count in reasons.most_common())
-    return f"{done}; {sum(reasons.values())} left: {listed}."
+    left = f"{sum(reasons.values())} left: {listed}" if reasons else "none left"
+    unread = len({failure.path for failure in told.fixing.run.failures})
+    unknown = f"; {_count(unread, 'file')} not analysed" if unread else ""
+    if not (written or reasons):
+        return f"Nothing was fixed{unknown}." if unread else "Nothing to fix."
+    return f"{done}; {left}{unknown}."
 
 
 def _kind(left: Left) -> str:
@@ -85,6 +91,8 @@ def _kind(left: Left) -> str:
         return "whose fix was dropped"
     if left.finding.fix is None:
         return "without a fix"
+    if left.reason == DECLINED:
+        return DECLINED
     return "with --unsafe-fixes" if "--unsafe-fixes" in left.reason else f"({left.reason})"
 
 

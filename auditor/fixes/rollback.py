@@ -10,6 +10,7 @@ from auditor.fixes.life import (
     SCOPES,
     Life,
     block_of,
+    called_by,
     life_of,
     mentions,
     statements_in,
@@ -185,10 +186,20 @@ def _binds_anew(life: Life, statement: ast.stmt) -> bool:
 def _is_last_act(life: Life, release: ast.stmt) -> bool:
     """Whether a release within the stretch is followed by an exit, and by nothing that could raise."""
     block = list(block_of(life.file, release))
-    after = block[block.index(release) + 1 :]
+    after = [each for each in block[block.index(release) + 1 :] if not _only_notes(each)]
     if len(after) != 1 or not isinstance(after[0], EXITS) or isinstance(after[0], ast.Raise):
         return False
     return is_pure(release, life.holder) and not any(isinstance(n, ast.Call) for n in own_nodes(after[0]))
+
+
+def _only_notes(statement: ast.stmt) -> bool:
+    """`results.append(None)`, of a local list: nothing in it can fail."""
+    match called_by(statement):
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(), attr="append"), args=[ast.Constant()], keywords=[]
+        ):
+            return True
+    return False
 
 
 def _end_before(life: Life, statement: ast.stmt) -> int:

@@ -50,6 +50,9 @@ def write_all(
     paths = []
     for change in changes:
         if change.file.path not in refused:
+            if why := obstacle(change.file, change.before):  # while the others were written
+                refused[change.file.path] = why
+                continue
             try:
                 write(Path(change.file.location), change.after.data)
             except OSError as error:

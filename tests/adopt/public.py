@@ -77,16 +77,17 @@ def torchscale_cases() -> Iterator[tuple[str, Build, Call]]:
 
 
 def ring_attention_pytorch_cases() -> Iterator[tuple[str, Build, Call]]:
-    """A transformer on one process, in the plain form of its attention."""
+    """A transformer on one process: attention in buckets, and in its plain form, whose mask is pooled."""
     ring = module("ring_attention_pytorch.ring_attention")
     tokens = torch.arange(48).reshape(2, 24) % 50
 
-    def build() -> torch.nn.Module:
-        return ring.RingTransformer(
-            num_tokens=50, dim=32, depth=1, causal=True, dim_head=8, heads=4, ring_attn=False, bucket_size=8
-        )  # fmt: skip
+    def build(**more: object) -> torch.nn.Module:
+        given = {"num_tokens": 50, "dim": 32, "depth": 2, "causal": True, "dim_head": 8, "heads": 4}
+        return ring.RingTransformer(**given, ring_attn=False, bucket_size=8, **more)
 
     yield "RingTransformer", build, lambda model: model(tokens)
+    regular = {"force_regular_attn": True}
+    yield "the same, regular attention", lambda: build(**regular), lambda model: model(tokens)
 
 
 def sinkhorn_transformer_cases() -> Iterator[tuple[str, Build, Call]]:

@@ -104,6 +104,7 @@ def test_what_may_not_be_pooled_is_refused_with_the_reason(project: Path) -> Non
         (("nowhere",), 2, "nowhere: no such file or directory"),
         ((".", "--class", "Plain"), 1, "refused  model.py:17 Plain: it is no nn.Module"),
         ((), 2, "Missing argument 'PATH ...'"),
+        (("-",), 2, "`-` is standard input: adopt rewrites files"),
     ],
 )
 def test_wrong_use_is_told_with_a_way_out(
@@ -119,6 +120,14 @@ def test_wrong_use_is_told_with_a_way_out(
 def test_a_file_that_does_not_parse_is_named_and_the_rest_goes_on(project: Path) -> None:
     (project / "broken.py").write_text("class Broken(:\n")
     done = poolaudit("adopt", ".", cwd=project)
+    assert done.status == 2
+    assert "broken.py:1: not valid Python" in done.err
+    assert "adopted  model.py:5 Scores" in done.err
+
+
+def test_a_named_file_without_a_class_is_read_all_the_same(project: Path) -> None:
+    (project / "broken.py").write_text("def broken(:\n")
+    done = poolaudit("adopt", "broken.py", "model.py", cwd=project)
     assert done.status == 2
     assert "broken.py:1: not valid Python" in done.err
     assert "adopted  model.py:5 Scores" in done.err

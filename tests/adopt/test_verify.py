@@ -36,17 +36,27 @@ def test_what_passes_is_written(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["model.py"]
 
 
-def test_what_breaks_a_test_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+BROKEN = [
+    ("vars(self).setdefault('kept', []).append(total); return total.sum()", "its leak test "),
+    (
+        "return total.sum() * 1.25",
+        "its results change: Scores, training at (2, 32): output 0 differs in 1 of 1",
+    ),
+]
+
+
+@pytest.mark.parametrize("line, reason", BROKEN)
+def test_what_breaks_a_test_or_changes_numbers_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, reason: str
+) -> None:
     (tmp_path / "model.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     planned = plan(Order((".",), ("Scores",), False, str(tmp_path)))
     [change] = with_copies(planned)
-    broken = change.after.data.replace(
-        b"return total.sum()", b"vars(self).setdefault('kept', []).append(total); return total.sum()"
-    )
+    broken = change.after.data.replace(b"return total.sum()", line.encode())
     object.__setattr__(change.after, "data", broken)
     why = verify([change])
-    assert why["model.py"].startswith("its leak test ")
+    assert why["model.py"].startswith(reason)
     left = without(planned, why)
     assert (left.changes, left.outcomes[0].fate.value) == ((), "refused")
 

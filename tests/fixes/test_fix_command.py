@@ -93,7 +93,7 @@ def test_a_second_run_changes_nothing(tree: Path) -> None:
     before = [(file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(tree.glob("*.py"))]
     done = fix(tree, "--unsafe-fixes")
     assert [(file.read_bytes(), file.stat().st_mtime_ns) for file in sorted(tree.glob("*.py"))] == before
-    assert (done.status, done.err) == (0, "Fixed 0 findings in 0 files; none left.\n")
+    assert (done.status, done.err) == (0, "Nothing to fix.\n")
 
 
 def test_diff_writes_nothing_and_its_status_says_that_something_would_change(tree: Path) -> None:
@@ -144,7 +144,15 @@ def test_a_file_that_does_not_parse_outweighs_the_fixes(tree: Path) -> None:
     done = fix(tree)
     assert done.status == 2
     assert "Not analysed: broken.py:1: not valid Python" in done.err
+    assert done.err.endswith("1 file not analysed.\n")
     assert (tree / "leak.py").read_text() == FIXED
+
+
+def test_what_holds_no_python_or_none_that_can_be_read_is_said(tmp_path: Path) -> None:
+    assert fix(tmp_path).err == "Nothing was fixed: no Python file there, or all are excluded.\n"
+    (tmp_path / "broken.py").write_text("def (:\n")
+    done = fix(tmp_path)
+    assert (done.status, done.err.splitlines()[-1]) == (2, "Nothing was fixed; 1 file not analysed.")
 
 
 def test_a_fix_that_cannot_be_built_for_a_fault_of_ours_costs_no_other_finding(

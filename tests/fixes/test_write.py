@@ -37,6 +37,18 @@ def test_a_file_changed_meanwhile_is_left(tmp_path: Path) -> None:
     assert file.read_bytes() == b"a = 1\n"
 
 
+def test_a_file_changed_while_others_are_written_is_left(tmp_path: Path) -> None:
+    first, second = source(tmp_path, "a.py"), source(tmp_path, "b.py")
+
+    def write(file: Path, data: bytes) -> None:
+        file.write_bytes(data)
+        second.write_bytes(b"mine = 1\n")
+
+    written = write_all([change(first), change(second)], write=write)
+    assert written == Written(("a.py",), {"b.py": "has changed since it was analysed"})
+    assert second.read_bytes() == b"mine = 1\n"
+
+
 def test_a_file_gone_meanwhile_is_not_made_again(tmp_path: Path) -> None:
     file = source(tmp_path)
     waiting = change(file)
