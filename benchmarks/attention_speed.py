@@ -2,8 +2,10 @@
 
     python benchmarks/attention_speed.py [--tokens 2048 8192] [--clock wall|cpu] [--threads N] [--output FILE]
 
-Every comparison takes turns, round by round, and takes each form's best round, so that what else runs on the
-machine hits all alike.  With `--clock cpu` and one thread it is processor time that is compared.
+Every comparison takes turns, round by round and every other round backwards, after rounds that warm threads
+and memory and do not count.  A ratio is the median of the rounds' own ratios, and its quartiles stand beside
+it: what else runs on the machine hits the forms of a round alike, and one lucky round decides nothing.  With
+`--clock cpu --threads 1` it is processor time that is compared.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +31,16 @@ from benchmarks.attention_peers import flex_joint, torchscale_way
 from reference_modules.attention import dilated_attention
 
 Form = Callable[[], Tensor]
+OURS, PER_BRANCH, DENSE, TORCHSCALE, FLEX = (
+    "ours",
+    "per-branch SDPA",
+    "dense SDPA",
+    "torchscale's way",
+    "flex, joint mask",
+)
+
+
+Forms = dict[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
@@ -38,34 +51,57 @@ class Machine:
     dtype: torch.dtype
     heads: int
     clock: str
-    rounds: int
+    seconds: float  # to spend on a comparison, as long as that gives as many rounds as it needs at least
+    least_rounds: int = 5
+    most_rounds: int = 201
 
     @staticmethod
-    def here(clock: str, rounds: int) -> Machine:
+    def here(clock: str, seconds: float) -> Machine:
         if torch.cuda.is_available():
-            return Machine("cuda", torch.bfloat16, 8, "wall", rounds)
-        return Machine("cpu", torch.float32, 4, clock, rounds)
+            return Machine("cuda", torch.bfloat16, 8, "wall", seconds)
+        return Machine("cpu", torch.float32, 4, clock, seconds)
 
     def now(self) -> float:
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.process_time() if self.clock == "cpu" else time.perf_counter()
 
-    def best_of(self, forms: dict[str, Callable[[], Any]]) -> dict[str, float]:
-        """Seconds of each form's best round, after one round that does not count."""
-        best = dict.fromkeys(forms, float("inf"))
-        for round_ in range(self.rounds + 1):
-            for name, form in forms.items():
-                begun = self.now()
+    def rounds_of(self, forms: Forms) -> Rounds:
+        """Seconds of each form in every round that counts."""
+        taken: dict[str, list[float]] = {name: [] for name in forms}
+        begun = time.perf_counter()
+        for _ in range(2):
+            for form in forms.values():
                 form()
-                if round_:
-                    best[name] = min(best[name], self.now() - begun)
-        return best
+        wanted = int(self.seconds / ((time.perf_counter() - begun) / 2))
+        for round_ in range(max(self.least_rounds, min(wanted, self.most_rounds))):
+            for name in list(forms)[:: -1 if round_ % 2 else 1]:
+                begun = self.now()
+                forms[name]()
+                taken[name].append(self.now() - begun)
+        return Rounds(taken)
 
     def matmul_limit(self) -> float:
         """Operations a second of a large matrix product in this type."""
         x = torch.randn(2048, 2048, device=self.device, dtype=self.dtype)
-        return 2 * 2048**3 / self.best_of({"matmul": lambda: x @ x})["matmul"]
+        return 2 * 2048**3 / min(self.rounds_of({"matmul": lambda: x @ x}).taken["matmul"])
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What every form took, round by round."""
+
+    taken: dict[str, list[float]]
+
+    def seconds(self) -> dict[str, float]:
+        """The median round of each form."""
+        return {name: statistics.median(seconds) for name, seconds in self.taken.items()}
+
+    def ratio(self, form: str, peer: str) -> tuple[float, float, float]:
+        """First quartile, median and third quartile of form / peer within a round."""
+        found = [a / b for a, b in zip(self.taken[form], self.taken[peer], strict=True)]
+        low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+        return low, middle, high
 
 
 @dataclass(frozen=True)
@@ -134,48 +170,68 @@ def compare(problem: Problem, machine: Machine, peers: list[str], limit: float) 
     shape = (1, problem.tokens, machine.heads, 64)
     q, k, v, dout = (torch.randn(shape, device=machine.device, dtype=machine.dtype) for _ in range(4))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    branches = list(zip(problem.segments, problem.dilations, strict=True))
-    makers: dict[str, Callable[[], Form]] = {
-        "dense SDPA": lambda: (
-            lambda: scaled_dot_product_attention(
-                *(x.transpose(1, 2) for x in inputs), is_causal=problem.causal
-            ).transpose(1, 2)
-        ),
-        "torchscale's way": lambda: lambda: torchscale_way(*inputs, branches, problem.causal),
-        "flex, joint mask": lambda: flex_joint(*inputs, branches, problem.causal),
-    }
-    runs: dict[str, dict[str, Callable[[], Any]]] = {"ours": both_passes(ours(problem, inputs), inputs, dout)}
+    runs = {OURS: both_passes(ours(problem, inputs), inputs, dout)}
     for peer in peers:
-        if peer == "per-branch SDPA":
+        if peer == PER_BRANCH:
             parts = per_branch(problem, machine)
             runs[peer] = {name: (lambda part=part: [run() for run in part]) for name, part in parts.items()}
         else:
-            runs[peer] = both_passes(makers[peer](), inputs, dout)
+            runs[peer] = both_passes(peer_form(peer, problem, inputs), inputs, dout)
     rows = []
-    for name, products in (("forward", 2), ("forward+backward", 7)):
-        seconds = machine.best_of({who: run[name] for who, run in runs.items()})
-        operations = products * 2 * 64 * problem.pairs() * machine.heads
-        row = {
-            "problem": str(problem),
-            "pass": name,
-            "seconds": seconds,
-            "ratio": {who: seconds["ours"] / seconds[who] for who in peers},
-            "operations": operations,
-            "bytes": (4 if name == "forward" else 12) * q.numel() * q.element_size(),
-            "share_of_matmul_limit": operations / seconds["ours"] / limit,
-        }
+    for name in ("forward", "forward+backward"):
+        rounds = machine.rounds_of({who: run[name] for who, run in runs.items()})
+        row = described(problem, name, rounds, machine, limit)
+        print(line(row), flush=True)
         rows.append(row)
-        ratios = "  ".join(f"{value:.3f} of {who}" for who, value in row["ratio"].items())
-        if "torchscale's way" in seconds:
-            row["kernel_share_of_torchscale"] = seconds["per-branch SDPA"] / seconds["torchscale's way"]
-            ratios += f"  (the kernel alone {row['kernel_share_of_torchscale']:.3f} of torchscale's way)"
-        print(
-            f"{row['problem']:52} {name:17} {seconds['ours'] * 1e3:9.1f} ms  {ratios}  "
-            f"{operations / 1e9:.1f} Gop, {row['bytes'] / 1e6:.0f} MB at least, "
-            f"{100 * row['share_of_matmul_limit']:.0f} % of the matmul limit",
-            flush=True,
-        )
     return rows
+
+
+def peer_form(peer: str, problem: Problem, inputs: list[Tensor]) -> Form:
+    branches = list(zip(problem.segments, problem.dilations, strict=True))
+    if peer == TORCHSCALE:
+        return lambda: torchscale_way(*inputs, branches, problem.causal)
+    if peer == FLEX:
+        return flex_joint(*inputs, branches, problem.causal)
+    q, k, v = (x.transpose(1, 2) for x in inputs)
+    return lambda: scaled_dot_product_attention(q, k, v, is_causal=problem.causal).transpose(1, 2)
+
+
+def described(problem: Problem, name: str, rounds: Rounds, machine: Machine, limit: float) -> dict[str, Any]:
+    """One line of results."""
+    products = 2 if name == "forward" else 7
+    operations = products * 2 * 64 * problem.pairs() * machine.heads
+    element = torch.empty((), dtype=machine.dtype).element_size()
+    tensors = 4 if name == "forward" else 12
+    seconds = rounds.seconds()
+    peers = [who for who in seconds if who != OURS]
+    row = {
+        "problem": str(problem),
+        "pass": name,
+        "rounds": len(rounds.taken[OURS]),
+        "seconds": seconds,
+        "ratio": {who: rounds.ratio(OURS, who)[1] for who in peers},
+        "quartiles": {who: rounds.ratio(OURS, who)[::2] for who in peers},
+        "operations": operations,
+        "bytes": tensors * problem.tokens * machine.heads * 64 * element,
+        "share_of_matmul_limit": operations / seconds[OURS] / limit,
+    }
+    if TORCHSCALE in peers:
+        row["kernel_share_of_torchscale"] = rounds.ratio(PER_BRANCH, TORCHSCALE)[1]
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    ratios = "  ".join(
+        f"{value:.3f} ({row['quartiles'][who][0]:.2f}-{row['quartiles'][who][1]:.2f}) of {who}"
+        for who, value in row["ratio"].items()
+    )
+    if "kernel_share_of_torchscale" in row:
+        ratios += f"  (the kernel alone {row['kernel_share_of_torchscale']:.3f} of {TORCHSCALE})"
+    return (
+        f"{row['problem']:52} {row['pass']:17} {row['seconds'][OURS] * 1e3:9.1f} ms  {ratios}  "
+        f"{row['operations'] / 1e9:.1f} Gop, {row['bytes'] / 1e6:.0f} MB at least, "
+        f"{100 * row['share_of_matmul_limit']:.0f} % of the matmul limit, {row['rounds']} rounds"
+    )
 
 
 def main() -> None:
@@ -185,11 +241,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[2048, 8192, 32768])
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="to spend on each comparison, about")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    machine = Machine.here(options.clock, options.rounds)
+    machine = Machine.here(options.clock, options.seconds)
     limit = machine.matmul_limit()
     print(f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}")
     print(f"{machine.device} {machine.dtype}, {machine.clock} clock, matmul limit {limit / 1e9:.0f} Gop/s")
@@ -198,20 +254,21 @@ def main() -> None:
         for causal in (False, True):
             for share in (16,) if n > 8192 else (4, 16):  # the longer the segments, the less the rest weighs
                 scaled = tuple(n // share * 2**i for i in range(3))
-                rows += compare(Problem(n, scaled, (1, 2, 4), causal), machine, ["per-branch SDPA"], limit)
+                rows += compare(Problem(n, scaled, (1, 2, 4), causal), machine, [PER_BRANCH], limit)
     # per-branch SDPA beside them shows what the kernel alone takes, and so how far any form could get
-    peers = ["per-branch SDPA", "dense SDPA", "torchscale's way"]
+    peers = [PER_BRANCH, DENSE, TORCHSCALE]
     if min(options.tokens) <= 4096:
         for causal in (False, True):
             rows += compare(Problem(4096, (1024, 2048, 4096), (1, 2, 4), causal), machine, peers, limit)
     if max(options.tokens) >= 32768:
-        peers += ["flex, joint mask"] if machine.device == "cuda" else []
+        peers += [FLEX] if machine.device == "cuda" else []
         rows += compare(Problem(32768, (2048, 4096, 8192), (1, 2, 4), False), machine, peers, limit)
     if options.output:
         described = {
             "machine": f"{platform.system()} {platform.machine()}",
             "threads": options.threads,
             "torch": torch.__version__,
+            "clock": machine.clock,
         }
         options.output.write_text(json.dumps({**described, "matmul_limit": limit, "rows": rows}, indent=2))
 

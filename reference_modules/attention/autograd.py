@@ -19,7 +19,6 @@ from torch import Tensor
 from reference_modules.attention.geometry import Chunk, Tile, tiles
 from reference_modules.attention.halving import in_halves_if_needed, ran_out_of_memory, say_so
 from reference_modules.attention.joint import (
-    LARGE_LSE,
     Grads,
     Inputs,
     Plan,
@@ -29,11 +28,12 @@ from reference_modules.attention.joint import (
     forward_tile,
     joint_views,
     lse_dtype,
-    needs_float64,
+    reads_in_place,
 )
 from reference_modules.attention.kernels import Kernel
 from reference_modules.attention.plain import accumulation_dtype
-from reference_modules.attention.workspace import Pool, accumulator
+from reference_modules.attention.precision import for_kernels, large_lse, needs_float64
+from reference_modules.attention.workspace import Pool, accumulator, scratch_for
 
 T = TypeVar("T")
 TakeIn = Callable[..., None]  # a tile and what its kernel returned
@@ -45,12 +45,13 @@ def attend(
 ) -> tuple[Tensor, Tensor, Parts]:
     """out in the queries' type, lse in `lse_dtype`, and the parts if the gradient will want them."""
     q_BNHD = inputs.q_BNHD
+    pool = scratch_for(pool, q_BNHD)
     with ExitStack() as held:
         state, parts = _joint_softmax(inputs, plan, pool, seed, held)
         out_BNHD, lse_BNH = state.out_BNHD.to(q_BNHD.dtype), state.lse_BNH
         if needs_float64(q_BNHD, lse_BNH, plan):  # only for its rows: no row may depend on another's size
             exact, _ = _joint_softmax(replace(inputs, in_float64=True), plan, pool, seed, held)
-            large_BNH = lse_BNH.abs() > LARGE_LSE
+            large_BNH = lse_BNH.abs() > large_lse(q_BNHD, plan)
             out_BNHD = torch.where(large_BNH.unsqueeze(-1), exact.out_BNHD.to(q_BNHD.dtype), out_BNHD)
             lse_BNH = torch.where(large_BNH, exact.lse_BNH, lse_BNH)
         return out_BNHD, lse_BNH, parts
@@ -72,8 +73,9 @@ def _joint_softmax(
             out_BNHD = held.enter_context(accumulator(q_BNHD, inputs.sum_dtype, pool, zero=first == 0))
             lse_BNH = q_BNHD.new_full(q_BNHD.shape[:3], -math.inf, dtype=lse_dtype(q_BNHD.dtype))
             state = Softmax(out_BNHD, lse_BNH)
+        kernels = _kernels(plan, q_BNHD, masked, pool, seed, len(slabs))
         for index, slab in enumerate(slabs[done:], done):
-            kernel = plan.kernel_for(q_BNHD, masked, pool, _seed(seed, index))
+            kernel = kernels[index]
             take_in = state.put if index < first else state.merge
 
             def run(tile: Tile, kernel: Kernel = kernel, take_in: TakeIn = take_in) -> None:
@@ -82,7 +84,7 @@ def _joint_softmax(
                 if plan.detach_mixing:
                     parts[tile] = part
 
-            in_halves_if_needed(slab, run, allowed=not plan.dropout)
+            in_halves_if_needed(slab, run)
         return state, parts
 
 
@@ -98,28 +100,34 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the inputs' type."""
     q_BNHD = inputs.q_BNHD
+    pool = scratch_for(pool, q_BNHD)
     with ExitStack() as held, full_precision(q_BNHD):
         if needs_float64(q_BNHD, lse_BNH, plan):  # all rows, and out anew: it was rounded when it was saved
             inputs = replace(inputs, in_float64=True)
             state, parts = _joint_softmax(inputs, plan, pool, seed, held)
             out_BNHD, lse_BNH = state.out_BNHD, state.lse_BNH
+        elif not plan.detach_mixing:  # its branches' own softmaxes are compared with it
+            lse_BNH = for_kernels(q_BNHD, lse_BNH)
         everything = (q_BNHD, inputs.k_BNHD, inputs.v_BNHD)
         slabs, first = _slabs(plan, q_BNHD)
+        kernels = _kernels(plan, q_BNHD, inputs.visible_BNH1 is not None, pool, seed, len(slabs))
 
         def gradients(index: int, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-            kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, _seed(seed, index))
+            kernel = kernels[index]
             dout, out, lse = tile.query_views(dout_BNHD), *joint_views(tile, out_BNHD, lse_BNH)
             if plan.detach_mixing:
                 part = parts.get(tile) or forward_tile(tile, inputs, kernel, plan.scale, pool)
                 dout, out, lse = _own_softmax(tile, dout, lse, part)
             return backward_tile(tile, dout, inputs, out, lse, kernel, plan.scale, pool)
 
-        total = None
-        if first == 1 and _whole_tile(plan, inputs) is not None:
+        total, whole = None, _whole_tile(plan, inputs)
+        if whole is not None and (
+            first == 1 or (lse_BNH.dtype == q_BNHD.dtype and reads_in_place(whole, inputs))
+        ):
             total = _unless_out_of_memory(
-                slabs[0], lambda: Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0, slabs[0])))
+                whole, lambda: Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0, whole)))
             )
-        done = 0 if total is None else 1
+        done = 0 if total is None else first
         if total is None:
             total = Grads(
                 *(
@@ -133,7 +141,7 @@ def attend_backward(
             def run(tile: Tile, index: int = index, take_in: TakeIn = take_in) -> None:
                 take_in(tile, *gradients(index, tile))
 
-            in_halves_if_needed(slabs[index], run, allowed=not plan.dropout)
+            in_halves_if_needed(slabs[index], run)
         dq, dk, dv = (x.to(q_BNHD.dtype) for x in (total.dq_BNHD, total.dk_BNHD, total.dv_BNHD))
         return dq, dk, dv
 
@@ -193,10 +201,10 @@ class _OnceOnly(torch.autograd.Function):
         )
 
 
-def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[list[Tile], int]:
+def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[tuple[Tile, ...], int]:
     """All kernel calls, and how many of them write rows that hold nothing yet."""
     whole = Chunk(0, q_BNHD.shape[1])
-    return list(plan.slabs(q_BNHD, whole, whole)), plan.first_slabs(q_BNHD, whole)
+    return plan.slabs(q_BNHD, whole, whole), plan.first_slabs(q_BNHD, whole)
 
 
 def _first_branch_at_once(inputs: Inputs, plan: Plan, pool: Pool | None) -> Softmax | None:
@@ -249,8 +257,14 @@ def _in_rows(x_BSHLD: Tensor, q_BNHD: Tensor) -> Tensor:
     return x_BSHLD.transpose(2, 3).reshape(q_BNHD.shape).contiguous()
 
 
-def _seed(seed: Tensor | None, index: int) -> int | None:
-    return None if seed is None else int(seed) + index
+def _kernels(
+    plan: Plan, q_BNHD: Tensor, masked: bool, pool: Pool | None, seed: Tensor | None, slabs: int
+) -> list[Kernel]:
+    """One for each slab; the same for all where nothing is drawn."""
+    if seed is None:
+        return [plan.kernel_for(q_BNHD, masked, pool, None)] * slabs
+    first = int(seed)
+    return [plan.kernel_for(q_BNHD, masked, pool, first + index) for index in range(slabs)]
 
 
 def _own_softmax(
@@ -269,4 +283,7 @@ def _own_softmax(
 
 def full_precision(q: Tensor) -> contextlib.AbstractContextManager[object]:
     """Autocast would turn the plain path's float32 products into half precision."""
-    return torch.amp.autocast(q.device.type, enabled=False)
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):  # the context alone costs as much as a small kernel call
+        return contextlib.nullcontext()
+    return torch.amp.autocast(kind, enabled=False)

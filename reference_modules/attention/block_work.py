@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reference_modules.attention.joint import Blend, Grads, Inputs, Plan, Softmax
+from reference_modules.attention.blend import Blend
+from reference_modules.attention.halving import in_halves_if_needed
+from reference_modules.attention.joint import Grads, Inputs, Plan, Softmax
 from reference_modules.attention.pairwise import Held
 from reference_modules.attention.patterns import BlockPattern, PatternCache, Rows, as_places, static_rows
 from reference_modules.attention.plain import accumulation_dtype, drawn, finite_lse
@@ -44,7 +46,8 @@ class BlockWork:
 
     def forward(self, inputs: Inputs, queries: Held, keys: Held, state: Softmax, pool: Pool | None) -> None:
         """Merge what these keys give."""
-        for part in self._parts(inputs, queries, keys):
+
+        def run(part: _Part) -> None:
             with ExitStack() as held:
                 scores, v = part.scores(held, pool), part.gathered(inputs.v_BNHD, held, pool)
                 largest = scores.amax(-1, keepdim=True)
@@ -54,6 +57,9 @@ class BlockWork:
                     scores.mul_(kept)
                 out = scores @ v / total.masked_fill_(largest == -math.inf, 1.0)
                 Blend(part.of_queries(state.out_BNHD), part.of_rows(state.lse_BNH), out, lse).apply()
+
+        for part in self._parts(inputs, queries, keys):
+            in_halves_if_needed(part, run, allowed=not self.plan.dropout)
 
     def backward(
         self,
@@ -67,7 +73,8 @@ class BlockWork:
     ) -> None:
         """Add these keys' share of dq and these queries' share of dk and dv."""
         scale = self.plan.scale
-        for part in self._parts(inputs, queries, keys):
+
+        def run(part: _Part) -> None:
             with ExitStack() as held:
                 p, v = part.scores(held, pool), part.gathered(inputs.v_BNHD, held, pool)
                 k = part.gathered(inputs.k_BNHD, held, pool)
@@ -83,10 +90,17 @@ class BlockWork:
                 if (kept := part.kept(p)) is not None:
                     ds.mul_(kept)
                     dropped = p * kept
-                part.scatter(dropped.mT @ dout, grads.dv_BNHD)
+                dv = dropped.mT @ dout
                 ds.sub_((dout * out).sum(-1, keepdim=True)).mul_(p)
-                part.of_queries(grads.dq_BNHD).add_(ds @ k * scale)
-                part.scatter(ds.mT @ q * scale, grads.dk_BNHD)
+                dq, dk = ds @ k * scale, ds.mT @ q * scale
+                part.scatter(
+                    dv, grads.dv_BNHD
+                )  # from here on only sums: a failure before has changed nothing
+                part.of_queries(grads.dq_BNHD).add_(dq)
+                part.scatter(dk, grads.dk_BNHD)
+
+        for part in self._parts(inputs, queries, keys):
+            in_halves_if_needed(part, run, allowed=not self.plan.dropout)
 
     def _numbers(self, held: Held, like: Tensor) -> Tensor:
         size = self.pattern.block_size
@@ -140,9 +154,22 @@ class _Part:
         places, size = self.rows.places, self.work.pattern.block_size
         together = max(1, _SCORES_AT_ONCE // (b * h * size * size * places.shape[-1]))
         for first in range(0, places.shape[2], together):
-            some = places[:, :, first : first + together]
-            start = self.rows.blocks.start + first
-            yield replace(self, rows=Rows(slice(start, start + some.shape[2]), some))
+            yield self._of_blocks(first, first + together)
+
+    def halves(self) -> list[_Part]:
+        """Its first query blocks and its last, none where there is only one."""
+        count = self.rows.places.shape[2]
+        return [self._of_blocks(0, count // 2), self._of_blocks(count // 2, count)] if count > 1 else []
+
+    def described(self) -> str:
+        """For messages."""
+        _, _, blocks, chosen = self.rows.places.shape
+        return f"{blocks} query blocks with {chosen} key blocks each"
+
+    def _of_blocks(self, first: int, stop: int) -> _Part:
+        some = self.rows.places[:, :, first:stop]
+        start = self.rows.blocks.start + first
+        return replace(self, rows=Rows(slice(start, start + some.shape[2]), some))
 
     def kept(self, p: Tensor) -> Tensor | None:
         """What dropout leaves of probabilities, as factors; the same in both passes."""

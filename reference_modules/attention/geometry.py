@@ -114,6 +114,18 @@ class Tile:
     def key_views(self, x_BNHx: Tensor) -> list[Tensor]:
         return [run.view(x_BNHx, run.k_row, self, self.k_rows) for run in self.runs]
 
+    def places(self, batch: int) -> list[list[tuple[int, int, int]]]:
+        """Batch entry, head and first query row of every segment's heads: no two of a branch are alike."""
+        return [
+            [
+                (entry, run.head + i * run.head_step, run.q_row + i * run.row_shift + segment * self.segment)
+                for run in self.runs
+                for i in range(run.count)
+            ]
+            for entry in range(batch)
+            for segment in range(self.segments)
+        ]
+
     def part(self, first: int, stop: int) -> Tile:
         """The same tile over segments first..stop-1 of its own."""
         skip = first * self.segment
@@ -124,6 +136,10 @@ class Tile:
         """Split so that no slab has more than `most` segments: temporaries stay small at any length."""
         for first in range(0, self.segments, most):
             yield self.part(first, min(first + most, self.segments))
+
+    def described(self) -> str:
+        """For messages."""
+        return f"{self.segments} segments of {self.heads} heads and {self.q_rows} rows"
 
     def halves(self) -> list[Tile]:
         """Two tiles that do the same, by segments or else by heads; none where there is one of each."""

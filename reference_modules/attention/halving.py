@@ -7,33 +7,57 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Protocol, Self, TypeVar
 
 import torch
 
-from reference_modules.attention.geometry import Tile
+
+class Divisible(Protocol):
+    """Work that may be done in two parts instead."""
+
+    def halves(self) -> list[Self]:
+        """None where it cannot be divided."""
+        ...
+
+    def described(self) -> str:
+        """What and how much it is."""
+        ...
 
 
-def in_halves_if_needed(tile: Tile, run: Callable[[Tile], None], *, allowed: bool = True) -> None:
+D = TypeVar("D", bound=Divisible)
+
+
+def in_halves_if_needed(tile: D, run: Callable[[D], None], *, allowed: bool = True) -> None:
     """`run` on the tile, or where memory runs out on ever smaller parts of it.
 
-    `allowed=False` is for dropout: parts would draw other masks than the whole does in the other pass.
+    `allowed=False` is for the dropout of chosen blocks, which a part would draw otherwise than the whole.
     """
     waiting = [tile]
     while waiting:
         part = waiting.pop()
-        halves = part.halves() if allowed else []
-        if not halves:
+        if allowed:
+            waiting.extend(reversed(_what_is_left(part, run)))
+        else:
             run(part)
-        elif ran_out_of_memory(lambda: run(part)):  # noqa: B023, it is called at once
-            say_so(part, "halves")
-            waiting.extend(reversed(halves))
 
 
-def say_so(tile: Tile, what: str) -> None:
+def _what_is_left(part: D, run: Callable[[D], None]) -> list[D]:
+    """Nothing, or the halves of what ran out of memory; handed out after the except, when all is freed."""
+    try:
+        run(part)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error) or not (halves := part.halves()):
+            raise
+        say_so(part, "halves")
+    else:
+        return []
+    return halves
+
+
+def say_so(tile: Divisible, what: str) -> None:
     """That a step goes on, but slower."""
     warnings.warn(
-        f"out of memory on {tile.segments} segments of {tile.heads} heads and {tile.q_rows} rows: "
-        f"going on in {what}, which is slower; "
+        f"out of memory on {tile.described()}: going on in {what}, which is slower; "
         "use shorter segments, smaller batches or more ranks to avoid it",
         RuntimeWarning,
         stacklevel=3,

@@ -14,10 +14,12 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from reference_modules.attention.blend import Blend, by_head
 from reference_modules.attention.geometry import Branch, Chunk, HeadRun, OffsetRule, Tile, tiles
 from reference_modules.attention.kernels import Kernel, Need, choose
 from reference_modules.attention.operands import Operands
@@ -25,9 +27,8 @@ from reference_modules.attention.packing import pack
 from reference_modules.attention.plain import accumulation_dtype
 from reference_modules.attention.workspace import Pool
 
-LARGE_LSE = 32.0
 SLAB_BYTES = {
-    "cpu": 2 << 20,
+    "cpu": 4 << 20,
     "cuda": 256 << 20,
 }  # queries of a kernel call; small slabs stay in the CPU's cache
 
@@ -58,26 +59,45 @@ class Plan:
         branches = tuple(Branch(int(w), int(r), heads, rule) for w, r in pairs)
         return Plan(branches, causal, scale, dropout, detach_mixing, kernel)
 
-    def slabs(self, q_BNHD: Tensor, queries: Chunk, keys: Chunk) -> Iterator[Tile]:
+    def slabs(self, q_BNHD: Tensor, queries: Chunk, keys: Chunk) -> tuple[Tile, ...]:
         """Every kernel call of the queries of one chunk over the keys of another, in a fixed order."""
-        b, _, _, d = q_BNHD.shape
-        budget = SLAB_BYTES.get(q_BNHD.device.type, SLAB_BYTES["cuda"])
-        for branch in self.branches:
-            for tile in tiles(branch, queries, keys, self.causal):
-                one = b * tile.heads * max(tile.q_rows, tile.k_rows) * d * q_BNHD.element_size()
-                yield from tile.slabs(max(1, budget // max(one, 1)))
+        return self._slabs_of(self.branches, q_BNHD, queries, keys)
 
     def first_slabs(self, q_BNHD: Tensor, whole: Chunk) -> int:
         """How many slabs come from a first branch that covers every row of every head; 0 where it does not.
 
         What they return is the first value of each row, so that nothing need be set to zero before.
         """
-        if self.branches[0].dilation > 1:
-            return 0
-        return sum(1 for _ in replace(self, branches=self.branches[:1]).slabs(q_BNHD, whole, whole))
+        first = self.branches[:1]
+        return 0 if first[0].dilation > 1 else len(self._slabs_of(first, q_BNHD, whole, whole))
+
+    def _slabs_of(
+        self, branches: tuple[Branch, ...], q_BNHD: Tensor, queries: Chunk, keys: Chunk
+    ) -> tuple[Tile, ...]:
+        device = q_BNHD.device.type
+        row = max(1, q_BNHD.shape[0] * q_BNHD.shape[3] * q_BNHD.element_size())
+        rows = SLAB_BYTES.get(device, SLAB_BYTES["cuda"]) // row
+        return _slabs(branches, self.causal, queries, keys, rows, device == "cpu")
 
     def kernel_for(self, q_BNHD: Tensor, masked: bool, pool: Pool | None, seed: int | None) -> Kernel:
         return choose(Need.of(q_BNHD, masked, self.dropout, self.scale), self.kernel, pool, seed)
+
+
+@lru_cache(maxsize=256)
+def _slabs(
+    branches: tuple[Branch, ...], causal: bool, queries: Chunk, keys: Chunk, rows: int, run_by_run: bool
+) -> tuple[Tile, ...]:
+    """Tiles of at most so many rows of all their heads, but one segment at least.
+
+    `run_by_run`: a head run is one strided view, which the CPU's kernel reads where it lies; a tile of
+    several would have to be packed.
+    """
+    found: list[Tile] = []
+    for branch in branches:
+        for tile in tiles(branch, queries, keys, causal):
+            for part in [replace(tile, runs=(run,)) for run in tile.runs] if run_by_run else [tile]:
+                found.extend(part.slabs(max(1, rows // (part.heads * max(part.q_rows, part.k_rows)))))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +131,6 @@ class Inputs:
         return torch.float64 if self.in_float64 else accumulation_dtype(self.q_BNHD.dtype)
 
 
-class Blend:
-    """out −= σ(l_i − lse)·(out − o_i) and lse = logaddexp(lse, l_i), worked out first and applied later."""
-
-    def __init__(self, out: Tensor, lse: Tensor, out_i: Tensor, lse_i: Tensor) -> None:
-        lse_i = lse_i.to(lse.dtype)
-        share = torch.sigmoid(lse_i - lse).masked_fill_(lse_i == -math.inf, 0.0)  # −inf − −inf is NaN
-        self._out, self._lse = out, lse
-        self._out_i, self._share = out_i.to(out.dtype), share.unsqueeze(-1).to(out.dtype)
-        self._new_lse = torch.logaddexp(lse, lse_i)
-
-    def apply(self) -> None:
-        """In place, without another allocation."""
-        self._out.lerp_(self._out_i, self._share)
-        self._lse.copy_(self._new_lse)
-
-
 @dataclass(frozen=True, slots=True)
 class Softmax:
     """The state of the joint softmax: out in the accumulation type, lse in `lse_dtype`."""
@@ -142,7 +146,7 @@ class Softmax:
             out = run.view(self.out_BNHD, run.q_row, tile, tile.q_rows)
             steps.append(Blend(out, lse, out_BSHLD[:, :, heads], lse_BSHL[:, :, heads]))
         for step in steps:
-            step.apply()
+            step.apply(heads_third=True)
 
     def put(self, tile: Tile, out_BSHLD: Tensor, lse_BSHL: Tensor) -> None:
         """Merge into rows that hold nothing yet."""
@@ -162,9 +166,13 @@ class Grads:
 
     def add(self, tile: Tile, dq_BSHLD: Tensor, dk_BSHSD: Tensor, dv_BSHSD: Tensor) -> None:
         for run, heads in _spans(tile):
-            run.view(self.dq_BNHD, run.q_row, tile, tile.q_rows).add_(dq_BSHLD[:, :, heads])
-            run.view(self.dk_BNHD, run.k_row, tile, tile.k_rows).add_(dk_BSHSD[:, :, heads])
-            run.view(self.dv_BNHD, run.k_row, tile, tile.k_rows).add_(dv_BSHSD[:, :, heads])
+            for sums, row, rows, grads in (
+                (self.dq_BNHD, run.q_row, tile.q_rows, dq_BSHLD),
+                (self.dk_BNHD, run.k_row, tile.k_rows, dk_BSHSD),
+                (self.dv_BNHD, run.k_row, tile.k_rows, dv_BSHSD),
+            ):
+                for total, grad in by_head(run.view(sums, row, tile, rows), grads[:, :, heads]):
+                    total.add_(grad)
 
     def put(self, tile: Tile, dq_BSHLD: Tensor, dk_BSHSD: Tensor, dv_BSHSD: Tensor) -> None:
         """Add to rows that hold nothing yet."""
@@ -207,7 +215,7 @@ def backward_tile(
     """The gradients of one kernel call; `dout`, `out` and `lse` come as the views of the tile's head runs."""
     with ExitStack() as held:
         x = _load(tile, inputs, scale, pool, held)
-        dtype, apart = x.q_BHLD.dtype, tile.dilation > 1
+        dtype, apart = x.q_BHLD.dtype, _gather_queries(tile, inputs)
         if dtype == torch.float32 and lse[0].dtype == torch.float64:
             dout_ = pack(dout, apart, dtype, pool, held, [_rounding(x) for x in lse])
         else:
@@ -234,30 +242,35 @@ def _rounding(lse: Tensor) -> Tensor:
     return off.exp_().float()
 
 
-def needs_float64(q_BNHD: Tensor, lse_BNH: Tensor, plan: Plan) -> bool:
-    """Whether scores are so large that the last bit of one in float32 is much of its probability.
-
-    At 1e4 it is 1e-3, and which way it falls is luck.  The scores that count in a row lie near its lse.
-    Within a pass all tiles go by one answer: else rounding that cancels within a type would stay.
-    """
-    if q_BNHD.dtype != torch.float32 or q_BNHD.device.type != "cpu" or plan.dropout or not lse_BNH.numel():
-        return False
-    least, most = (float(x) for x in lse_BNH.aminmax())
-    if least == -math.inf:  # rows without keys
-        least = float(lse_BNH.masked_fill(lse_BNH == -math.inf, 0.0).amin())
-    return max(most, -least) > LARGE_LSE
-
-
 def _load(tile: Tile, inputs: Inputs, scale: float, pool: Pool | None, held: ExitStack) -> Operands:
     dtype = torch.float64 if inputs.in_float64 else compute_dtype(inputs.q_BNHD)
-    apart = tile.dilation > 1
-    q = pack(tile.query_views(inputs.q_BNHD), apart, dtype, pool, held)
-    k = pack(tile.key_views(inputs.k_BNHD), apart, dtype, pool, held)
-    v = pack(tile.key_views(inputs.v_BNHD), apart, dtype, pool, held)
+    q = pack(tile.query_views(inputs.q_BNHD), _gather_queries(tile, inputs), dtype, pool, held)
+    k = pack(tile.key_views(inputs.k_BNHD), _gather_keys(tile, inputs), dtype, pool, held)
+    v = pack(tile.key_views(inputs.v_BNHD), _gather_keys(tile, inputs), dtype, pool, held)
     keys = None
     if inputs.visible_BNH1 is not None:
-        keys = pack(tile.key_views(inputs.visible_BNH1), apart, torch.bool, None, held).squeeze(-1)
-    return Operands(q, k, v, scale, tile.causal, keys)
+        keys = pack(tile.key_views(inputs.visible_BNH1), tile.dilation > 1, torch.bool, None, held).squeeze(
+            -1
+        )
+    return Operands(q, k, v, scale, tile.causal, keys, partial(tile.places, inputs.q_BNHD.shape[0]))
+
+
+def _gather_queries(tile: Tile, inputs: Inputs) -> bool:
+    """The CPU's kernel reads each query once, wherever it lies."""
+    return tile.dilation > 1 and inputs.q_BNHD.device.type != "cpu"
+
+
+def _gather_keys(tile: Tile, inputs: Inputs) -> bool:
+    """Keys and values are read again and again: from so many on a copy side by side pays."""
+    if inputs.q_BNHD.device.type != "cpu":
+        return tile.dilation > 1
+    return tile.k_rows >= (256 if tile.dilation > 1 else 1024)
+
+
+def reads_in_place(tile: Tile, inputs: Inputs) -> bool:
+    """Whether a tile's kernel call copies no operand, and so takes no memory beside its results."""
+    as_they_are = not _gather_queries(tile, inputs) and not _gather_keys(tile, inputs)
+    return as_they_are and len(tile.runs) == 1 and inputs.q_BNHD.dtype == compute_dtype(inputs.q_BNHD)
 
 
 def _spans(tile: Tile) -> Iterator[tuple[HeadRun, slice]]:

@@ -8,9 +8,9 @@ import torch
 
 from reference_modules.attention.joint import SLAB_BYTES
 
-# Alive at once: q, k, v, out and dout packed, dout corrected for lse's rounding, three gradients and the
-# kernel's buffers.  The other four were measured: what the C allocator keeps of slabs that were freed.
-TENSORS_OF_A_SLAB = 14
+# Alive at once: k and v packed, dout corrected for lse's rounding, three gradients and the kernel's buffers;
+# the rest was measured: what the C allocator keeps of slabs that were freed.
+TENSORS_OF_A_SLAB = 8
 
 
 def saved_bytes(b: int, n: int, h: int, d: int, dtype: torch.dtype) -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+Places = list[list[tuple[int, int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
     """B segments (times batch), H heads, L query rows, S key rows, D head dimension.
 
-    `keys_BHS` is True where a key may be seen, None where all may.
+    `keys_BHS` is True where a key may be seen, None where all may.  `places` tells segments and heads apart
+    for dropout: B lists of H.
     """
 
     q_BHLD: Tensor
@@ -21,6 +25,7 @@ class Operands:
     scale: float
     causal: bool
     keys_BHS: Tensor | None = None
+    places: Callable[[], Places] | None = None
 
     def rows_with_a_key(self) -> Tensor:
         """(B, H, L): whether row l may see any key that the mask leaves; only where there is a mask."""

@@ -59,7 +59,7 @@ class DilatedWork:
 
     def sees(self, queries: Held, keys: Held, like: Tensor) -> bool:
         """Any tile at all."""
-        return any(True for q in queries for k in keys for _ in self.plan.slabs(like, q, k))
+        return any(self.plan.slabs(like, q, k) for q in queries for k in keys)
 
     def forward(self, inputs: Inputs, queries: Held, keys: Held, state: Softmax, pool: Pool | None) -> None:
         """Tile by tile."""
@@ -72,7 +72,7 @@ class DilatedWork:
                 ) -> None:
                     rows.merge(tile, *forward_tile(tile, pair.inputs, kernel, self.plan.scale, pool))
 
-                in_halves_if_needed(tile, run, allowed=not self.plan.dropout)
+                in_halves_if_needed(tile, run)
 
     def backward(
         self,
@@ -102,7 +102,7 @@ class DilatedWork:
                     scale = self.plan.scale
                     total.add(tile, *backward_tile(tile, dout, pair.inputs, *views, kernel, scale, pool))
 
-                in_halves_if_needed(tile, run, allowed=not self.plan.dropout)
+                in_halves_if_needed(tile, run)
 
     def _calls(self, pair: _Pair, pool: Pool | None) -> Iterator[tuple[Tile, Kernel]]:
         """The tiles of a pair of chunks, in the same order in both passes: dropout draws by it."""

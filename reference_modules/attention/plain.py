@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from reference_modules.attention.operands import Operands
+from reference_modules.attention.seeds import derived
 from reference_modules.attention.workspace import Pool, temporary
 
 _SCORES_PER_BLOCK = 1 << 22
 _NO_KEYS = 1e30
+
+Block = tuple[slice, slice, slice]  # segments, heads, rows
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -39,15 +42,16 @@ class Plain:
         q, k, v = (side.to(work) for side in (x.q_BHLD, x.k_BHSD, x.v_BHSD))
         out_BHLD = torch.empty_like(q)
         lse_BHL = q.new_empty(q.shape[:3])
-        generator = self._generator(q.device)
-        for b, rows in _blocks(q, k):
-            with temporary(self.pool, _scores_shape(q, k, b, rows), work, q.device) as p:
-                _scores(p, _part(x, q, k, b, rows), rows.start)
+        for block in _blocks(q, k):
+            b, h, rows = block
+            with temporary(self.pool, _scores_shape(k, block), work, q.device) as p:
+                _scores(p, _part(x, q, k, block), rows.start)
                 largest = p.amax(-1, keepdim=True)
                 total = p.sub_(finite_lse(largest)).exp_().sum(-1, keepdim=True)
-                lse_BHL[b, :, rows] = (total.log() + largest).squeeze(-1)
-                self._drop(p, generator)
-                out_BHLD[b, :, rows] = p @ v[b] / total.masked_fill_(largest == -math.inf, 1.0)
+                lse_BHL[block] = (total.log() + largest).squeeze(-1)
+                if (kept := self._kept(p, x, block)) is not None:
+                    p.mul_(kept)
+                out_BHLD[block] = p @ v[b, h] / total.masked_fill_(largest == -math.inf, 1.0)
         return out_BHLD, lse_BHL
 
     def backward(
@@ -59,47 +63,48 @@ class Plain:
         delta_BHL1 = (do * out).sum(-1, keepdim=True)
         lse_BHL1 = finite_lse(lse_BHL.to(work)).unsqueeze(-1)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        generator = self._generator(q.device)
-        for b, rows in _blocks(q, k):
-            shape = _scores_shape(q, k, b, rows)
+        for block in _blocks(q, k):
+            b, h, rows = block
+            shape = _scores_shape(k, block)
             with (
                 temporary(self.pool, shape, work, q.device) as p,
                 temporary(self.pool, shape, work, q.device) as ds,
             ):
-                _scores(p, _part(x, q, k, b, rows), rows.start)
-                p.sub_(lse_BHL1[b, :, rows]).exp_()
-                torch.matmul(do[b, :, rows], v[b].mT, out=ds)
-                if (kept := self._kept(p, generator)) is not None:
+                _scores(p, _part(x, q, k, block), rows.start)
+                p.sub_(lse_BHL1[block]).exp_()
+                torch.matmul(do[block], v[b, h].mT, out=ds)
+                if (kept := self._kept(p, x, block)) is not None:
                     ds.mul_(kept)
-                    dv[b] += (p * kept).mT @ do[b, :, rows]
+                    dv[b, h] += (p * kept).mT @ do[block]
                 else:
-                    dv[b] += p.mT @ do[b, :, rows]
-                ds.sub_(delta_BHL1[b, :, rows]).mul_(p)
-                dq[b, :, rows] = ds @ k[b] * x.scale
-                dk[b] += ds.mT @ q[b, :, rows] * x.scale
+                    dv[b, h] += p.mT @ do[block]
+                ds.sub_(delta_BHL1[block]).mul_(p)
+                dq[block] = ds @ k[b, h] * x.scale
+                dk[b, h] += ds.mT @ q[block] * x.scale
         return dq, dk, dv
 
-    def _generator(self, device: torch.device) -> torch.Generator | None:
-        """Backward draws the same dropout again: it walks the same blocks from the same seed."""
-        dropping = self.seed is not None and self.dropout > 0.0
-        return torch.Generator(device).manual_seed(cast(int, self.seed)) if dropping else None
+    def _kept(self, p_BHLS: Tensor, x: Operands, block: Block) -> Tensor | None:
+        """What dropout multiplies by, drawn for each segment's head by where it lies in the sequence.
 
-    def _kept(self, p_BHLS: Tensor, generator: torch.Generator | None) -> Tensor | None:
-        return None if generator is None else _factors(p_BHLS, self.dropout, generator)
-
-    def _drop(self, p_BHLS: Tensor, generator: torch.Generator | None) -> None:
-        if (kept := self._kept(p_BHLS, generator)) is not None:
-            p_BHLS.mul_(kept)
+        So backward draws the same again, and a call in halves the same as the whole.
+        """
+        if self.dropout == 0.0:
+            return None
+        assert x.places is not None
+        places, (b, h, rows) = x.places(), block
+        kept, generator = torch.empty_like(p_BHLS), torch.Generator(p_BHLS.device)
+        for of_segment, kept_HLS in zip(places[b], kept, strict=True):
+            for place, kept_LS in zip(of_segment[h], kept_HLS, strict=True):
+                generator.manual_seed(cast(int, derived(self.seed, *place, rows.start)))
+                kept_LS.bernoulli_(1.0 - self.dropout, generator=generator)
+        return kept.div_(1.0 - self.dropout)
 
 
 def drawn(p: Tensor, dropout: float, seed: int | None) -> Tensor | None:
     """What dropout multiplies probabilities by, the same for the same seed; None where nothing drops."""
     if dropout == 0.0 or seed is None:
         return None
-    return _factors(p, dropout, torch.Generator(p.device).manual_seed(seed))
-
-
-def _factors(p: Tensor, dropout: float, generator: torch.Generator) -> Tensor:
+    generator = torch.Generator(p.device).manual_seed(seed)
     kept = torch.empty_like(p).bernoulli_(1.0 - dropout, generator=generator)
     return kept.div_(1.0 - dropout)
 
@@ -109,24 +114,35 @@ def finite_lse(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == float("-inf"), _NO_KEYS)
 
 
-def _blocks(q_BHLD: Tensor, k_BHSD: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Some segments and some of their rows at a time."""
+def _blocks(q_BHLD: Tensor, k_BHSD: Tensor) -> Iterator[Block]:
+    """Some segments, some of their heads, some of their rows at a time.
+
+    How many rows follows from the keys alone: dropout draws them together, however a call was cut.
+    """
     segments, heads, rows, _ = q_BHLD.shape
-    at_once = max(1, min(rows, _SCORES_PER_BLOCK // (heads * k_BHSD.shape[2])))
-    together = max(1, _SCORES_PER_BLOCK // (heads * at_once * k_BHSD.shape[2])) if at_once == rows else 1
+    keys = max(1, k_BHSD.shape[2])
+    at_once = max(1, min(rows, _SCORES_PER_BLOCK // keys))
+    heads_together = max(1, min(heads, _SCORES_PER_BLOCK // (at_once * keys)))
+    together = max(1, _SCORES_PER_BLOCK // (heads * at_once * keys))
     for b in range(0, segments, together):
-        for row in range(0, rows, at_once):
-            yield slice(b, min(b + together, segments)), slice(row, min(row + at_once, rows))
+        for h in range(0, heads, heads_together):
+            for row in range(0, rows, at_once):
+                yield (
+                    slice(b, min(b + together, segments)),
+                    slice(h, min(h + heads_together, heads)),
+                    slice(row, min(row + at_once, rows)),
+                )
 
 
-def _scores_shape(q: Tensor, k: Tensor, b: slice, rows: slice) -> tuple[int, int, int, int]:
-    return (b.stop - b.start, q.shape[1], rows.stop - rows.start, k.shape[2])
+def _scores_shape(k_BHSD: Tensor, block: Block) -> tuple[int, ...]:
+    return (*(part.stop - part.start for part in block), k_BHSD.shape[2])
 
 
-def _part(x: Operands, q_BHLD: Tensor, k_BHSD: Tensor, b: slice, rows: slice) -> Operands:
-    """Some segments' rows against all their keys, in the type of q and k as given."""
-    keys = None if x.keys_BHS is None else x.keys_BHS[b]
-    return replace(x, q_BHLD=q_BHLD[b, :, rows], k_BHSD=k_BHSD[b], keys_BHS=keys)
+def _part(x: Operands, q_BHLD: Tensor, k_BHSD: Tensor, block: Block) -> Operands:
+    """A block of rows against all their keys, in the type of q and k as given."""
+    b, h, _ = block
+    keys = None if x.keys_BHS is None else x.keys_BHS[b, h]
+    return replace(x, q_BHLD=q_BHLD[block], k_BHSD=k_BHSD[b, h], keys_BHS=keys)
 
 
 def _scores(into_BHLS: Tensor, x: Operands, first_row: int) -> None:

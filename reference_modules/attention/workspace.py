@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -23,6 +24,43 @@ class Pool(Protocol):
         *,
         zero: bool = ...,
     ) -> AbstractContextManager[Tensor]: ...
+
+
+class Scratch:
+    """Lends the buffers of one call on CPU again, tile after tile, where there is no pool.
+
+    Memory that the C allocator maps anew costs more to touch first (0.35 ms a megabyte, measured) than packed
+    operands save.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Tensor] = []
+
+    @contextmanager
+    def lease(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        *,
+        zero: bool = False,
+    ) -> Iterator[Tensor]:
+        """One that lies idle if it has that size and type; all others that do are let go."""
+        flat = self._take(math.prod(shape), dtype, device)
+        try:
+            yield (flat.zero_() if zero else flat).view(tuple(shape))
+        finally:
+            self._idle.append(flat)
+
+    def _take(self, size: int, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+        """Sizes change with the branch, and when memory was short: then what is too large must go first."""
+        self._idle = [flat for flat in self._idle if flat.dtype == dtype and flat.numel() == size]
+        return self._idle.pop() if self._idle else torch.empty(size, dtype=dtype, device=device)
+
+
+def scratch_for(pool: Pool | None, like: Tensor) -> Pool | None:
+    """What a call takes its temporaries from; CUDA's allocator reuses memory by itself."""
+    return Scratch() if pool is None and like.device.type == "cpu" else pool
 
 
 @contextmanager

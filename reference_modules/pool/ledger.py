@@ -20,30 +20,35 @@ class Ledger:
         self.tracking = tracking
         self.open = True
 
-    def hold(
-        self, tensor: torch.Tensor, nbytes: int, signal: Signal | None = None, site: str | None = None
-    ) -> None:
-        """Enter a lease on this tensor."""
-        leases, counters = self.leases, self.counters
-        if leases.died:  # only now, after the tensor was made: one that died before may have had its id
+    def hold(self, tensor: torch.Tensor, nbytes: int, signal: Signal | None, site: str | None) -> None:
+        """Enter a lease on this tensor: over a block where there is a signal, else in plain memory."""
+        counters = self.counters
+        if self.leases.died:  # only now, after the tensor was made: one that died before may have had its id
             self.bury()
+        lease = DetailedLease(tensor, self.leases.bury_later)
+        lease.signal = signal
+        lease.site = site
+        lease.key = key = id(tensor)
+        lease.nbytes = nbytes
+        self.leases.standing[key] = lease
+        counters.in_use += nbytes
         if signal is None:
             counters.plain += nbytes
-        if signal is None and site is None:
-            lease = Lease(tensor, leases.bury_later)
-        else:
-            lease = DetailedLease(tensor, leases.bury_later)
-            lease.signal = signal
-            lease.site = site
+
+    def hold_bypassed(self, tensor: torch.Tensor, nbytes: int) -> None:
+        """`hold` for a tensor below the threshold: with nothing in it but what such a lease needs, because it
+        is what the pool costs where it does not help.
+        """
+        leases, counters = self.leases, self.counters
+        if leases.died:
+            self.bury()
+        lease = Lease(tensor, leases.bury_later)
         lease.key = key = id(tensor)
         lease.nbytes = nbytes
         leases.standing[key] = lease
-        counters.in_use = in_use = counters.in_use + nbytes
-        if in_use > counters.peak_in_use:
-            counters.peak_in_use = in_use
-        reserved = self.store.reserved + counters.plain
-        if reserved > counters.peak_reserved:
-            counters.peak_reserved = reserved
+        counters.bypassed += 1
+        counters.in_use += nbytes
+        counters.plain += nbytes
 
     def release(self, tensor: torch.Tensor) -> bool:
         """End the lease on exactly this tensor; False where there is none."""
@@ -53,6 +58,7 @@ class Ledger:
         lease = leases.standing.pop(id(tensor), None)
         if lease is None:
             return False
+        self._note_peaks()
         counters.in_use -= lease.nbytes
         self._end(lease)
         if self.tracking:
@@ -64,6 +70,7 @@ class Ledger:
     def bury(self) -> None:
         """Count the leases whose tensor died unreleased as abandoned."""
         counters = self.counters
+        self._note_peaks()
         for lease in self.leases.bury():
             counters.abandoned += 1
             counters.in_use -= lease.nbytes
@@ -71,7 +78,8 @@ class Ledger:
             self.leases.remember_abandoned(lease)
 
     def settle(self) -> None:
-        """Take in everything that has died since the last call."""
+        """Take in everything that has died since the last call; asked first by all that gives memory back."""
+        self._note_peaks()
         if self.leases.died:
             self.bury()
         if self.open:
@@ -87,6 +95,17 @@ class Ledger:
         """The figures of this moment."""
         self.settle()
         return read(self.counters, self.store, len(self.leases.standing))
+
+    def _note_peaks(self) -> None:
+        """Called before a figure falls and before one is read: between such calls figures only rise, so no
+        peak is missed, and an allocation need not look.
+        """
+        counters = self.counters
+        if counters.in_use > counters.peak_in_use:
+            counters.peak_in_use = counters.in_use
+        reserved = self.store.reserved + counters.plain
+        if reserved > counters.peak_reserved:
+            counters.peak_reserved = reserved
 
     def _end(self, lease: Lease) -> None:
         if lease.signal is None:

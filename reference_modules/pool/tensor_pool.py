@@ -69,7 +69,7 @@ class TensorPool:
         """
         self._store = store or make_store(backend, home)
         self._ledger = Ledger(self._store, tracking=tracking)
-        self._counters, self._hold = self._ledger.counters, self._ledger.hold
+        self._hold_bypassed = self._ledger.hold_bypassed
         self._policy = Policy(self._settings, self._ledger)
         self._background: Background | None = None
         self.set_threshold(threshold.default(home) if threshold_mb is None else threshold_mb)
@@ -91,8 +91,7 @@ class TensorPool:
             checked_shape(shape, self.name)
             raise
         with self.lock:
-            self._counters.bypassed += 1
-            self._hold(tensor, nbytes)
+            self._hold_bypassed(tensor, nbytes)
         return tensor
 
     def allocate_above(

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 
 import pytest
 import torch
@@ -141,6 +142,35 @@ def test_peaks_and_fragmentation(pool):
     stats = pool.stats()
     assert stats.peak_bytes_in_use == stats.peak_bytes_reserved == stats.bytes_reserved == 3 << 20
     assert pool.fragmentation() == {"internal": 0, "reserve_overhead": 0, "external": None, "refusals": 0}
+
+
+@pytest.mark.parametrize("threshold_mb", [0, 16], ids=["pooled", "bypassed"])
+def test_no_peak_is_missed_however_leases_end(threshold_mb):
+    """Nobody looks at the figures between the steps, and a peak is over when the next step begins."""
+    draw = random.Random(7)
+    pool = TensorPool(threshold_mb=threshold_mb)
+    live: list[torch.Tensor] = []
+    in_use = peak = 0
+    for _ in range(400):
+        fate = draw.random()
+        if not live or fate < 0.45:
+            size = draw.randrange(1, 9) * KB
+            live.append(pool.allocate(size, torch.uint8))
+            in_use += size
+            peak = max(peak, in_use)
+            continue
+        tensor = live.pop(draw.randrange(len(live)))
+        in_use -= tensor.numel()
+        if fate < 0.8:
+            pool.deallocate(tensor)
+        elif fate < 0.9:
+            pool.trim()
+        del tensor  # unreleased, where it was not released above
+    stats = pool.stats()
+    assert (stats.bytes_in_use, stats.peak_bytes_in_use) == (in_use, peak)
+    assert stats.peak_bytes_reserved >= peak
+    if threshold_mb:
+        assert stats.peak_bytes_reserved == peak
 
 
 def test_the_four_numbers_are_what_they_say():

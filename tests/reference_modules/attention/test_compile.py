@@ -34,9 +34,16 @@ def test_one_graph_and_the_same_numbers(extra: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_the_operators_keep_their_promises() -> None:
-    from reference_modules.attention.compiled import _forward
+@pytest.mark.parametrize("tokens", [11, 16])  # at 16 the first branch is one call, whose results are kept
+@pytest.mark.parametrize("kernel", ["auto", "plain"])
+def test_the_operators_keep_their_promises(tokens: int, kernel: str) -> None:
+    """Strides too: inductor believes them."""
+    from reference_modules.attention.compiled import _backward, _forward
 
-    q, k, v, _ = numbers((1, 11, 2, 4), 0)
-    arguments = (q, k, v, None, None, [4, 8], [1, 2], "paper", True, 0.5, 0.0, False, "auto")
+    q, k, v, dout = numbers((2, tokens, 2, 4), 0)
+    arguments = (q, k, v, None, None, [4, 8], [1, 2], "paper", True, 0.5, 0.0, False, kernel)
     library.opcheck(_forward, arguments)
+    out, lse = _forward(*arguments)
+    assert out.is_contiguous() and lse.is_contiguous()
+    grads = _backward(dout, q.detach(), k.detach(), v.detach(), out.detach(), lse, *arguments[3:])
+    assert all(grad.is_contiguous() for grad in grads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -68,8 +69,9 @@ def test_every_lease_is_given_back_wherever_the_pool_refuses(
     assert counted.taken > 0
     for k_th in range(counted.taken):
         failing = CountingPool(fail_at=k_th)
-        with pytest.raises(MemoryError):
+        with contextlib.suppress(MemoryError):  # a part that is small enough goes on without what was refused
             step(failing)
+        assert failing.taken >= k_th
         assert failing.outstanding == 0
 
 
