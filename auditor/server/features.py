@@ -37,7 +37,7 @@ def _documents(server: PoolAuditServer) -> None:
         if lone is not None:
             server.forget(lone)
         else:
-            server.changed(uri)
+            server.changed(uri, typing=False)
 
 
 def _workspace(server: PoolAuditServer) -> None:

@@ -67,6 +67,7 @@ class Audited:
     found: Discovered
     texts: Texts
     digests: Mapping[str, str]
+    opened: frozenset[str]  # locations of the documents whose text went before the file's
     run: Run
 
 
@@ -90,6 +91,8 @@ class Workplace:
             settings = effective(self.start)
             selection = Selection(settings.settings, settings.root)
             last = self._last if glance and self._seconds > WORTH_A_GLANCE else None
+            if last is not None and not last.opened <= documents.keys():
+                last = None  # one was closed since: its file counts again, and was not read
             if last is not None and self._flow.fits(settings.settings.analysis):
                 run, broken = self._glance(last, documents)
             else:
@@ -138,8 +141,8 @@ class Workplace:
         run, digests = remembered_or_new(request, found, texts, memory)
         if self._flow.basis is not basis:
             self._seconds = time.process_time() - began
-        analysed = settings.settings.analysis
-        self._last = Audited(analysed, tool_digest(analysed), found, texts, digests, run)
+        analysed, opened = settings.settings.analysis, frozenset(documents)
+        self._last = Audited(analysed, tool_digest(analysed), found, texts, digests, opened, run)
         return run, broken
 
     def _glance(self, last: Audited, documents: Mapping[str, str]) -> tuple[Run, list[Failure]]:

@@ -18,10 +18,10 @@ class Slots:
     def __init__(self):
         self.free = list(range(8))
 
-    def alloc_slot(self):
+    def alloc_berth(self):
         return self.free.pop()
 
-    def free_slot(self, slot):
+    def free_berth(self, slot):
         self.free.append(slot)
 """
 USER = """\
@@ -29,14 +29,14 @@ from slots import Slots
 
 
 def take(slots: Slots):
-    return slots.alloc_slot()
+    return slots.alloc_berth()
 
 
 def use(slots: Slots, n):
     slot = take(slots)
     if n:
         return
-    slots.free_slot(slot)
+    slots.free_berth(slot)
 """
 FAR = """\
 from slots import Slots
@@ -47,7 +47,7 @@ def far(slots: Slots, n):
     slot = take(slots)
     if n:
         return
-    slots.free_slot(slot)
+    slots.free_berth(slot)
 """
 
 
@@ -121,13 +121,24 @@ def test_a_glance_sees_wrappers_of_other_files_and_new_ones_of_its_own(tree: Pat
 def test_what_an_edit_means_elsewhere_waits_for_the_whole_audit(tree: Path) -> None:
     place, slots = place_for(tree), str(tree / "slots.py")
     place.check({})
-    other = POOL.replace("alloc_slot", "other_slot")
+    other = POOL.replace("alloc_berth", "other_berth")
     assert places(place.check({slots: other}, glance=True)) == [
         ("far.py", "PA102", 6),
         ("user.py", "PA102", 9),
     ]
     assert told(place.check({slots: other})) == []
     assert told(place.check({slots: POOL})) == anew(tree, {})
+
+
+def test_a_closed_document_is_never_glanced_at(tree: Path) -> None:
+    place, user, far = place_for(tree), str(tree / "user.py"), str(tree / "far.py")
+    place.check({user: USER})
+    assert not place.check({user: "\n" + USER}, glance=True).settled
+    place.check({user: "\n" + USER})
+    closed = place.check({}, glance=True)  # the last whole audit read the document, not the file
+    assert told(closed) == anew(tree, {})
+    place.check({user: "\n" + USER})
+    assert told(place.check({far: FAR}, glance=True)) == anew(tree, {})
 
 
 def test_a_glance_at_a_new_file_and_at_one_that_is_mended(tree: Path) -> None:
