@@ -3,8 +3,8 @@
     python benchmarks/attention_memory.py [--tokens 1048576] [--heads 1] [--dim 64]
 
 A fresh process does a small step first, so that code and threads are loaded, then the large one.  Its peak
-resident memory, less what was resident before, is the step's peak.  The C library is told to hand freed blocks
-back to the kernel at once: what it would keep for later, up to 5 % here, is its affair and not the step's.
+resident memory, less what was resident before, is the step's peak.  The C library is told to hand freed
+blocks back to the kernel at once: what it would keep for later, up to 5 % here, is not the step's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=1)
     parser.add_argument("--dim", type=int, default=64)
     options = parser.parse_args()
-    if not FREED_AT_ONCE.keys() <= os.environ.keys():  # read by the C library when a process begins, only then
+    if not FREED_AT_ONCE.keys() <= os.environ.keys():  # read when a process begins
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | FREED_AT_ONCE)
     step(8192, options.heads, options.dim)
     before = status("VmRSS")

@@ -1,6 +1,7 @@
 """What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
 
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
@@ -104,7 +105,7 @@ class Passing(Holding):
             self.endings.unknown.add(node)
             return None
         if treatment.moved_to is not None:
-            if self._watched(treatment.moved_to[0]):
+            if treatment.moved_to[:1] in self._watched:
                 self.endings.taken.add(node)
                 return None
             if self._outlives(treatment.moved_to):
@@ -114,12 +115,11 @@ class Passing(Holding):
             places -= {place}
         return replace(held, places=places, maybe=maybe - places)
 
-    def _watched(self, root: str) -> bool:
+    @cached_property
+    def _watched(self) -> frozenset[Path]:
         """`with closing_all(files):` has the list, and sees to what is put into it later."""
-        return any(
-            isinstance(op, Call) and op.entered and any(path == (root,) for path, _ in op.args)
-            for op in self.graph.ops
-        )
+        entered = (op for op in self.graph.ops if isinstance(op, Call) and op.entered)
+        return frozenset(path for op in entered for path, _ in op.args)
 
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition

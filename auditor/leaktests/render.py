@@ -71,6 +71,8 @@ def _facts(plan: Plan, folder: Path) -> dict[str, Any]:
         "pool_scenarios": None
         if plan.pool_scenarios == plan.scenarios
         else _wrapped_list(plan.pool_scenarios),
+        "pooled": "pooled" if plan.switch else "build",
+        "pool_feed": f"lambda turn: feed(turn + {plan.pool_shape})" if plan.pool_shape else "feed",
         "first_pooled": _first(plan.pool_scenarios or plan.scenarios),
         "pool_gradients": "train" in plan.pool_scenarios,
         "aims": [_aim(plan, variation) for variation in plan.aimed],

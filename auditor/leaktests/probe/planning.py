@@ -6,32 +6,28 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
-import torch
 
-from auditor.leaktests.plan import Argument, Plan, Recipe, Request, Shape, Target, Unplanned
-from auditor.leaktests.probe import signatures
+from auditor.leaktests.plan import Plan, Recipe, Request, Shape, Target, Unplanned
 from auditor.leaktests.probe.abstract import is_abstract
 from auditor.leaktests.probe.aiming import aimed_at
 from auditor.leaktests.probe.arguments import Proposer
 from auditor.leaktests.probe.attempts import Attempts, NoPlan, Way
+from auditor.leaktests.probe.pool_pass import PoolPass, pool_pass
 from auditor.leaktests.probe.running import (
     NothingComesOut,
     Ran,
+    Runner,
     Scope,
-    forward,
     said,
-    step,
     wants_no_gradients,
 )
 from auditor.leaktests.probe.search import Search
-from auditor.leaktests.support.pools import pools_of
 from auditor.leaktests.support.scenarios import SCENARIOS, make_step
 
 SHAPES: tuple[Shape, ...] = ((2, 32), (1, 33), (3, 16), (2, 1))
 """A usual one; one whose last segment is a single token; more and shorter sequences; single tokens."""
 SEARCHING = 9.0
 """Seconds for combinations of one module; a third of it for a function."""
-_SWITCHES = ("memory_pool", "use_pool", "pooling")
 
 
 def plan_for(target: Target, module: ModuleType, request: Request) -> Plan | Unplanned:
@@ -82,37 +78,36 @@ def _single(target: Target, way: Way, recipe: Recipe) -> Plan:
     )
 
 
-def _confirmed(runner: "Runner", way: Way, recipe: Recipe) -> Plan:
+def _confirmed(runner: Runner, way: Way, recipe: Recipe) -> Plan:
     """Built afresh, every shape and scenario that runs is kept; a training step at the first shape must."""
     target = runner.target
     usual = _usual(runner, way, (recipe.shapes or SHAPES)[0])
     shapes, steps = _shapes(runner, way, recipe.shapes or SHAPES, usual)
     runs, left_out = _scenarios(runner, way, tuple(shapes), recipe.scenarios)
-    module = target.kind == "module"
-    switch, pooled = _switch(runner, way, shapes[0], usual) if module else ((), False)
-    on = (*(a for a in way.build if a.name not in {b.name for b in switch}), *switch)
-    pool_runs = _scenarios(runner, way, tuple(shapes), runs, on)[0] if switch else runs
+    pool = PoolPass(tuple(shapes))
+    if target.kind == "module":
+        pool = pool_pass(runner, way, tuple(shapes), runs, usual)
     cheapest = min(range(len(steps)), key=lambda place: steps[place].operations)
     return Plan(
         target,
         way.build,
         way.feed,
-        tuple(shapes),
+        pool.shapes,
         tuple(runs),
         steps[0].differentiable,
         steps[cheapest].operations if steps[cheapest].own else 0,
         cheapest,
-        tuple(left_out),
+        (*left_out, *pool.left_out),
         way.imports,
-        switch,
-        pooled,
-        tuple(pool_runs) if pooled else (),
+        pool.switch,
+        pool.scenarios,
+        pool.shape,
         recipe.method,
         "recipe" if recipe.feed or recipe.build or recipe.args else "signature",
     )
 
 
-def _usual(runner: "Runner", way: Way, shape: Shape) -> str:
+def _usual(runner: Runner, way: Way, shape: Shape) -> str:
     """`train`, or `no_grad` for code that refuses gradients; `_shapes` meets, and says, other failures."""
     try:
         runner.run(way.build, way.feed, shape, "train")
@@ -122,7 +117,7 @@ def _usual(runner: "Runner", way: Way, shape: Shape) -> str:
 
 
 def _shapes(
-    runner: "Runner", way: Way, wanted: Sequence[Shape], scenario: str
+    runner: Runner, way: Way, wanted: Sequence[Shape], scenario: str
 ) -> tuple[list[Shape], list[Ran]]:
     shapes: list[Shape] = []
     steps: list[Ran] = []
@@ -139,14 +134,12 @@ def _shapes(
 
 
 def _scenarios(
-    runner: "Runner",
+    runner: Runner,
     way: Way,
     shapes: tuple[Shape, ...],
     wanted: Sequence[str],
-    build: tuple[Argument, ...] | None = None,
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Those that run, and what stands against the others."""
-    given = way.build if build is None else build
     runs: list[str] = []
     left_out: list[tuple[str, str]] = []
     for scenario in wanted or SCENARIOS:
@@ -157,88 +150,10 @@ def _scenarios(
             return runner.scope.arguments(way.feed, shapes[turn % len(shapes)], way.imports)
 
         try:
-            step_of_it = make_step(lambda: runner.callee(given), feed, scenario)
+            step_of_it = make_step(lambda: runner.callee(way.build), feed, scenario)
             step_of_it()
         except Exception as error:
             left_out.append((scenario, said(error)))
         else:
             runs.append(scenario)
     return runs, left_out
-
-
-class Runner:
-    """Builds a target anew and runs a step of it."""
-
-    def __init__(
-        self, target: Target, thing: Any, imports: tuple[str, ...], scope: Scope, method: str
-    ) -> None:
-        self.target, self.thing, self.imports = target, thing, imports
-        self.scope, self.method = scope, method
-
-    def build(self, arguments: tuple[Argument, ...]) -> Any:
-        """The object that is called."""
-        if self.target.kind == "autograd":
-            return self.thing.apply
-        if not isinstance(self.thing, type):
-            return self.thing
-        torch.manual_seed(0)
-        built = self.scope.call(self.thing, arguments, SHAPES[0], self.imports)
-        if isinstance(built, torch.nn.Module):
-            built.to(self.scope.value("device"))
-        return built
-
-    def callee(self, arguments: tuple[Argument, ...]) -> Any:
-        """What a step calls: the object itself, or the method that a recipe names."""
-        built = self.build(arguments)
-        return getattr(built, self.method) if self.method else built
-
-    def run(
-        self,
-        build: tuple[Argument, ...],
-        feed: tuple[Argument, ...],
-        shape: Shape,
-        scenario: str,
-        turn: int = 0,
-    ) -> Ran:
-        """One step, in training or not, on the very numbers of the tests' `feed(turn)`: how many operations
-        a step has may hang on them.
-        """
-        built = self.build(build)
-        if isinstance(built, torch.nn.Module):
-            built.train(scenario == "train")
-        callee = getattr(built, self.method) if self.method else built
-        once = forward if scenario == "no_grad" else step
-        torch.manual_seed(turn)
-        return once(callee, self.scope.arguments(feed, shape, self.imports))
-
-
-def _switch(runner: Runner, way: Way, shape: Shape, usual: str) -> tuple[tuple[Argument, ...], bool]:
-    """The arguments that turn the pool on for tensors of any size, and whether a pool is then there."""
-    parameters = signatures.constructor(runner.thing)
-    names = [p.name for p in parameters if any(word in p.name for word in _SWITCHES)]
-    on = [
-        Argument(p.name, "True")
-        for p in parameters
-        if p.name in names and isinstance(p.default, bool) and "lightweight" not in p.name
-    ]
-    if not on:
-        return (), _has_pool(runner, way.build, way.feed, shape, usual)
-    small = [Argument(p.name, "0.0") for p in parameters if "threshold" in p.name and "pool" in p.name]
-    others = tuple(a for a in way.build if a.name not in names)
-    for switch in ((*on, *small), tuple(on)):
-        if _has_pool(runner, (*others, *switch), way.feed, shape, usual):
-            return switch, True
-    return (), False
-
-
-def _has_pool(
-    runner: Runner, build: tuple[Argument, ...], feed: tuple[Argument, ...], shape: Shape, usual: str
-) -> bool:
-    """Whether it runs so, with a pool in one of its attributes."""
-    for scenario in dict.fromkeys((usual, "no_grad")):  # what writes into pooled memory may refuse gradients
-        try:
-            runner.run(build, feed, shape, scenario)
-            return bool(pools_of(runner.build(build)))
-        except Exception:  # then this is not how its pool is turned on
-            continue
-    return False

@@ -20,8 +20,8 @@ import torch
 
 from auditor.leaktests.plan import Plan, Replay, Replayed, Shape
 from auditor.leaktests.probe.bits import difference
-from auditor.leaktests.probe.planning import SHAPES, Runner
-from auditor.leaktests.probe.running import Scope
+from auditor.leaktests.probe.planning import SHAPES
+from auditor.leaktests.probe.running import Runner, Scope
 from auditor.leaktests.support.randomness import set_seed
 from auditor.leaktests.support.scenarios import loss_of, tensors_in, with_gradients
 

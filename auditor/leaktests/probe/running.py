@@ -7,8 +7,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from auditor.leaktests.plan import Argument, Shape
+from auditor.leaktests.plan import Argument, Shape, Target
 from auditor.leaktests.support.scenarios import loss_of, tensors_in, with_gradients
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named values of one call."""
 
 
 class NothingComesOut(Exception):
@@ -42,19 +45,72 @@ class Scope:
         return eval(text, self._names)
 
     def call(
-        self, function: Any, given: Sequence[Argument], shape: Shape, imports: Sequence[str] = ()
+        self,
+        function: Any,
+        given: Sequence[Argument],
+        shape: Shape = (2, 32),
+        imports: Sequence[str] = (),
     ) -> Any:
         """Call with values made afresh."""
         args, kwargs = self.arguments(given, shape, imports)
         return function(*args, **kwargs)
 
-    def arguments(
-        self, given: Sequence[Argument], shape: Shape, imports: Sequence[str] = ()
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and named values."""
+    def arguments(self, given: Sequence[Argument], shape: Shape, imports: Sequence[str] = ()) -> Inputs:
+        """What an argument list comes to."""
         values = [(argument, self.value(argument.value, shape, imports)) for argument in given]
         positional = tuple(value for argument, value in values if argument.positional)
         return positional, {argument.name: value for argument, value in values if not argument.positional}
+
+
+class Runner:
+    """Builds a target anew and runs a step of it."""
+
+    def __init__(
+        self, target: Target, thing: Any, imports: tuple[str, ...], scope: Scope, method: str
+    ) -> None:
+        self.target, self.thing, self.imports = target, thing, imports
+        self.scope, self.method = scope, method
+
+    def build(self, arguments: tuple[Argument, ...]) -> Any:
+        """The object that is called."""
+        if self.target.kind == "autograd":
+            return self.thing.apply
+        if not isinstance(self.thing, type):
+            return self.thing
+        torch.manual_seed(0)
+        built = self.scope.call(self.thing, arguments, imports=self.imports)
+        if isinstance(built, torch.nn.Module):
+            built.to(self.scope.value("device"))
+        return built
+
+    def callee(self, arguments: tuple[Argument, ...]) -> Any:
+        """What a step calls: the object itself, or the method that a recipe names."""
+        built = self.build(arguments)
+        return getattr(built, self.method) if self.method else built
+
+    def run(
+        self,
+        build: tuple[Argument, ...],
+        feed: tuple[Argument, ...],
+        shape: Shape,
+        scenario: str,
+        turn: int = 0,
+    ) -> Ran:
+        """One step of the target built afresh."""
+        return self.run_on(self.build(build), feed, shape, scenario, turn)
+
+    def run_on(
+        self, built: Any, feed: tuple[Argument, ...], shape: Shape, scenario: str, turn: int = 0
+    ) -> Ran:
+        """One step, in training or not, on the very numbers of the tests' `feed(turn)`: how many operations
+        a step has may hang on them.
+        """
+        if isinstance(built, torch.nn.Module):
+            built.train(scenario == "train")
+        callee = getattr(built, self.method) if self.method else built
+        once = forward if scenario == "no_grad" else step
+        torch.manual_seed(turn)
+        return once(callee, self.scope.arguments(feed, shape, self.imports))
 
 
 def wants_no_gradients(error: BaseException) -> bool:

@@ -26,10 +26,13 @@ class Counter:
     out: dict[object, Marks] = field(default_factory=dict)
     abandoned: list[Marks] = field(default_factory=list)
     """Leases whose handle has died: its identity was given to a later one."""
+    lent: int = 0
+    """How often something was lent, given back or not."""
 
     def called(self, act: str, pool: Any, handles: tuple[Any, ...]) -> None:
         """Take down one lend or take-back."""
         if act == "lend":
+            self.lent += 1
             marks = marks_here()
             for key in _keys(pool, handles):
                 if key in self.out:
@@ -45,10 +48,10 @@ class Counter:
         return [frames for frames in stacks if goes_through(frames, self.line)] if self.line else stacks
 
 
-def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") -> None:
+def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") -> int:
     """After every step as many leases stand as before; and none once `step.close()`, if there is one, has
-    run. A class stands for all pools of it. With `line` (`folder/file.py:12`) only what was borrowed through
-    that line counts.
+    run. Returns how often the pools lent: with 0 it has seen nothing. A class stands for all pools of it.
+    With `line` (`folder/file.py:12`) only what was borrowed through that line counts.
     """
     if not pools:
         raise ValueError("assert_no_leases was given no pool: name the pools that the step borrows from")
@@ -70,6 +73,7 @@ def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") ->
     if left > 0:
         over = f"after {number_of(steps, 'step')}{' and close()' if close is not None else ''}"
         raise lease_report(counter, [], left, over)
+    return counter.lent
 
 
 def lease_report(

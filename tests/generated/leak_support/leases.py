@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 10d5840079d9a95c: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 cfee851456ea3601: written again as long as that is the digest of the rest
 """The pool pass: whatever a step borrows it has given back when it is over."""
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ class Counter:
     out: dict[object, Marks] = field(default_factory=dict)
     abandoned: list[Marks] = field(default_factory=list)
     """Leases whose handle has died: its identity was given to a later one."""
+    lent: int = 0
+    """How often something was lent, given back or not."""
 
     def called(self, act: str, pool: Any, handles: tuple[Any, ...]) -> None:
         """Take down one lend or take-back."""
         if act == "lend":
+            self.lent += 1
             marks = marks_here()
             for key in _keys(pool, handles):
                 if key in self.out:
@@ -46,10 +49,10 @@ class Counter:
         return [frames for frames in stacks if goes_through(frames, self.line)] if self.line else stacks
 
 
-def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") -> None:
+def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") -> int:
     """After every step as many leases stand as before; and none once `step.close()`, if there is one, has
-    run. A class stands for all pools of it. With `line` (`folder/file.py:12`) only what was borrowed through
-    that line counts.
+    run. Returns how often the pools lent: with 0 it has seen nothing. A class stands for all pools of it.
+    With `line` (`folder/file.py:12`) only what was borrowed through that line counts.
     """
     if not pools:
         raise ValueError("assert_no_leases was given no pool: name the pools that the step borrows from")
@@ -71,6 +74,7 @@ def assert_no_leases(step: Step, *pools: Any, steps: int = 3, line: str = "") ->
     if left > 0:
         over = f"after {number_of(steps, 'step')}{' and close()' if close is not None else ''}"
         raise lease_report(counter, [], left, over)
+    return counter.lent
 
 
 def lease_report(
