@@ -21,7 +21,7 @@ from reference_modules.pool import TensorPool
 
 
 def _drawn(turn, number, *shape):
-    """The same numbers in every turn of this shape: where scores are large, attention takes more operations."""
+    """The same numbers in every turn: where scores are large, attention takes more operations."""
     generator = torch.Generator().manual_seed(turn)
     return tuple(torch.randn(1, 16 + 4 * turn, *shape, generator=generator) for _ in range(number)), {}
 
