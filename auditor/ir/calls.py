@@ -17,6 +17,7 @@ QUIET_CALLS = frozenset(
         "suppress", "append", "extend", "insert", "update", "appendleft", "add", "discard", "clear",
         "items", "values", "keys", "setdefault",
         "size", "dim", "data_ptr", "numel", "is_contiguous", "element_size", "startswith", "endswith", "cast",
+        "c_void_p", "c_int", "c_size_t", "c_uint64",
     }
 )  # fmt: skip
 """Calls that practice never sees raise: an exception edge out of each would bury the ones that matter."""

@@ -170,10 +170,10 @@ def _settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterato
 def _gives_back(function: Function, acquiring: Name) -> bool:
     """The releasing half changes something, or passes on to a function that releases; interfaces are
     believed."""
-    if function.is_abstract:
-        return not _only_passes(function)
     if len(own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
         return False  # it is given nothing back: a `free()` of the pool itself
+    if function.is_abstract:
+        return not _only_passes(function)
     if _is_told_a_measure(function):
         return False
     return changes_state(function) or any(

@@ -1,6 +1,7 @@
 """What builtins and the standard library do to a lease: containers, iteration helpers, context-manager
 tools."""
 
+import ast
 import re
 
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
@@ -11,7 +12,7 @@ BORROWING = frozenset(
     "all",
     "sum", "callable", "range",
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
-     "critical", "log", "int", "float", "abs",
+     "critical", "log", "float", "abs",
      "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
      "memcpy", "synchronize", "readinto", "readinto1", "recv_into", "sendall", "bytes",
      "bytearray", "parse", "readfp", "read_file"}
@@ -20,6 +21,9 @@ SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "revers
                           "deque", "filter", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
+ADDRESSES = frozenset({"c_void_p", "c_int", "c_size_t", "c_uint64"})
+"""What makes an address or a descriptor of another type of number: it is the same one."""
+
 COPIES = frozenset({"copy", "deepcopy"})
 RENAMING = frozenset({"replace", "rename", "renames", "move"})
 SAME_PATH = frozenset({"realpath", "abspath", "normpath", "expanduser", "fspath", "normcase", "fsdecode",
@@ -115,6 +119,11 @@ def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:
     return Treatment(result=rest) if name in SAME_PATH else None
 
 
+def _is_a_call(given: list[ast.expr]) -> bool:
+    """`int(pool.alloc())`: nobody else has it."""
+    return bool(given) and isinstance(given[0], ast.Call)
+
+
 def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     """A builtin or well-known function, by its last name."""
     name = call.method
@@ -124,6 +133,10 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         return BORROWED  # `copy(source, target)` is no copy module's
     if name in SAME_CONTENT and position != -1:
         return Treatment(result=rest)
+    if (name in ADDRESSES or (name == "int" and _is_a_call(call.at.args))) and position == 0 and not rest:
+        return Treatment(result=())
+    if name == "int":
+        return BORROWED
     if name in PAIRING and position != -1:
         inner = rest[1:] if rest and rest[0].startswith("[") else rest
         index = f"[{position}]" if name != "enumerate" else "[1]"

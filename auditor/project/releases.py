@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.aliases import Aliases
-from auditor.project.calls import Calls, is_bound
+from auditor.project.calls import Calls
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
 from auditor.protocols.protocol import Protocol
@@ -59,7 +59,7 @@ class Releases:
                     return None
                 if half.handle is Handle.RECEIVER:
                     return position == -1
-                return position != -1 or not is_bound(target, call)
+                return position != -1
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         names = names_of(targets, None, dotted)
