@@ -156,8 +156,8 @@ class Ownership(Assuming):
             if (inside or counting or op.source in held.noted) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
-        element = (*op.source, "[*]")
-        after = self._rebind(node, held, op.target, [self._copied(held, op.target, element)])
+        copied = [self._copied(held, op.target, op.element)] if op.element is not None else []
+        after = self._rebind(node, held, op.target, copied)
         return replace(after, seen=after.seen | {node}) if after is not None else after
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:

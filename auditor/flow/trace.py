@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 
 from auditor.flow.passing import operands
 from auditor.flow.solve import Solution
-from auditor.ir.first_turn import FLAG
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Path, Way
+from auditor.ir.turns import FLAG, OWN
 from auditor.model import Span, Step
 
 
@@ -164,6 +164,8 @@ def _note(op: object, edge: Edge) -> str | None:
     match op:
         case Assume(key=key) if key.startswith(FLAG):
             return "in the first turn" if op.value else "in a later turn"
+        case Assume(key=key) if key.startswith(OWN):
+            return None
         case Assume():
             return f"when {_asked(op)}"
         case Nop(at=ast.Continue()):

@@ -18,7 +18,10 @@ Reason = str | tuple[str, Raised]
 
 @dataclass(slots=True)
 class LoopFrame:
+    """`own`: the test for a process's own turn, its answer there, and the flag that says the turn was met."""
+
     head: int
+    own: tuple[ast.If, bool, Path] | None = None
     breaks: list[End] = field(default_factory=list)
 
 

@@ -5,9 +5,9 @@ import ast
 from auditor.ir.assignments import AssignmentLowering
 from auditor.ir.builder import End, LoopFrame
 from auditor.ir.conditions import called_name, condition
-from auditor.ir.first_turn import FLAG, first_turn_tests
 from auditor.ir.iterations import part_of
-from auditor.ir.ops import ANY_ITEM, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
+from auditor.ir.ops import ANY_ITEM, ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
+from auditor.ir.turns import FLAG, OWN, first_turn_tests, own_turn
 
 
 class ControlFlowLowering(AssignmentLowering):
@@ -16,9 +16,11 @@ class ControlFlowLowering(AssignmentLowering):
     def do_If(self, node: ast.If) -> None:
         yes, no = self.decide(node.test)
         self.builder.ends = yes
+        self._meets_own_turn(node, True)
         self.body(node.body)
         after = self.builder.ends
         self.builder.ends = no
+        self._meets_own_turn(node, False)
         self.body(node.orelse)
         self.builder.ends = after + self.builder.ends
 
@@ -60,13 +62,27 @@ class ControlFlowLowering(AssignmentLowering):
         flag = (f"{FLAG}{len(self.graph.ops)}",)
         if tests:
             self.builder.emit(Constant(node, flag, True))
+        own = self._own_turn(node) if counted else None
         is_async, part = isinstance(node, ast.AsyncFor), part_of(node.iter)
         head, exits = self.loop_head(node.target, source, is_async, counted, part)
         if tests:
             self._told_by_turn(node.target, flag, tests)
-        self._loop(node, LoopFrame(head), exits)
+        self._loop(node, LoopFrame(head, own), exits)
 
     do_AsyncFor = do_For
+
+    def _own_turn(self, node: ast.For | ast.AsyncFor) -> tuple[ast.If, bool, Path] | None:
+        found = own_turn(node)
+        if found is None:
+            return None
+        flag = (f"{OWN}{len(self.graph.ops)}",)
+        self.builder.emit(Constant(node, flag, False))
+        return *found, flag
+
+    def _meets_own_turn(self, node: ast.If, answer: bool) -> None:
+        frame = self.builder.frames[-1] if self.builder.frames else None
+        if isinstance(frame, LoopFrame) and frame.own is not None and frame.own[:2] == (node, answer):
+            self.builder.emit(Constant(node.test, frame.own[2], True))
 
     def _told_by_turn(self, target: ast.expr, flag: Path, tests: dict[str, bool]) -> None:
         """A branch for the first turn and one for the others, each with what its tests answer."""
@@ -86,7 +102,7 @@ class ControlFlowLowering(AssignmentLowering):
         path = self.value(_counted(node) or node)
         if path[0][0] != "%":
             return path
-        holder = (f"iterated~{len(self.graph.ops)}",)
+        holder = (f"{ITERATED}{len(self.graph.ops)}",)
         self.builder.emit(Move(node, holder, path))
         return holder
 
@@ -102,6 +118,9 @@ class ControlFlowLowering(AssignmentLowering):
         self.builder.close_loop(frame.head)
         self.builder.frames.pop()
         self.builder.ends = exits
+        if frame.own is not None:
+            flag = frame.own[2]
+            self.builder.emit(Assume(node, flag[0], True, frozenset(flag)))
         if self.builder.reachable:
             self.body(node.orelse)
         self.builder.ends = self.builder.ends + frame.breaks

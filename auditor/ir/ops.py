@@ -14,6 +14,8 @@ Roots: a local name, `%n` for an intermediate value, `@name` for a module's glob
 
 ANY_ITEM = "[*]"
 RESULT: Path = ("%return",)
+ITERATED = "iterated~"
+"""Begins the hidden name of an intermediate container that a loop goes over."""
 
 
 class Edge(Enum):
@@ -107,6 +109,12 @@ class Next(Op):
     source: Path
     counted: bool = False  # over `range(...)`: programs that count their leases count at least one
     part: str = ""  # `1:` where it goes over `source[1:]`
+
+    @property
+    def element(self) -> Path | None:
+        """What `target` is; None where it counts the elements: `for i in range(len(source))`."""
+        by_number = self.counted and not self.source[0].startswith(ITERATED)
+        return None if by_number else (*self.source, ANY_ITEM)
 
 
 @dataclass(slots=True, eq=False)

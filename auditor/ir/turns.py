@@ -1,4 +1,6 @@
-"""The first turn of a counted loop: what `i == 0` and its kin answer there, and the other way ever after."""
+"""Turns of counted loops that differ: the first, where `i == 0` and its kin answer otherwise than ever after;
+and a process's own among those of all ranks.
+"""
 
 import ast
 
@@ -6,6 +8,8 @@ from auditor.ir.conditions import condition
 
 FLAG = "first~"
 """Begins the name of the hidden flag that is true while a loop is in its first turn."""
+OWN = "own~"
+"""Begins the name of the hidden flag that is true once a loop has had this process's own turn."""
 
 
 def first_turn_tests(loop: ast.For | ast.AsyncFor) -> dict[str, bool]:
@@ -20,6 +24,33 @@ def first_turn_tests(loop: ast.For | ast.AsyncFor) -> dict[str, bool]:
     tests = (node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp)))
     asked = {found.key for test in tests for part in _parts(test) if (found := condition(part)) is not None}
     return {key: truth for key, truth in answers.items() if key in asked}
+
+
+def own_turn(loop: ast.For | ast.AsyncFor) -> tuple[ast.If, bool] | None:
+    """`if i == rank:` in a loop over all ranks, and what it answers in the process's own turn: there is one,
+    and the loop does not end before it. None where that turn leaves the loop: it looks for somebody.
+    """
+    counter = _counter(loop)
+    for statement in loop.body if counter is not None else ():
+        match statement:
+            case ast.If(
+                test=ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as asked], comparators=[right])
+            ):
+                equal = isinstance(asked, ast.Eq)
+                branch = statement.body if equal else statement.orelse
+                inside = [node for each in branch for node in ast.walk(each)]
+                leaves = any(isinstance(node, (ast.Break, ast.Return, ast.Raise)) for node in inside)
+                if not leaves and _is_rank(left, right, counter):
+                    return statement, equal
+    return None
+
+
+def _is_rank(left: ast.expr, right: ast.expr, counter: str | None) -> bool:
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, ast.Name) and one.id == counter and isinstance(other, (ast.Name, ast.Attribute)):
+            name = other.attr if isinstance(other, ast.Attribute) else other.id
+            return "rank" in name.lower().split("_")
+    return False
 
 
 def _counter(loop: ast.For | ast.AsyncFor) -> str | None:
