@@ -2,8 +2,8 @@
 
 ## What
 A field that holds a lease gets another one, or None, while the first was not released: in the same
-function, or in a method that runs once a step (`forward`, `step`, ...) and neither asks whether the field
-is empty nor gives back what is in it.
+function, or in a method that neither asks whether the field is empty nor gives back what is in it, and that
+runs once a step (`forward`, `step`, ...) or finds the field filled by `__init__`.
 
 ## Why
 One lease a step is lost; the cleanup at the end releases the last one only.

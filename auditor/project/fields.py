@@ -41,12 +41,19 @@ from auditor.project.forgetting import (
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
 from auditor.project.project import Project
+from auditor.project.sites import last_name
 from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
 
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
                    "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
+
+OPENING = re.compile(
+    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
+    r"|login|bind|listen|run|enter|prepare)(?:_|$)"
+)
+"""Methods that are called when there is nothing, or nothing any more."""
 
 LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 """Methods whose callers are told by the name that they get something to give back."""
@@ -70,6 +77,7 @@ class Fields:
         self.effects_of = effects_of
         self.pools = pools
         self.elsewhere = Elsewhere(project, frozenset())
+        self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
@@ -81,6 +89,13 @@ class Fields:
             if own_field(outcome.function, path)
         )
         self.elsewhere = Elsewhere(self.project, attributes)
+        self.begun = {
+            (outcome.function.cls, path[1][1:])
+            for outcome in wanted
+            if outcome.function.name == "__init__"
+            for _, path in outcome.stored
+            if len(path) == 2 and own_field(outcome.function, path)
+        }
         found: dict[int, tuple[StoredField, ...]] = {}
         for outcome in wanted:
             fields = tuple(self._fields_of(outcome))
@@ -263,10 +278,25 @@ class Fields:
         function = outcome.function
         attribute = path[1][1:]
         entered = ended and function.name in ENTERS and self._left_open(outcome, path)
-        again = function.name in STEPS or entered
+        again = function.name in STEPS or entered or self._renewed(outcome, path)
         if not again or len(path) != 2 or asks_or_releases(function, attribute):
             return None
         return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
+
+    def _renewed(self, outcome: Outcome, path: Path) -> bool:
+        """`__init__` has filled the field already, and on some way nobody gives back what it put there."""
+        function, attribute = outcome.function, path[1][1:]
+        if (function.cls, attribute) not in self.begun or OPENING.match(function.name):
+            return False
+        assert function.cls is not None
+        if function.name in INITIAL or CLEANUP.fullmatch(function.name):
+            return False
+        family = list(self._family(function.cls))
+        callers = [m for m in family if any(last_name(call) == function.name for call in m.calls)]
+        if any(m.name in INITIAL or asks_or_releases(m, attribute) for m in callers):
+            return False
+        place = (function.parameters[0], *path[1:])
+        return any(True for _ in self._drops(function, place, outcome.acquisition))
 
     def _left_open(self, outcome: Outcome, path: Path) -> bool:
         """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
