@@ -8,7 +8,7 @@ from auditor.fixes.life import LOOPS, Life, call_at, enclosing_function, life_of
 from auditor.fixes.region import is_pure
 from auditor.fixes.try_finally import stands_alone
 
-UNFIXABLE = "this rule has no fix: what to do instead is for the author to choose"
+UNFIXABLE = "what to do about this rule is for the author to choose"
 
 
 def why_unfixed(case: Case) -> str:
