@@ -17,7 +17,7 @@ def why_unfixed(case: Case) -> str:
     if lease is None or file is None:
         return ""
     if lease.giving_back is None:
-        return f"nothing says how what `{lease.text}` gave is given back"
+        return "neither the project nor the settings say how it is given back"
     call = call_at(file, lease.span)
     if call is None:
         return "the line is in syntax that this Python cannot parse"
