@@ -10,6 +10,7 @@ from auditor.case import Case, Sources
 from auditor.excerpts import excerpts
 from auditor.facts import Facts, Suppression
 from auditor.fingerprint import fingerprinted
+from auditor.fixes.unfixed import UNFIXABLE, why_unfixed
 from auditor.model import Failure, Finding
 from auditor.rule import Rule, all_rules
 from auditor.source.suppress import silence
@@ -65,9 +66,13 @@ def _repairable(
     for finding in findings:
         if fix := fixes.get(finding.code):
             try:
-                finding = replace(finding, fix=fix(Case(finding, facts, sources)))
+                case = Case(finding, facts, sources)
+                offer = fix(case)
+                finding = replace(finding, fix=offer, unfixed="" if offer else why_unfixed(case))
             except Exception as error:  # one fix's fault must not cost the user every other finding
                 broken.append(Failure(finding.span.path, finding.span.line, _blamed(finding.code, error)))
+        else:
+            finding = replace(finding, unfixed=UNFIXABLE)
         found.append(finding)
     return found, broken
 

@@ -14,6 +14,7 @@ from auditor.model import Finding
 from reports._text import safe, wrap
 
 INDENT = 10
+WITHOUT = "without a fix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def _verdict(told: Told) -> str:
     if len(written) < len(repaired.fixed):
         reasons["could not be written"] += len(repaired.fixed) - len(written)
     listed = ", ".join(f"{count} {kind}" for kind, count in reasons.most_common())
+    listed += " (--verbose says why)" if WITHOUT in reasons and not told.verbose else ""
     left = f"{sum(reasons.values())} left: {listed}" if reasons else "none left"
     unread = len({failure.path for failure in told.fixing.run.failures})
     unknown = f"; {_count(unread, 'file')} not analysed" if unread else ""
@@ -90,7 +92,7 @@ def _kind(left: Left) -> str:
     if left.failed:
         return "whose fix was dropped"
     if left.finding.fix is None:
-        return "without a fix"
+        return WITHOUT
     if left.reason == DECLINED:
         return DECLINED
     return "with --unsafe-fixes" if "--unsafe-fixes" in left.reason else f"({left.reason})"

@@ -12,6 +12,7 @@ from auditor.fixes.life import (
     SCOPES,
     Life,
     block_of,
+    goes_on_with,
     leaves,
     life_of,
     mentions,
@@ -126,7 +127,7 @@ def _runs_through(life: Life, statement: ast.stmt) -> bool:
 
 def _holds(statement: ast.stmt, life: Life) -> bool:
     """Whether the acquire is somewhere within, and the holder is a lease or None after it."""
-    inner = list(statements_in([statement]))
+    inner = [] if life.is_receiver else list(statements_in([statement]))
     others = [each for each in statements_in(life.function.body) if each is not life.statement]
     bound = [each for each in others if any(_stores(node, life.holder) for node in own_nodes(each))]
     return life.statement in inner and all(_is_none(each) for each in bound)
@@ -196,11 +197,17 @@ def own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
 
 def _then_leaves(life: Life, ending: ast.stmt, within: ast.stmt) -> bool:
     """Whether what follows the ending leaves `within`."""
-    last = ending
-    if not isinstance(ending, EXITS):
-        block = block_of(life.file, ending)
-        last = block[-1] if block else ending
+    last = _last_after(life, ending, within)
     return isinstance(last, EXITS) and leaves(last, [within])
+
+
+def _last_after(life: Life, statement: ast.stmt, within: ast.stmt) -> ast.stmt:
+    """The end of the statement's block, or of the one around if there it only stands under a condition."""
+    block = () if isinstance(statement, EXITS) else block_of(life.file, statement)
+    last, outer = block[-1] if block else statement, life.file.parents[statement]
+    if isinstance(last, EXITS) or within in (statement, outer) or not isinstance(outer, ast.If):
+        return last
+    return _last_after(life, outer, within)
 
 
 # The release ------------------------------------------------------------------------------------------------
@@ -243,7 +250,7 @@ def was_asked(life: Life, statement: ast.stmt) -> bool:
         for before in _before(node, block):
             if before.lineno <= life.statement.lineno:
                 break
-            if turns_back_if_none(before, life.holder):
+            if goes_on_with(before, life.holder):
                 return True
         parent = life.file.parents[node]
         if isinstance(parent, ast.If) and node in parent.body and says_held(parent.test, life.holder):

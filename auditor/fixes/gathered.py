@@ -2,14 +2,16 @@
 
 import ast
 from dataclasses import replace
+from functools import partial
+from itertools import dropwhile
 
 from auditor.case import Case
 from auditor.facts import LEAVING, Leak, Loss
 from auditor.fixes.exits import own_nodes
 from auditor.fixes.gathering import Gathering, gathering_of, is_handed_on, is_name, is_whole_until
-from auditor.fixes.life import block_of, life_of, statements_in
+from auditor.fixes.life import block_of, is_only_without, life_of, statements_in
 from auditor.fixes.lines import above, indentation, indented, newline_of, split, taken
-from auditor.fixes.origins import Origins, innermost, origins_of
+from auditor.fixes.origins import Origins, innermost, origins_of, stretch
 from auditor.fixes.region import region_start
 from auditor.fixes.rollback import from_first_call, rollback
 from auditor.fixes.try_finally import is_whole, stands_alone, unit_of
@@ -37,7 +39,7 @@ def gathered_given_back(case: Case) -> FixOffer | None:
     found = tuple(dict.fromkeys(edit for edit in edits if edit is not None))
     if not found or None in edits:
         return None
-    where = "before leaving without it" if leaving else "if the loop raises"
+    where = "before leaving without it" if leaving else "if what fills it or checks it raises"
     return FixOffer(_safety(gathering), f"{what} {where}", found)
 
 
@@ -67,7 +69,8 @@ def _before_leaving(gathering: Gathering, leak: Leak) -> Edit | None:
         return None
     if any(is_name(node, gathering.name) for node in ast.walk(statement)):
         return None
-    if not _is_listed(leak) and statement.lineno > life.statement.lineno:
+    within = statement.lineno <= (gathering.loop.end_lineno or gathering.loop.lineno)
+    if within and not _is_listed(leak) and statement.lineno > life.statement.lineno:
         return None  # the lease of this turn is not in the list yet
     margin = indentation(life.file.lines[statement.lineno - 1])
     return above(life.file, statement, gathering.giving_back(margin, unit_of(life)))
@@ -78,15 +81,20 @@ def _is_listed(leak: Leak) -> bool:
 
 
 def _around(gathering: Gathering, origins: Origins | None) -> Edit | None:
-    """`except BaseException:` around the loop, where its checks lose what earlier turns have gathered."""
+    """`except BaseException:` around the loop, where its checks lose what earlier turns have gathered, and
+    around the checks that come before the list is handed on."""
     life, loop = gathering.life, gathering.loop
-    last = loop.end_lineno or loop.lineno
+    block = list(block_of(life.file, loop))
+    body = stretch(block[block.index(loop) :], [loop.lineno, *(origins.lines if origins else ())])
+    last, end = body[-1].end_lineno or body[-1].lineno, loop.end_lineno or loop.lineno
     if origins is None or not all(loop.lineno < line <= last for line in origins.lines):
         return None
     inside = [
         leak for leak in life.lease.leaks if leak.loss is Loss.RAISE and not leak.holder.endswith("[*]")
     ]
-    if any(leak.at.line > life.statement.lineno for leak in inside) or not is_whole(life.file, loop):
+    if any(life.statement.lineno < leak.at.line <= end for leak in inside):
+        return None
+    if not all(is_whole(life.file, each) for each in body):
         return None
     if not is_whole_until(gathering, last + 1):
         return None
@@ -138,7 +146,8 @@ def _with_this_turns(gathering: Gathering, lines: list[str], origins: Origins) -
     if start is None or adding is None or adding not in start[0]:
         return None
     block, index = start
-    between = from_first_call(block[index : list(block).index(adding)])
+    held = dropwhile(partial(is_only_without, holder=life.holder), block[index : list(block).index(adding)])
+    between = from_first_call(list(held))
     if not between:
         return lines
     edit = rollback(life, between, Origins(origins.lines, caught=True))

@@ -41,6 +41,8 @@ class Gathering:
 
 def gathering_of(life: Life) -> Gathering | None:
     """The container that the lease is put into, if nothing else is."""
+    if life.is_receiver:
+        return None  # others in the container may be held by nobody
     for statement in statements_in(life.function.body):
         name, value = _put(statement) if statement.lineno > life.statement.lineno else ("", None)
         if not name or not isinstance(value, ast.Name) or value.id != life.holder:

@@ -44,6 +44,11 @@ class Life:
         return None if wanted else found
 
     @property
+    def is_receiver(self) -> bool:
+        """Whether the acquire is a call of the lease itself (`block.pin()`): the name says nothing of it."""
+        return self.lease.giving_back is not None and self.lease.giving_back.itself
+
+    @property
     def is_several(self) -> bool:
         """Whether the holder is a list of leases."""
         return self.lease.giving_back is not None and self.lease.giving_back.each
@@ -96,6 +101,19 @@ def turns_back_if_none(statement: ast.stmt, holder: str) -> bool:
     return False
 
 
+def goes_on_with(statement: ast.stmt, holder: str) -> bool:
+    """The same, and `if x is None or bad: return`, which may leave with it: what goes on has a lease."""
+    match statement:
+        case ast.If(test=ast.BoolOp(op=ast.Or(), values=values), body=body, orelse=[]):
+            return isinstance(body[-1], EXITS) and any(_says_none(value, holder) for value in values)
+    return turns_back_if_none(statement, holder)
+
+
+def is_only_without(statement: ast.stmt, holder: str) -> bool:
+    """`if x is None:` and nothing else: what it does, it does without a lease."""
+    return isinstance(statement, ast.If) and not statement.orelse and _says_none(statement.test, holder)
+
+
 def _says_none(test: ast.expr, holder: str) -> bool:
     match test:
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
@@ -139,8 +157,8 @@ def mentions(node: ast.AST, names: set[str]) -> bool:
 
 
 def life_of(case: Case, *, several: bool = False) -> Life | None:
-    """The life of the finding's lease, if it is bound to a local name by a plain assignment; with `several`
-    also that of the leases in a list that is."""
+    """The life of the finding's lease, if a plain assignment binds it to a local name, or it is itself what a
+    local name means; with `several` also that of the leases in a list."""
     file, lease = case.file, case.lease
     if file is None or lease is None or lease.giving_back is None:
         return None
@@ -151,7 +169,11 @@ def life_of(case: Case, *, several: bool = False) -> Life | None:
         return None
     statement = enclosing_statement(file, call)
     function = enclosing_function(file, call)
-    holder = _holder(statement, call, bool(lease.releases))
+    holder = (
+        _receiver(statement, call)
+        if lease.giving_back.itself
+        else _holder(statement, call, bool(lease.releases))
+    )
     if function is None or holder is None or _is_shared(function, holder):
         return None
     block = block_of(file, statement)
@@ -200,6 +222,14 @@ def _holder(statement: ast.stmt, call: ast.Call, is_released: bool) -> str | Non
             return name if _is_value(value, call, is_released) else None
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
             return name if _is_value(value, call, is_released) else None
+    return None
+
+
+def _receiver(statement: ast.stmt, call: ast.Call) -> str | None:
+    """The name of what the call is made of, where nobody looks at its result."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=name)) if called_by(statement) is call:
+            return name
     return None
 
 

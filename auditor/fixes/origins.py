@@ -19,13 +19,15 @@ class Origins:
     caught: bool
 
 
-def origins_of(leaks: Sequence[Leak]) -> Origins | None:
+def origins_of(leaks: Sequence[Leak], *, calls: bool = False) -> Origins | None:
     """None if the lease is also lost without an exception.
 
-    A `raise` or `assert` that leaves the function is an origin. Where a handler takes the exception and then
-    leaves, any call before the hand-over may have sent it there, and all of them count.
+    A `raise` or `assert` that leaves the function is an origin; with `calls` a call that raises is one, too.
+    Where a handler takes the exception and then leaves, any call before the hand-over may have sent it there,
+    and all of them count.
     """
-    own = [leak for leak in leaks if leak.loss is Loss.RAISE or leak.loss in LEAVING]
+    counted = EXCEPTIONAL if calls else {Loss.RAISE}
+    own = [leak for leak in leaks if leak.loss in counted or leak.loss in LEAVING]
     begun = [_first_raise(leak) for leak in own]
     if not own or None in begun:
         return None

@@ -62,7 +62,10 @@ def region_of(life: Life) -> Region | None:
     """None where the life does not keep to one block, or ends in a way that is not told by blocks."""
     if life.releases is None or not all(is_pure(each, life.holder) for each in life.releases):
         return None
-    return _from_acquire(life, life.releases) or _around_acquire(life, life.releases)
+    region = _from_acquire(life, life.releases)
+    if life.is_receiver:  # what nobody here gives back may be meant to stay
+        return region if region is not None and region.release is not None else None
+    return region or _around_acquire(life, life.releases)
 
 
 def is_pure(release: ast.stmt, holder: str) -> bool:
@@ -139,7 +142,7 @@ def region_start(life: Life) -> tuple[Sequence[ast.stmt], int] | None:
         index += 1
     while index == len(block):
         parent = life.file.parents[block[index - 1]]
-        if not isinstance(parent, ast.If) or not (outer := block_of(life.file, parent)):
+        if life.is_receiver or not isinstance(parent, ast.If) or not (outer := block_of(life.file, parent)):
             return None
         block, index = outer, list(outer).index(parent) + 1
         while index < len(block) and turns_back_if_none(block[index], life.holder):

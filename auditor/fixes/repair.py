@@ -187,7 +187,7 @@ class _Work:
 
     def _reason(self, finding: Finding, here: Mapping[str, Document]) -> str:
         if finding.fix is None:
-            return "no fix could be built"
+            return f"no fix could be built: {finding.unfixed}" if finding.unfixed else "no fix could be built"
         return self.choose(finding, here) or "too many passes"
 
     def _current(self) -> Mapping[str, Document]:

@@ -33,13 +33,14 @@ def rolled_back(case: Case) -> FixOffer | None:
     """`except BaseException:` with the release, around the statements whose exceptions lose the lease.
 
     Each stretch of checks by itself, where only its own `raise` and `assert` count; everything up to the last
-    call that matters, where a handler further out would swallow the exception and forget the lease.
+    call that matters, where a handler further out would swallow the exception and forget the lease, and where
+    what gives it back is a call that does more than that.
     """
     life = life_of(case, several=True)
     if life is None or life.releases is None:
         return None
-    origins = origins_of(life.lease.leaks)
-    if origins is None or not (life.lease.handed_over or origins.caught):
+    origins = origins_of(life.lease.leaks, calls=not life.lease.handed_over)
+    if origins is None or not (life.lease.handed_over or origins.caught or _working_releases(life)):
         return None
     stretches = _stretches(life, origins)
     edits = [rollback(life, body, origins) for body in stretches]
@@ -68,6 +69,9 @@ def _stretches(life: Life, origins: Origins) -> list[list[ast.stmt]]:
     if origins.caught:
         body = _until_handed_on(life, origins)
         return [body] if body else []
+    if not life.lease.handed_over:
+        body = _until_released(life, origins)
+        return [body] if body else []
     found = [innermost(life, line) for line in origins.lines]
     known = [each for each in found if each is not None and always_holds(life, each)]
     if len(known) < len(found):
@@ -86,6 +90,24 @@ def _until_handed_on(life: Life, origins: Origins) -> list[ast.stmt]:
     handed = (index for index, each in enumerate(later) if any(_gives(life, e, origins) for e in _all(each)))
     body = later[: max(sure, next(handed, len(later)))]
     return from_first_call(body)
+
+
+def _working_releases(life: Life) -> list[ast.stmt]:
+    """Calls that do more with the lease than to give it back (`store.put(x)`)."""
+    return [each for each in life.releases or () if not is_pure(each, life.holder)]
+
+
+def _until_released(life: Life, origins: Origins) -> list[ast.stmt]:
+    """From the first statement that loses the lease to the one before such a release; none where an exception
+    loses it elsewhere."""
+    start = region_start(life)
+    later = list(start[0][start[1] :]) if start else []
+    working = _working_releases(life)
+    end = next((index for index, each in enumerate(later) if each in working), 0)
+    held = later[:end]
+    if not all(stretch(held, [line]) for line in origins.lines):
+        return []
+    return held[held.index(stretch(held, origins.lines)[0]) :]
 
 
 def from_first_call(body: Sequence[ast.stmt]) -> list[ast.stmt]:

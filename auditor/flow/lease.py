@@ -56,13 +56,15 @@ class GivingBack:
 
     `call` has `{}` in the lease's place. `lending` is the callee that takes the acquire's arguments and lends
     for a `with` block, if the pool has one. `certain` is whether the project's own code says so. With `each`
-    the acquire returned a list of leases, and the call is about one of them.
+    the acquire returned a list of leases, and the call is about one of them; with `itself` it was called of
+    the lease, as a count is taken of an object.
     """
 
     call: str
     lending: str | None = None
     certain: bool = True
     each: bool = False
+    itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ class FixOffer:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault at one place. `fingerprint` survives moved lines; `proof` is set by the leak tests."""
+    """One fault at one place. `fingerprint` survives moved lines; `proof` is set by the leak tests; `unfixed`
+    says why there is no fix."""
 
     code: str
     name: str
@@ -53,3 +54,4 @@ class Finding:
     fix: FixOffer | None = None
     fingerprint: str = ""
     proof: str | None = None
+    unfixed: str = ""

@@ -220,6 +220,8 @@ class Analysis:
             each = any(place[-1] == "[*]" for place in outcome.acquisition.places)
             if each or not returns_several(self.recogniser, outcome.function, outcome.call):
                 way = GivingBack(by_lease, each=each)
+        if way is not None and outcome.acquisition.handle is Handle.RECEIVER:
+            way = replace(way, itself=True)
         return replace(lease, giving_back=way)
 
     def _lines(self, path: str) -> Sequence[str]:
