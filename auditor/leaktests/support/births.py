@@ -1,7 +1,7 @@
 """Every storage that came into being, by which operation it was made, and from which lines.
 
-Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is found
-by `Births.look_around`.
+Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is
+found by `Births.look_around`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# poolaudit leaktests, sha256 748bcd32a7c63056: written again as long as that is the digest of the rest
 """Every storage that came into being, by which operation it was made, and from which lines.
 
 Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is found

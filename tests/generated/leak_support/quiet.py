@@ -1,4 +1,3 @@
-# poolaudit leaktests, sha256 ee6650e44085ff01: written again as long as that is the digest of the rest
 """The quiet pass: nothing looks on while the steps run; afterwards the counters of the process are read.
 
 It sees what is no tensor: Python objects, nodes of autograd, memory of C libraries, the device's allocator.
@@ -9,6 +8,7 @@ one chunk of C's heap.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -51,10 +51,11 @@ def assert_quiet(
     too. Raises `Leak`, naming the counter and, after one
     more run under a profiler, the line; `named=False` spares that run, for a twin whose leak is known.
     """
-    readings: list[Held] = []
+    readings: deque[Held] = deque()  # its memory is there before the first reading, a list's is not
     with held_still():
         for _ in range(warmup):
             step()
+        loud = _loud(deque([held()]), windows, steps)  # what looking takes itself is taken before, too
         readings.append(held())
         while (loud := _loud(readings, windows, steps)) and len(readings) <= windows + settle:
             if _proven(readings, loud, steps):
@@ -67,7 +68,7 @@ def assert_quiet(
     return Quiet(len(readings) - 1, readings[-1])
 
 
-def _growth(readings: list[Held], counter: str) -> list[int]:
+def _growth(readings: deque[Held], counter: str) -> list[int]:
     """By how much each window grew, without what the reading before it took itself."""
     grown = []
     for before, after in pairwise(readings):
@@ -85,7 +86,7 @@ def _least(counter: str, steps: int) -> float:
     return {"python_blocks": steps / 2, "heap_bytes": steps * SMALLEST_CHUNK / 2}.get(counter, 1)
 
 
-def _loud(readings: list[Held], windows: int, steps: int) -> list[str]:
+def _loud(readings: deque[Held], windows: int, steps: int) -> list[str]:
     """The counters that had no quiet stretch, nor a shorter one without any growth."""
     found = []
     for counter in Held._fields:
@@ -101,7 +102,7 @@ def _has_stretch(grown: list[int], windows: int, least: float) -> bool:
     return any(sum(grown[start : start + windows]) < least for start in range(len(grown) - windows + 1))
 
 
-def _proven(readings: list[Held], loud: list[str], steps: int) -> bool:
+def _proven(readings: deque[Held], loud: list[str], steps: int) -> bool:
     for counter in loud:
         last = _growth(readings, counter)[-SAME_GROWTH:]
         if len(last) == SAME_GROWTH and len(set(last)) == 1 and last[0] >= _least(counter, steps):
@@ -109,7 +110,7 @@ def _proven(readings: list[Held], loud: list[str], steps: int) -> bool:
     return False
 
 
-def _report(readings: list[Held], counter: str, step: Step, steps: int, *, named: bool) -> Leak:
+def _report(readings: deque[Held], counter: str, step: Step, steps: int, *, named: bool) -> Leak:
     grown = _growth(readings, counter)
     a_step = sum(grown) / (len(grown) * steps)
     what, culprit = {
