@@ -1,7 +1,8 @@
+# poolaudit leaktests, sha256 f38bff8f75d71d01: written again as long as that is the digest of the rest
 """Every storage that came into being, by which operation it was made, and from which lines.
 
-Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is found
-by `Births.look_around`.
+Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is
+found by `Births.look_around`.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 70af8146d6c5d5a7: written again as long as that is the digest of the rest
 """Who made what the quiet pass found growing: one more run, this time looked at closely."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 5ded9620fe3e0cb4: written again as long as that is the digest of the rest
 """Lets so many calls pass and fails at the next."""
 
 from __future__ import annotations

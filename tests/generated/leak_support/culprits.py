@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 326dfcec58e43d94: written again as long as that is the digest of the rest
 """Names what grew: per place of birth how much a step, by which operation, from whose line, held by whom."""
 
 from __future__ import annotations

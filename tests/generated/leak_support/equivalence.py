@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 094bdf862054cb91: written again as long as that is the digest of the rest
 """The equivalence pass: the pool changes nothing. Outputs and gradients are the same to the bit with it and
 without, on fresh blocks, on blocks that hold what others left in them, and on blocks full of NaN.
 """

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 802db0f3732b5393: written again as long as that is the digest of the rest
 """What a leak test fails with: an AssertionError whose attributes say in data what its message says in
 words.
 """

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 93fd2af19c463000: written again as long as that is the digest of the rest
 """The fault pass: a failure at every operation, and at every acquire; afterwards nothing may stay held.
 
 A step is run once to count, then once for each place with a failure there, but that the places of a backward

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 d4577f6a70f6fab1: written again as long as that is the digest of the rest
 """What this process holds, by every counter that there is: Python's blocks, C's heap, the device's
 allocator.
 """

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 b9460dee95be7163: written again as long as that is the digest of the rest
 """Watching a step only from where its fault can be.
 
 Most faults are in the backward pass, and the dispatcher's mode costs more than the operations themselves. So

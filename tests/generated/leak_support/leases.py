@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 cfee851456ea3601: written again as long as that is the digest of the rest
 """The pool pass: whatever a step borrows it has given back when it is over."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 e30e2cdfae7f8345: written again as long as that is the digest of the rest
 """The ledger pass: every storage made is followed; after each window of steps as many must be alive as
 before.
 

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 4fbdeb53f6bbcc62: written again as long as that is the digest of the rest
 """The faults of a backward pass, one after the other on the same graph.
 
 A fault in the backward pass needs the forward pass for nothing but its graph, and autograd goes through a

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 e00edf4a4ded1587: written again as long as that is the digest of the rest
 """The planted twin: the same module with one leak put into it. A test that it passes could not have
 failed.
 """

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 f9fad3a69e373445: written again as long as that is the digest of the rest
 """Random numbers that are the same in every step."""
 
 from __future__ import annotations

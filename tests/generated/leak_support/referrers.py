@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 a62e83ff6e567f2a: written again as long as that is the digest of the rest
 """Who still refers to a storage: a chain from the memory outwards, in words.
 
 Python objects are asked through the collector. Where only C++ holds the memory, the graphs of autograd that

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 149aff961214e009: written again as long as that is the digest of the rest
 """The ways a module is used: each scenario makes one step, a call without arguments that may run again and
 again.
 """

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 d9a30c866f52616c: written again as long as that is the digest of the rest
 """What moves by itself is held still, so that memory comes and goes by the code under test alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 d538a1a08ab6344d: written again as long as that is the digest of the rest
 """Where memory was made or grew that no operation showed: one more step, looked at line by line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# poolaudit leaktests, sha256 e7dbffcc1b4d3052: written again as long as that is the digest of the rest
 """Sees every operation: those of this thread and of the threads started below it, those of the backward pass
 included.
 """
