@@ -26,6 +26,7 @@ import pytest
 
 from auditor.leaktests.probe.testing import make_ready
 from auditor.leaktests.running import pytest_arguments
+from auditor.leaktests.workshop import gate_environment
 from benchmarks.machine import machine_facts
 
 HERE = Path(__file__).parent
@@ -137,7 +138,8 @@ def measure(files: Sequence[Path], repeat: int) -> list[dict[str, Any]]:
 
 
 def _in_a_process(file: Path) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", ONE, str(file)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", ONE, str(file)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=gate_environment())
     if done.returncode:
         raise SystemExit(f"{file}: its process ended with {done.returncode}")
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -59,7 +59,7 @@ def workshop() -> Iterator[Workshop]:
         )
     _need("torch", TORCH_MISSING)
     command = [sys.executable, "-m", "auditor.leaktests.probe"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=gate_environment())
     try:
         yield Workshop(process)
     finally:
@@ -85,8 +85,8 @@ def _need(module: str, message: str) -> None:
         raise WorkshopError(message)
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with our own folder to import from: a checkout may not be installed."""
+def gate_environment() -> dict[str, str]:
+    """What targets run in: ours, with our own folder to import from: a checkout may not be installed."""
     here = os.fspath(Path(__file__).parent.parent.parent)
     paths = [here, os.environ.get("PYTHONPATH", "")]
     tunables = {"GLIBC_TUNABLES": _NO_SPARE_CHUNKS, **os.environ}

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 63746133fe49fcf9: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 77c60080e6b5cdf7: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.long_net.LongNet.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -73,8 +73,9 @@ def test_memory_stays_level(scenario):
 
 
 def test_a_planted_leak_is_found():
+    step = make_step(lambda: plant(build()), feed, "train")
     with pytest.raises(Leak, match="memory grows by"):
-        assert_no_growth(make_step(lambda: plant(build()), feed, "train"), steps=2, settle=0, named=False)
+        assert_no_growth(step, windows=2, steps=1, settle=0, named=False)
 
 
 def test_nothing_grows_unseen():
@@ -83,5 +84,6 @@ def test_nothing_grows_unseen():
 
 
 def test_a_planted_object_is_found():
-    with pytest.raises(Leak):
-        assert_quiet(make_step(lambda: plant(build(), "object"), feed, "train"), settle=0, named=False)
+    step = make_step(lambda: plant(build(), "object"), feed, "train")
+    with pytest.raises(Leak, match="Python's heap grows by"):
+        assert_quiet(step, windows=2, steps=4, settle=0, named=False)

@@ -108,6 +108,52 @@ def test_what_a_failed_backward_pass_keeps_in_its_context_alone_is_found():
     assert any("Exp.forward" in culprit.line for culprit in caught.value.culprits)
 
 
+class Totals:
+    """Adds up what it is given, and keeps the sum's graph: only after a failure, or in every step anew."""
+
+    def __init__(self, pool, *, fresh):
+        self.pool, self.fresh = pool, fresh
+        self.start = torch.ones(4, requires_grad=True)
+        self.total = self.start.sum()
+
+    def __call__(self, x):
+        y = (self.start * 2).exp()  # saved by its own node, in C++ alone
+        if self.fresh:
+            self.total = self.start.sum()
+        try:
+            block = self.pool.alloc_blocks(1)
+        except InjectedFault:
+            self.total = self.total + y.sum()
+            raise
+        self.pool.free_blocks(block)
+        return x + y
+
+
+def test_what_a_failed_acquire_leaves_in_a_graph_alone_is_found():
+    pool = Blocks()
+    with pytest.raises(Leak, match="stay held") as found:
+        inject_faults(make_step(lambda: Totals(pool, fresh=False), feed), at="acquires", pools=(pool,))
+    assert any("Totals.__call__" in culprit.line for culprit in found.value.culprits)
+    assert inject_faults(make_step(lambda: Totals(pool, fresh=True), feed), at="acquires", pools=(pool,)) == 1
+
+
+def test_what_a_failed_acquire_keeps_is_found_though_nobody_watched():
+    pool, kept = Blocks(), []
+
+    def step(keeps):
+        y = torch.ones(4).exp()
+        try:
+            pool.free_blocks(pool.alloc_blocks(1))
+        except InjectedFault:
+            kept[:] = [*kept, y] if keeps else kept
+            raise
+
+    with pytest.raises(Leak, match="stay held") as found:
+        inject_faults(lambda: step(True), at="acquires", pools=(pool,))
+    assert "exp" in found.value.culprits[0].operation
+    assert inject_faults(lambda: step(False), at="acquires", pools=(pool,)) == 1
+
+
 def fork(pool, *, mended):
     blocks = pool.alloc_blocks(1)
     if blocks is None:

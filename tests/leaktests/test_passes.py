@@ -58,8 +58,23 @@ def test_quiet_finds_python_objects_and_says_of_which_type():
     assert caught.value.culprits[0].line.startswith("tests/leaktests/test_passes.py:")
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_quiet_finds_an_object_that_is_kept_every_second_step(every):
+    kept, steps = [], iter(range(10_000))
+    with pytest.raises(Leak, match="Python's heap grows by"):
+        assert_quiet(lambda: kept.append(object()) if next(steps) % every == 0 else None, named=False)
+
+
 def test_quiet_lets_a_working_module_pass():
-    assert assert_quiet(make_step(lambda: nn.Linear(4, 4), feed)).windows >= 3
+    """After 16 steps without growth, or more that grow less than a leak; what is replaced is none."""
+    last = []
+    step = make_step(lambda: nn.Linear(4, 4), feed)
+    assert assert_quiet(step).windows >= 2
+    assert assert_quiet(lambda: last.__setitem__(slice(None), [object()])).windows >= 2
+
+
+def test_quiet_sees_none_of_its_own_objects():
+    assert assert_quiet(lambda: None, windows=1, steps=1, settle=0).windows == 1
 
 
 def test_leases_are_counted_and_their_line_named():

@@ -22,7 +22,7 @@ PLAN = Plan(
     fault_shape=1,
     left_out=(("pickled", "AttributeError: a lambda"),),
     switch=(Argument("enable_memory_pool", "True"),),
-    pooled=True,
+    pool_scenarios=("train", "eval"),
     aimed=(
         Variation(
             "abcdef123456",
@@ -73,7 +73,7 @@ def test_what_a_reader_needs_is_in_the_file() -> None:
 
 
 def test_only_used_names_are_imported() -> None:
-    plain = msgspec.structs.replace(PLAN, switch=(), pooled=False, aimed=(), operations=401)
+    plain = msgspec.structs.replace(PLAN, switch=(), pool_scenarios=(), aimed=(), operations=401)
     text = render(plain, FOLDER)
     for name in ("pools_of", "assert_no_leases", "assert_equivalent", "inject_faults"):
         assert name not in text
@@ -98,7 +98,7 @@ def test_an_installed_package_needs_no_path() -> None:
 def test_functions_are_called_as_they_are(kind: str) -> None:
     target = msgspec.structs.replace(PLAN.target, kind=kind, name="attend")
     feed = (Argument("q", "torch.randn(b, n, 64, device=device)", positional=True),)
-    plan = msgspec.structs.replace(PLAN, target=target, feed=feed, switch=(), pooled=False)
+    plan = msgspec.structs.replace(PLAN, target=target, feed=feed, switch=(), pool_scenarios=())
     text = render(plan, FOLDER)
     assert f"    return attend{'.apply' if kind == 'autograd' else ''}\n" in text
     assert "return (torch.randn(b, n, 64, device=device),), {}" in text

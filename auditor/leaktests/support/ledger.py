@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from .births import Birth, Births, Place, Watch, watching_threads
+from .births import Birth, Births, Place
 from .culprits import cycle_report, growth_report
 from .stillness import held_still
+from .watch import Watch, watching_threads
 
 Step = Callable[[], object]
 

@@ -8,6 +8,7 @@ one chunk of C's heap.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,8 +25,8 @@ SMALLEST_CHUNK = 32
 """Bytes that the smallest malloc takes from the heap."""
 MOST_SHARED_INT = 256
 """Larger numbers are objects of their own."""
-HEAP_STRETCH = 16
-"""Steps in a row without any growth that clear C's heap."""
+CLEAR_STRETCH = 16
+"""Steps in a row without any growth that clear a counter: each step of a leak would have taken its share."""
 SAME_GROWTH = 12
 """So many windows that grow by the very same number are proof; nothing that settles does that."""
 
@@ -46,13 +47,15 @@ def assert_quiet(
 
     They are quiet if together they took less than half a block of Python's, half a chunk of C's heap and
     nothing of the device's memory a step: counters move a little from reading to reading, whatever the step
-    does, and the longer the stretch the less that hides. Raises `Leak`, naming the counter and, after one
+    does, and the longer the stretch the less that hides. A stretch of 16 steps without any growth will do
+    too. Raises `Leak`, naming the counter and, after one
     more run under a profiler, the line; `named=False` spares that run, for a twin whose leak is known.
     """
-    readings: list[Held] = []
+    readings: deque[Held] = deque()  # its memory is there before the first reading, a list's is not
     with held_still():
         for _ in range(warmup):
             step()
+        loud = _loud(deque([held()]), windows, steps)  # what looking takes itself is taken before, too
         readings.append(held())
         while (loud := _loud(readings, windows, steps)) and len(readings) <= windows + settle:
             if _proven(readings, loud, steps):
@@ -65,7 +68,7 @@ def assert_quiet(
     return Quiet(len(readings) - 1, readings[-1])
 
 
-def _growth(readings: list[Held], counter: str) -> list[int]:
+def _growth(readings: deque[Held], counter: str) -> list[int]:
     """By how much each window grew, without what the reading before it took itself."""
     grown = []
     for before, after in pairwise(readings):
@@ -83,14 +86,12 @@ def _least(counter: str, steps: int) -> float:
     return {"python_blocks": steps / 2, "heap_bytes": steps * SMALLEST_CHUNK / 2}.get(counter, 1)
 
 
-def _loud(readings: list[Held], windows: int, steps: int) -> list[str]:
-    """The counters that had no quiet stretch. C's heap is noisier, but a shorter one without any growth
-    clears it: in that each step of a leak would have taken a chunk.
-    """
+def _loud(readings: deque[Held], windows: int, steps: int) -> list[str]:
+    """The counters that had no quiet stretch, nor a shorter one without any growth."""
     found = []
     for counter in Held._fields:
         grown = _growth(readings, counter)
-        cleared = counter == "heap_bytes" and _has_stretch(grown, max(1, HEAP_STRETCH // steps), 1)
+        cleared = _has_stretch(grown, max(1, CLEAR_STRETCH // steps), 1)
         if not cleared and not _has_stretch(grown, windows, _least(counter, windows * steps)):
             found.append(counter)
     return found
@@ -101,7 +102,7 @@ def _has_stretch(grown: list[int], windows: int, least: float) -> bool:
     return any(sum(grown[start : start + windows]) < least for start in range(len(grown) - windows + 1))
 
 
-def _proven(readings: list[Held], loud: list[str], steps: int) -> bool:
+def _proven(readings: deque[Held], loud: list[str], steps: int) -> bool:
     for counter in loud:
         last = _growth(readings, counter)[-SAME_GROWTH:]
         if len(last) == SAME_GROWTH and len(set(last)) == 1 and last[0] >= _least(counter, steps):
@@ -109,7 +110,7 @@ def _proven(readings: list[Held], loud: list[str], steps: int) -> bool:
     return False
 
 
-def _report(readings: list[Held], counter: str, step: Step, steps: int, *, named: bool) -> Leak:
+def _report(readings: deque[Held], counter: str, step: Step, steps: int, *, named: bool) -> Leak:
     grown = _growth(readings, counter)
     a_step = sum(grown) / (len(grown) * steps)
     what, culprit = {

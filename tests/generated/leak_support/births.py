@@ -1,8 +1,8 @@
-# poolaudit leaktests, sha256 e606de3372cbdd7f: written again as long as that is the digest of the rest
-"""Watches every storage come into being: which operation made it, and from which lines.
+# poolaudit leaktests, sha256 f38bff8f75d71d01: written again as long as that is the digest of the rest
+"""Every storage that came into being, by which operation it was made, and from which lines.
 
-The dispatcher shows each operation of this thread and of the threads started below it, those of the backward
-pass included. What is made past it (numpy's memory, raw storages) is found by `Births.look_around`.
+Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is
+found by `Births.look_around`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from types import CodeType, FrameType, NoneType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .storages import PLAIN_TENSORS, expired, forget, of_python_objects, storage_at, storage_of, weak_pointer
 
@@ -40,8 +39,11 @@ _DRIVERS = {
         "late",
     )
 }
-_WATCHERS = {*_DRIVERS, __file__, str(Path(_HERE, "pools.py")), torch._ops.__file__}
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # its argument is what `torch.tensor` has just made
+_WATCHERS = {
+    *_DRIVERS,
+    *(str(Path(_HERE, f"{name}.py")) for name in ("births", "watch", "pools")),
+    torch._ops.__file__,
+}
 _TORCH = str(Path(torch.__file__).parent)
 _STANDARD_LIBRARY = str(Path(threading.__file__).parent)
 _NUMBERS = {int, float, bool}
@@ -111,6 +113,10 @@ class Births:
                     continue
             elif kind in _NO_TENSORS:
                 continue
+            elif kind is list:  # asked first: to ask whether it is a tensor takes longer
+                if value and type(value[0]) not in _NUMBERS:  # a list of sizes holds nothing else
+                    self.note_all(value, name, operation)
+                continue
             elif isinstance(value, torch.Tensor):
                 found = storage_of(value)
                 if found is None:
@@ -130,8 +136,7 @@ class Births:
 
     def _note_inside(self, value: Any, name: Callable[[Any], str], operation: Any) -> None:
         if isinstance(value, (tuple, list)):
-            if value and type(value[0]) not in _NUMBERS:  # a list of sizes holds nothing else
-                self.note_all(value, name, operation)
+            self.note_all(value, name, operation)
         elif isinstance(value, dict):
             self.note_all(value.values(), name, operation)
 
@@ -168,55 +173,6 @@ class Births:
 
 def _pointer(entry: int | Birth) -> int:
     return entry if isinstance(entry, int) else entry._weak
-
-
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the results of every operation while it is entered."""
-
-    def __init__(self, births: Births) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._births = births
-        self.before: Callable[[Any], None] | None = None
-        """Called with each operation before it runs: where a fault pass fails."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler, for seconds, to keep it out of the method below
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.before is not None:
-            self.before(func)
-        births = self._births
-        if not births.open:  # a thread that outlived the pass
-            return func(*args, **(kwargs or {}))
-        births.note_all(args, _unseen_before, func)
-        if kwargs:
-            births.note_all(kwargs.values(), _unseen_before, func)
-            result = func(*args, **kwargs)
-        else:
-            result = func(*args)
-        births.note_all((result,), _name, func)
-        return result
-
-
-class watching_threads:
-    """While entered, threads that are started are watched as this one is."""
-
-    def __init__(self, make: Callable[[], TorchDispatchMode]) -> None:
-        self._make = make
-
-    def __enter__(self) -> None:
-        self._run = run = threading.Thread.run
-        make = self._make
-
-        def watched(thread: threading.Thread) -> None:
-            with make():
-                run(thread)
-
-        threading.Thread.run = watched  # type: ignore[method-assign, assignment]
-
-    def __exit__(self, *exception: object) -> None:
-        threading.Thread.run = self._run  # type: ignore[method-assign]
 
 
 def readable(frames: Frames) -> list[str]:
@@ -288,14 +244,3 @@ def _line(code: CodeType, mark: int) -> int:
         if start <= mark < end and line is not None:
             return line
     return code.co_firstlineno
-
-
-def _name(func: Any) -> str:
-    """`aten.mul.Tensor`, and in the backward pass also the node that asked for it."""
-    node = torch._C._current_autograd_node()
-    return f"{func} in {node.name()}" if node is not None else str(func)
-
-
-def _unseen_before(func: Any) -> str:
-    """How an argument came to be that no operation made."""
-    return "torch.tensor" if func is _LIFT_FRESH else UNSEEN

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 ecaa2f0260c451f2: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 094bdf862054cb91: written again as long as that is the digest of the rest
 """The equivalence pass: the pool changes nothing. Outputs and gradients are the same to the bit with it and
 without, on fresh blocks, on blocks that hold what others left in them, and on blocks full of NaN.
 """
@@ -35,7 +35,7 @@ class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in births.Watch
+        return False  # as in watch.Watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 2c8911db36123d91: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 93fd2af19c463000: written again as long as that is the digest of the rest
 """The fault pass: a failure at every operation, and at every acquire; afterwards nothing may stay held.
 
 A step is run once to count, then once for each place with a failure there, but that the places of a backward
@@ -9,7 +9,7 @@ before the first failure. It is quadratic, so steps are small here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from .births import Births, Frames
 from .countdown import Countdown
 from .culprits import amount, fault_head, fault_report
 from .errors import InjectedFault, Leak
-from .late import LateWatch, living_nodes
+from .late import LateWatch, Unwatched, living_nodes
 from .leases import Counter, lease_report
 from .ledger import Ledger, Level
 from .one_graph import OneGraph
@@ -37,7 +37,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as in births.Watch
+        return False  # as in watch.Watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._countdown.tick(func)
@@ -125,7 +125,6 @@ class _Attempt:
         """Everything from the first step to the last look; with `share` no more is run and watched than is
         needed.
         """
-        late = share and self.at == "operations"
         ledger, counter = Ledger(), Counter(self.line)
         countdown = Countdown(Refusal if self.at == "refusals" else InjectedFault)
         fail = _Fail(self.step, ledger, counter, countdown)
@@ -137,10 +136,11 @@ class _Attempt:
                 ledger.watch.before = countdown.tick  # a second mode would double the cost of the pass
             else:
                 exits.enter_context(_failing_acquires(countdown, self.at, self.pools))
-            for _ in range(warmup):
-                self.step()
+            with ledger.unwatched():
+                for _ in range(warmup):
+                    self.step()
             kept = counter.standing()
-            places = fail.count(late=late, share=share)
+            places = fail.count(share=share)
             if len(counter.standing()) > len(kept):
                 more = len(counter.standing()) - len(kept)
                 raise lease_report(counter, kept, more, "by a step without any fault")
@@ -149,7 +149,7 @@ class _Attempt:
                     f"a step has {places} {self.at}, the fault pass takes {self.most} (it is quadratic): "
                     "feed it smaller shapes and fewer layers, or pass most="
                 )
-            before, nodes = ledger.take_stock(), living_nodes() if late else 0
+            before, nodes = ledger.take_stock(), living_nodes() if share else 0
             ledger.births.placed, fail.leases = placed, counter.standing()
             first = 1 if self.last is None else places + 1 - self.last
             shared = fail.on_one_graph()
@@ -160,7 +160,7 @@ class _Attempt:
             ledger.births.turn = 0
             fail.count()
             after = ledger.take_stock()
-            more = late and living_nodes() > nodes
+            more = share and living_nodes() > nodes
             return _Run(before, after, names, ledger.births, more, bool(shared), placed)
 
     def named(self, head: str, run: _Run) -> Leak:
@@ -188,21 +188,21 @@ class _Fail:
     ledger: Ledger
     counter: Counter
     countdown: Countdown
-    late: LateWatch | None = None
+    late: LateWatch | Unwatched | None = None
     graph: OneGraph | None = None
     leases: Sequence[Frames] = ()
     """Those that stand after a good step."""
 
-    def count(self, *, late: bool = False, share: bool = False) -> int:
-        """How many places a good step has; with `late`, from now on no more is watched than is needed, and
-        with `share` faults of a backward pass have one graph.
+    def count(self, *, share: bool = False) -> int:
+        """How many places a good step has; with `share`, from now on no more is watched than is needed, and
+        the faults of a backward pass have one graph.
         """
         self.countdown.arm(None)
         run: Callable[[], object] = self.step
-        if late:
-            self.late = LateWatch(self.ledger.watch, self.countdown)
-            run = partial(self.late.learn, self.step)
         if share:
+            counts_operations = self.ledger.watch.before is not None
+            self.late = LateWatch(self.ledger.watch, self.countdown) if counts_operations else Unwatched()
+            run = partial(self.late.learn, self.step)
             self.graph = OneGraph(self.step, self.countdown)
             run = partial(self.graph.learn, run)
         run()
@@ -212,7 +212,8 @@ class _Fail:
         """The faults of the backward pass, as far as one graph serves for them."""
         if self.graph is None:
             return {}
-        return self.graph.fail(lambda: len(self.counter.standing()) == len(self.leases))
+        with self.ledger.unwatched() if isinstance(self.late, Unwatched) else nullcontext():
+            return self.graph.fail(lambda: len(self.counter.standing()) == len(self.leases))
 
     def once(self, place: int) -> str:
         """Fail at this place; returns in which operation's place that was."""

@@ -1,10 +1,11 @@
-# poolaudit leaktests, sha256 4106321615928ebc: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 b9460dee95be7163: written again as long as that is the digest of the rest
 """Watching a step only from where its fault can be.
 
 Most faults are in the backward pass, and the dispatcher's mode costs more than the operations themselves. So
-what comes before the backward pass in which an operation is to fail runs unwatched. Memory that is made there
-is found through Python's objects when stock is taken; what a graph alone could hide is told by the graph's
-own nodes (`living_nodes`), and then all is done again, watched from the first operation on.
+what comes before the backward pass in which an operation is to fail runs unwatched, and the whole step where
+an acquire is to fail. Memory that is made there is found through Python's objects when stock is taken; what a
+graph alone could hide is told by the graph's own nodes (`living_nodes`), and then all is done again, watched
+from the first operation on.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import gc
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
-from .births import Watch
+from .watch import Watch
 
 _ENTRIES = ("backward", "grad")
 """The functions of torch.autograd that begin a backward pass."""
@@ -104,6 +105,33 @@ def _told_of_backward(begins: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+class Unwatched:
+    """The same for acquires, which are counted without seeing any operation."""
+
+    def learn(self, step: Callable[[], object]) -> None:
+        """A good step."""
+        step()
+
+    def before(self, place: int) -> AbstractContextManager[object]:
+        """Nothing is watched."""
+        return nullcontext()
+
+
 def living_nodes() -> int:
-    """How many nodes of autograd's graphs, contexts of custom functions among them, Python's objects are."""
-    return sum(hasattr(type(found), "next_functions") for found in gc.get_objects())
+    """How many nodes autograd's graphs have: those that are Python's objects, contexts of custom functions
+    among them, those behind tensors that Python knows, and all that those refer to.
+    """
+    left: list[Any] = []
+    for found in gc.get_objects():
+        if hasattr(type(found), "next_functions"):
+            left.append(found)
+        elif issubclass(type(found), torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass():  # as in storages.storage_of
+                left.append(found.grad_fn)
+    seen: dict[int, Any] = {}
+    while left:
+        node = left.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node  # kept, or the next one could have its place
+            left += [following for following, _ in node.next_functions]
+    return len(seen)

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 5e1bb761242a9fe6: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 e30e2cdfae7f8345: written again as long as that is the digest of the rest
 """The ledger pass: every storage made is followed; after each window of steps as many must be alive as
 before.
 
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from .births import Birth, Births, Place, Watch, watching_threads
+from .births import Birth, Births, Place
 from .culprits import cycle_report, growth_report
 from .stillness import held_still
+from .watch import Watch, watching_threads
 
 Step = Callable[[], object]
 
