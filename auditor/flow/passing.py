@@ -9,6 +9,7 @@ from auditor.flow.holding import Holding
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
+from auditor.flow.indirect import lies_within
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
 
 PROCESS_POSITION = "<process>"
@@ -136,6 +137,8 @@ class Passing(Holding):
             return None  # `connection.root.release(number)` gives back the number
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
+        if operand[-1] == ".name" and acquisition.declared:
+            return None  # `os.replace(temporary.name, target)`: who has the file's name has not the file
         if treatment.fate is Fate.BORROW and treatment.moved_to is None:
             return Treatment(result=(), maybe=True) if treatment.result is not None else None
         if treatment.fate is Fate.UNKNOWN and acquisition.value is Value.OBJECT:
@@ -152,7 +155,10 @@ class Passing(Holding):
             if rest is None:
                 continue
             value, protocol = self.acquisition.value, self.acquisition.protocol
-            treatment = self.effects.treatment(call, position, rest, value, protocol)
+            inside = rest[:-1] if lies_within(place) else rest
+            treatment = self.effects.treatment(call, position, inside, value, protocol)
+            if lies_within(place) and treatment.fate is Fate.UNKNOWN:
+                continue
             if (
                 treatment.fate is not Fate.BORROW
                 or treatment.moved_to is not None

@@ -30,7 +30,7 @@ from auditor.project.rewriting import note_rewritten_flags
 from auditor.project.sites import loops_around, site_nodes
 
 BEGINNING = re.compile(
-    r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
+    r"_*(?:start|begin|enter|open|acc?quire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
 )
 """Names of functions whose counterpart, elsewhere, ends what they begin."""
 
@@ -61,6 +61,7 @@ class Outcome:
     asked: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
+    recorded: bool = False
     unknown: bool = False
 
 
@@ -147,6 +148,8 @@ class Follower:
             outcome.unless = missing(self.graph.parameters, self.known[node])
             outcome.asked = frozenset(fact for fact in self.known[node] if fact[0] in self.graph.parameters)
             outcome.returned = sorted(set(endings.returned.values()))[0]
+            tabled = {at for at, path in endings.beside if path[0] == own_name(self.function) and len(path) > 2}
+            outcome.recorded = tabled.issuperset(endings.returned)
         outcome.stored = sorted(endings.stored.items())
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
