@@ -9,8 +9,8 @@ OVER = "<over>"
 """From what reads or writes through a file to the file, which its own end leaves open."""
 
 WITHIN = "./"
-"""From a path to the directory it lies in: passed on, such a path tells of nothing; returned or kept, it may be how
-somebody else finds the directory."""
+"""From a path to the directory it lies in: passed on, such a path tells of nothing; returned or kept, it may
+be how somebody else finds the directory."""
 
 
 def lies_within(path: Path) -> bool:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
+from auditor.flow.indirect import OVER, WITHIN, makes_text
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, named
 from auditor.flow.transactions import stays_open
-from auditor.flow.indirect import OVER, WITHIN, makes_text
 from auditor.ir.ops import (
     RAISING,
     RESULT,

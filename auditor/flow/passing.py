@@ -6,10 +6,10 @@ from functools import cached_property
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.holding import Holding
+from auditor.flow.indirect import lies_within
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
-from auditor.flow.indirect import lies_within
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
 
 PROCESS_POSITION = "<process>"
@@ -137,13 +137,22 @@ class Passing(Holding):
             return None  # `connection.root.release(number)` gives back the number
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
-        if operand[-1] == ".name" and acquisition.declared:
+        if operand[-1] == ".name" and self._is_file():
             return None  # `os.replace(temporary.name, target)`: who has the file's name has not the file
         if treatment.fate is Fate.BORROW and treatment.moved_to is None:
             return Treatment(result=(), maybe=True) if treatment.result is not None else None
         if treatment.fate is Fate.UNKNOWN and acquisition.value is Value.OBJECT:
             return None  # what is told the offset of a lease has not the lease
         return Treatment(Fate.UNKNOWN)
+
+    def _is_file(self) -> bool:
+        """Of a directory the name is all that anybody needs."""
+        acquisition = self.acquisition
+        return (
+            acquisition.declared
+            and acquisition.value is Value.OBJECT
+            and not acquisition.text.lower().endswith("directory")
+        )
 
     def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
         """Whether something that may be the lease, and that has no other owner, is released or given away

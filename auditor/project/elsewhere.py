@@ -39,9 +39,9 @@ class Elsewhere:
             if "." + attribute not in module.text:
                 continue
             for function in module.by_node.values():
-                if function.is_method and "." + attribute in function.text:
-                    if attribute in released_attributes(function, of_others=False):
-                        yield function.qualname
+                asked = function.is_method and "." + attribute in function.text
+                if asked and attribute in released_attributes(function, of_others=False):
+                    yield function.qualname
 
     def _index(self) -> dict[str, list[tuple[str, set[str]]]]:
         found: dict[str, list[tuple[str, set[str]]]] = {}
@@ -63,6 +63,8 @@ class Elsewhere:
 
 def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]:
     for cls in module.classes.values():
+        if attribute in cls.methods:
+            yield module.path, cls.qualname  # a property
         for method in cls.methods.values():
             own = own_name(method)
             for node in ast.walk(method.node):

@@ -185,8 +185,8 @@ WAITING = frozenset({"wait"})
 
 COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
 
-READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell", "flush",
-                     "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
+READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell",
+                     "flush", "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
 """Methods that are never about who has the file: what they return are texts and numbers."""
 
 CONTENT = frozenset({"get", "unwrap"})
