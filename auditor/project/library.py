@@ -1,6 +1,7 @@
 """What builtins and the standard library do to a lease: containers, iteration helpers, context-manager
 tools."""
 
+import ast
 import re
 from collections.abc import Mapping
 
@@ -83,6 +84,9 @@ THROUGH: Mapping[str, frozenset[Position]] = {
 """What Python's library makes over an open file, by the argument that is the file: closing it leaves that
 open (documentation of each: "Calling close() does not close fileobj")."""
 
+KEYED = frozenset({"pop", "get", "setdefault", "__getitem__"})
+"""Methods of a dict that are about one key."""
+
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "get_nowait", "popright"})
 
 
@@ -94,6 +98,8 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     if not rest[0].startswith("["):
         return None
     inner = rest[1:]
+    if name in KEYED and _another_key(call, rest[0]):
+        return BORROWED
     if name in TAKING_OUT:
         result = (ANY_ITEM, *inner) if name == "popitem" else inner
         return Treatment(result=result, leaves=True)
@@ -108,6 +114,14 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     if name in ("keys", "index", "count", "sort", "reverse", "remove", "discard"):
         return BORROWED
     return None
+
+
+def _another_key(call: Call, item: str) -> bool:
+    """`options.pop("name")` takes nothing from under "folder"; of `options.pop(key)` nobody can tell."""
+    if not item.startswith(("['", '["')) or not call.at.args:
+        return False
+    key = call.at.args[0]
+    return not isinstance(key, ast.Constant) or f"[{key.value!r}]" != item
 
 
 def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | None:
