@@ -205,7 +205,7 @@ class Fields:
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes
-            if not method.parameters or not _mentions(method, attribute):
+            if own_name(method) is None or not _mentions(method, attribute):
                 continue
             if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
                 escapes = True
