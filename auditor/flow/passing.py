@@ -23,7 +23,8 @@ class Passing(Holding):
         if edge in RAISING and self.effects.only_releases(call):
             self._pass(node, call, held, edge)
             return ()
-        if node == self.site and not held.stale:
+        if node == self.site:
+            self._note_kept(node, held)
             held = replace(held, stale=True)
         if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
             held = replace(held, noted=held.noted | {call.receiver})
@@ -33,6 +34,12 @@ class Passing(Holding):
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _note_kept(self, node: int, held: Held) -> None:
+        """A loop that never ends comes back to the acquire: what it put into a field by then stays there."""
+        outside = [place for place in sorted(held.places) if self._outlives(place)]
+        if outside and not self.acquisition.keyed:
+            self.endings.going_on.setdefault(node, outside[0])
 
     def _counted(self, call: Call, held: Held, edge: Edge) -> Held:
         """A further count on the same object, or a lock taken again: who ends that ends his own, not this."""

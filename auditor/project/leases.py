@@ -149,7 +149,7 @@ class Follower:
             outcome.asked = frozenset(fact for fact in self.known[node] if fact[0] in self.graph.parameters)
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.recorded = always_in_a_table(endings, own_name(self.function))
-        outcome.stored = sorted(endings.stored.items())
+        outcome.stored = sorted(endings.left_in.items())
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome

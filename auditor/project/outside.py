@@ -95,7 +95,8 @@ class OutsideEffects:
         if call.method == "start" and rest and not self._own_object(call):
             return TAKEN  # a thread or process that was made with the lease
         if rest:
-            return BORROWED if call.method in READING else PERHAPS_SAME
+            told = call.method in READING or ASKING.fullmatch(call.method)
+            return BORROWED if told else PERHAPS_SAME
         table = treatment_of(call.method)
         if value is Value.INDEX:
             return _carried(call.method, table)
@@ -188,6 +189,9 @@ COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
 READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell",
                      "flush", "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
 """Methods that are never about who has the file: what they return are texts and numbers."""
+
+ASKING = re.compile(r"(?:is|has|can|count|num|len|size)(?:_\w+)?")
+"""Methods whose answer is a truth or a number."""
 
 CONTENT = frozenset({"get", "unwrap"})
 """Methods that take out of an outcome what it stands for: `status.get()`."""
