@@ -13,8 +13,19 @@ WITHIN = "./"
 be how somebody else finds the directory."""
 
 
+SPELT = ".+"
+"""From a text to the path that is spelt in it: the same, but it may be the path itself with a slash."""
+
+
 def lies_within(path: Path) -> bool:
-    return path[-1] == WITHIN
+    return path[-1] in (WITHIN, SPELT)
+
+
+def piece_of(node: ast.AST) -> str | None:
+    """`directory + "/log"` and `Path(directory) / name`, told from other arithmetic."""
+    if not makes_text(node):
+        return None
+    return WITHIN if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else SPELT
 
 
 def makes_text(node: ast.AST) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
-from auditor.flow.indirect import OVER, WITHIN, makes_text
+from auditor.flow.indirect import OVER, piece_of
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, named
 from auditor.flow.transactions import stays_open
@@ -131,10 +131,10 @@ class Ownership(Assuming):
         return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
 
     def _fresh(self, node: int, op: Fresh, held: Held) -> Held | None:
-        text = makes_text(op.at)
-        told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not text)
+        piece = piece_of(op.at)
+        told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         told = told and any(self._about(held, use) for use in op.uses)
-        made = (*op.target, WITHIN) if text else op.target
+        made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
     def _looked_up(self, held: Held, target: Path, index: Path) -> Held:

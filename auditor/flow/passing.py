@@ -6,7 +6,7 @@ from functools import cached_property
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.holding import Holding
-from auditor.flow.indirect import lies_within
+from auditor.flow.indirect import WITHIN, lies_within
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
@@ -78,12 +78,18 @@ class Passing(Holding):
                 if passed is None:
                     return (held,) if treatment.split else ()
                 after = passed
+        if call.method == "join" and edge not in RAISING and self._joins_within(call, held):
+            after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
         if after == held:
             return (held,)
         kept = self._keep(node, held, after, Loss.DROPPED)
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
+
+    def _joins_within(self, call: Call, held: Held) -> bool:
+        """`join(join(folder, "part"), "log")` lies in the folder too."""
+        return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)
@@ -175,6 +181,8 @@ class Passing(Holding):
             treatment = self.effects.treatment(call, position, inside, value, protocol)
             if lies_within(place) and treatment.fate is Fate.UNKNOWN:
                 continue
+            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or treatment.result == (WITHIN,)):
+                continue  # `rmtree(join(folder, "part"))` leaves the folder
             if (
                 treatment.fate is not Fate.BORROW
                 or treatment.moved_to is not None

@@ -15,7 +15,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.indirect import WITHIN
+from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
 from auditor.project.bindings import own_name
@@ -44,6 +44,8 @@ class OutsideEffects:
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
         """What such a call does to an operand; `dotted` is its full name where that is known."""
+        if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
+            return Treatment(result=(SPELT,), maybe=True)
         for found in (
             library.container_method(call, position, rest),
             library.stored_by_method(call, position, rest),
