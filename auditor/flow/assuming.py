@@ -2,6 +2,7 @@
 
 from auditor.flow.effects import Value
 from auditor.flow.held import Held
+from auditor.flow.indirect import lies_within
 from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
 from auditor.ir.ops import Assume
@@ -26,7 +27,8 @@ class Assuming(Passing):
             return held  # `self.ok()` does not speak of what lies in its fields
         if any(begins_with(place, op.subject) for place in held.places):
             return None
-        if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in held.maybe):
+        reaching = (place for place in held.maybe if not lies_within(place))
+        if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in reaching):
             self.endings.unknown.add(node)
             return None
         return held

@@ -79,6 +79,7 @@ class Acquisition:
     counts: bool = False  # one more user of an object that has others
     own_key: bool = False  # the object that stands for it was made in this function
     own: frozenset[tuple[str, bool]] = frozenset()  # what is true of the receiver's fields where it lends
+    recorded: bool = False  # in a table of the object that lends: who does not want it may leave it there
 
     @property
     def keyed(self) -> bool:
@@ -94,6 +95,10 @@ class Effects(Protocol):
 
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         """What the call does to a lease found at `rest` inside the operand at `position`."""
+
+    def ends_itself(self, protocol: str) -> bool:
+        """Whether a method of the lease ends it: then it is no list, and what a loop over it yields is not
+        it."""
 
     def only_releases(self, call: Call) -> bool:
         """Whether the call gives something back: such calls are not expected to raise."""

@@ -43,6 +43,13 @@ class Endings:
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
+    going_on: dict[int, Path] = field(default_factory=dict)  # where it lies when the acquire runs again
+
+    @property
+    def left_in(self) -> dict[int, Path]:
+        """Where it lies when the function is done with it, or, of one that never ends, with this turn."""
+        done = self.stored or self.released or self.returned or self.lost
+        return self.stored if done else self.going_on
 
     @property
     def handed_over(self) -> bool:

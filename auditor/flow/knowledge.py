@@ -32,6 +32,8 @@ EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"}
 """Lists that are filled together are tested for one another: `if keys:` after `keys.append`,
 `blocks.append`."""
 
+OWN = frozenset({"self", "cls"})
+
 
 def join(left: Knowledge, right: Knowledge) -> Knowledge:
     both = left & right
@@ -85,7 +87,8 @@ def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
     name = call.receiver[0]
     if call.method in FILLING and not name.startswith("%"):
         return known | {(name.lstrip("@"), True)}
-    return forget(graph, call.receiver, known) if call.method in EMPTYING else known
+    emptied = call.method in EMPTYING and name not in OWN  # `self.clear()` is a method like any other
+    return forget(graph, call.receiver, known) if emptied else known
 
 
 def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:

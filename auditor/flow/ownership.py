@@ -11,6 +11,7 @@ from dataclasses import replace
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
+from auditor.flow.indirect import OVER, piece_of
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, named
 from auditor.flow.transactions import stays_open
@@ -80,8 +81,8 @@ class Ownership(Assuming):
                 return self._unpack(node, op, held)
             case Constant(target=target):
                 return self._rebind(node, held, target, [])
-            case Fresh(target=target, uses=uses):
-                return self._fresh(node, held, target, uses)
+            case Fresh():
+                return self._fresh(node, op, held)
             case Lookup(target=target, index=index):
                 return self._looked_up(held, target, index)
             case InPlace():
@@ -99,7 +100,8 @@ class Ownership(Assuming):
             case Enter(context=context):
                 if stays_open(self.graph, self.acquisition.text, context):
                     return held
-                if context not in OWN_OBJECT and self._inside(held, context) is not None:
+                inside = None if context in OWN_OBJECT else self._inside(held, context)
+                if inside is not None and OVER not in inside:
                     self.endings.released.setdefault(node, held)
                     return None
         return held
@@ -128,9 +130,12 @@ class Ownership(Assuming):
         maybe = held.maybe.union(*(perhaps for _, perhaps in gained))
         return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
 
-    def _fresh(self, node: int, held: Held, target: Path, uses: tuple[Path, ...]) -> Held | None:
-        told = self.acquisition.value is not Value.TENSOR and any(self._about(held, use) for use in uses)
-        return self._rebind(node, held, target, [(NOWHERE, frozenset({target}) if told else NOWHERE)])
+    def _fresh(self, node: int, op: Fresh, held: Held) -> Held | None:
+        piece = piece_of(op.at)
+        told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
+        told = told and any(self._about(held, use) for use in op.uses)
+        made = (*op.target, piece) if piece else op.target
+        return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
     def _looked_up(self, held: Held, target: Path, index: Path) -> Held:
         """`table[number]` says as much as the number does."""
@@ -147,7 +152,11 @@ class Ownership(Assuming):
     def _next(self, node: int, op: Next, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING:
             return held
+        holding, element = held, (*op.source, "[*]")
         inside = [place for place in held.places if begins_with(place, op.source)]
+        if self.effects.ends_itself(self.acquisition.protocol):
+            inside = [place for place in inside if begins_with(place, element)]
+            holding = replace(held, places=frozenset(inside))  # the lines of a file are not the file
         if edge is Edge.EXHAUSTED:
             counting = (op.counted or self.acquisition.value is Value.INDEX) and (
                 self.acquisition.value is not Value.TENSOR
@@ -156,7 +165,7 @@ class Ownership(Assuming):
             if (inside or counting or op.source in held.noted) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
-        copied = [self._copied(held, op.target, op.element)] if op.element is not None else []
+        copied = [self._copied(holding, op.target, op.element)] if op.element is not None else []
         after = self._rebind(node, held, op.target, copied)
         return replace(after, seen=after.seen | {node}) if after is not None else after
 
@@ -220,6 +229,9 @@ class Ownership(Assuming):
         loss = (
             Loss.DISCARDED if not held.kept else Loss.DROPPED if isinstance(op.at, ast.Expr) else Loss.REBOUND
         )
+        if loss is Loss.DISCARDED and self.acquisition.recorded and not places:
+            self.endings.taken.add(node)
+            return None
         return self._keep(node, held, replace(held, places=places, maybe=maybe), loss)
 
     def _leave(self, node: int, op: Leave, held: Held) -> None:

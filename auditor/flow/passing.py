@@ -6,6 +6,7 @@ from functools import cached_property
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.holding import Holding
+from auditor.flow.indirect import WITHIN, lies_within
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
@@ -22,7 +23,8 @@ class Passing(Holding):
         if edge in RAISING and self.effects.only_releases(call):
             self._pass(node, call, held, edge)
             return ()
-        if node == self.site and not held.stale:
+        if node == self.site:
+            self._note_kept(node, held)
             held = replace(held, stale=True)
         if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
             held = replace(held, noted=held.noted | {call.receiver})
@@ -32,6 +34,12 @@ class Passing(Holding):
             node, held, call.target, [], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
+
+    def _note_kept(self, node: int, held: Held) -> None:
+        """A loop that never ends comes back to the acquire: what it put into a field by then stays there."""
+        outside = [place for place in sorted(held.places) if self._outlives(place)]
+        if outside and not self.acquisition.keyed:
+            self.endings.going_on.setdefault(node, outside[0])
 
     def _counted(self, call: Call, held: Held, edge: Edge) -> Held:
         """A further count on the same object, or a lock taken again: who ends that ends his own, not this."""
@@ -70,12 +78,18 @@ class Passing(Holding):
                 if passed is None:
                     return (held,) if treatment.split else ()
                 after = passed
+        if call.method == "join" and edge not in RAISING and self._joins_within(call, held):
+            after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
         if after == held:
             return (held,)
         kept = self._keep(node, held, after, Loss.DROPPED)
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
+
+    def _joins_within(self, call: Call, held: Held) -> bool:
+        """`join(join(folder, "part"), "log")` lies in the folder too."""
+        return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)
@@ -136,11 +150,22 @@ class Passing(Holding):
             return None  # `connection.root.release(number)` gives back the number
         if piece == "same" or treatment.fate is Fate.RELEASE:
             return treatment
+        if operand[-1] == ".name" and self._is_file():
+            return None  # `os.replace(temporary.name, target)`: who has the file's name has not the file
         if treatment.fate is Fate.BORROW and treatment.moved_to is None:
             return Treatment(result=(), maybe=True) if treatment.result is not None else None
         if treatment.fate is Fate.UNKNOWN and acquisition.value is Value.OBJECT:
             return None  # what is told the offset of a lease has not the lease
         return Treatment(Fate.UNKNOWN)
+
+    def _is_file(self) -> bool:
+        """Of a directory the name is all that anybody needs."""
+        acquisition = self.acquisition
+        return (
+            acquisition.declared
+            and acquisition.value is Value.OBJECT
+            and not acquisition.text.lower().endswith("directory")
+        )
 
     def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
         """Whether something that may be the lease, and that has no other owner, is released or given away
@@ -152,7 +177,12 @@ class Passing(Holding):
             if rest is None:
                 continue
             value, protocol = self.acquisition.value, self.acquisition.protocol
-            treatment = self.effects.treatment(call, position, rest, value, protocol)
+            inside = rest[:-1] if lies_within(place) else rest
+            treatment = self.effects.treatment(call, position, inside, value, protocol)
+            if lies_within(place) and treatment.fate is Fate.UNKNOWN:
+                continue
+            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or treatment.result == (WITHIN,)):
+                continue  # `rmtree(join(folder, "part"))` leaves the folder
             if (
                 treatment.fate is not Fate.BORROW
                 or treatment.moved_to is not None

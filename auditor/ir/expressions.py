@@ -18,6 +18,7 @@ from auditor.ir.ops import (
     Path,
     Store,
     Yield,
+    is_temporary,
 )
 from auditor.ir.scope import defaults_of, free_names
 
@@ -68,11 +69,10 @@ class ExpressionLowering(CallLowering):
         return target
 
     def value_JoinedStr(self, node: ast.JoinedStr) -> Path:
-        for part in node.values:
-            if isinstance(part, ast.FormattedValue):
-                self.value(part.value)
+        """A text is none of what it shows; of what nobody else names, it may be the only word."""
+        shown = [self.value(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
         target = self.builder.temporary()
-        self.builder.emit(Fresh(node, target))
+        self.builder.emit(Fresh(node, target, tuple(path for path in shown if is_temporary(path))))
         return target
 
     def value_Constant(self, node: ast.Constant) -> Path:

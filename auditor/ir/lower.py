@@ -9,7 +9,7 @@ from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
 CONSTRUCTORS = frozenset(
-    {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "ExitStack", "AsyncExitStack"}
+    {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "ExitStack", "AsyncExitStack", "open"}
 )
 
 

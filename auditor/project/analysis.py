@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
+from auditor.flow.indirect import OVER
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
@@ -166,6 +167,8 @@ class Analysis:
         if function in self.recogniser.acquiring or function in self.recogniser.wrappers:
             return
         assert outcome.returned is not None
+        if OVER in outcome.returned:
+            return  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
         self.recogniser.wrappers[function] = Source(
             source.protocol,
             source.origin,
@@ -177,6 +180,7 @@ class Analysis:
             own=outcome.own,
             unless=outcome.unless,
             asked=outcome.asked,
+            recorded=outcome.recorded,
         )
 
     # Results ------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What is known where a lease begins: of the object that is asked for it, of the parameters that decide."""
 
 from auditor.flow.effects import Acquisition
+from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.ir.ops import Call
 
@@ -20,3 +21,9 @@ def of_receiver(op: Call, acquisition: Acquisition) -> Knowledge:
 def missing(parameters: tuple[str, ...], known: Knowledge) -> frozenset[str]:
     """Parameters that are None there."""
     return frozenset(name for name in parameters if (f"{name} is None", True) in known)
+
+
+def always_in_a_table(endings: Endings, own: str | None) -> bool:
+    """Wherever it is returned, a container of the method's own object has it as well."""
+    tabled = {node for node, path in endings.beside if path[0] == own and len(path) > 2}
+    return tabled.issuperset(endings.returned)

@@ -69,7 +69,7 @@ def _asks_a_pool(callee: ast.expr) -> bool:
 
 def returns_something(function: Function) -> bool:
     """Some return hands out a value that is neither None nor a plain yes or no."""
-    if ast.unparse(getattr(function.node, "returns", None) or ast.Constant("")) == "bool":
+    if ast.unparse(getattr(function.node, "returns", None) or ast.Constant("")) in ("bool", "None"):
         return False
     for node in statements_of(function.node):
         if isinstance(node, ast.Return) and not isinstance(

@@ -14,6 +14,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
+from auditor.flow.indirect import OVER
 from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.bindings import own_name
@@ -32,6 +33,12 @@ ENDING = re.compile(
     r"|cancel|drop|done|return|give|put_?back|recycl|complet|detach|leave|unload|evict|reset|clear|delet|remov|del_"
 )
 """What the names of methods hold that end the object which they are called on."""
+
+
+TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter",
+                          "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
+                          "islice"})  # fmt: skip
+"""Functions that go over what they are given, and hand on its items."""
 
 
 class FunctionEffects(OutsideEffects):
@@ -78,7 +85,9 @@ class FunctionEffects(OutsideEffects):
         function, node = self.function, call.at
         if position == PROCESS_POSITION:
             return self._process_wide(call, value, protocol)
-        if rest and rest[0].startswith("<"):
+        if position == -1 and rest and rest[0] == OVER:
+            return BORROWED  # an archive's own end is not the file's
+        if rest and rest[0].startswith("<") and rest[0] != OVER:
             return self._closure(call, position, rest)
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
@@ -95,6 +104,8 @@ class FunctionEffects(OutsideEffects):
         worker = started(self.recogniser.calls.model, function, call, position, rest)
         if worker is not None:
             return self._worked_on(*worker, value, protocol)
+        if call.receiver is None and not rest and call.method in TAKING_APART and self.ends_itself(protocol):
+            return BORROWED  # `sorted(file)`: the lines are not the file
         targets, constructed, dotted = self.recogniser.calls.targets(function, node)
         of_library = position == -1 and not rest and protocol in self.recogniser.of_library
         if targets and of_library and self.recogniser.calls.guessed(function, node):

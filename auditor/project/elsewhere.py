@@ -33,6 +33,16 @@ class Elsewhere:
             if len(owners) <= 1 or any(words & set(split(base)) for base in bases):
                 yield function
 
+    def of_its_own(self, attribute: str) -> Iterator[str]:
+        """Methods, of whatever class, that release a field so named of their own object."""
+        for module in self.project.parsed():
+            if "." + attribute not in module.text:
+                continue
+            for function in module.by_node.values():
+                asked = function.is_method and "." + attribute in function.text
+                if asked and attribute in released_attributes(function, of_others=False):
+                    yield function.qualname
+
     def _index(self) -> dict[str, list[tuple[str, set[str]]]]:
         found: dict[str, list[tuple[str, set[str]]]] = {}
         for module in self.project.parsed():
@@ -53,6 +63,8 @@ class Elsewhere:
 
 def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]:
     for cls in module.classes.values():
+        if attribute in cls.methods:
+            yield module.path, cls.qualname  # a property
         for method in cls.methods.values():
             own = own_name(method)
             for node in ast.walk(method.node):
@@ -67,20 +79,21 @@ Carried = dict[str, set[tuple[str, str]]]
 """Local names, and the (attribute, last word of the object it was read from) that their values came from."""
 
 
-def released_attributes(function: Function) -> dict[str, set[str]]:
+def released_attributes(function: Function, of_others: bool = True) -> dict[str, set[str]]:
     """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what
-    object."""
+    object; of the method's own only if it is not `of_others`."""
+    own = own_name(function) if of_others else None
     releasing = [call for call in function.calls if looks_releasing(call)]
     found: dict[str, set[str]] = {}
     if not releasing:
         return found
-    carried = _carried(function)
+    carried = _carried(function, own)
     for call in releasing:
         operands: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
         if isinstance(call.func, ast.Attribute):
             operands.append(call.func.value)
         for operand in operands:
-            for attribute, base in _sources(operand, carried, own_name(function)):
+            for attribute, base in _sources(operand, carried, own):
                 found.setdefault(attribute, set()).add(base)
     return found
 
@@ -96,9 +109,8 @@ def looks_releasing(call: ast.Call) -> bool:
     )
 
 
-def _carried(function: Function) -> Carried:
+def _carried(function: Function, own: str | None) -> Carried:
     carried: Carried = {}
-    own = own_name(function)
     for _ in range(2):
         for target, value in _bindings(function):
             sources = _sources(value, carried, own)

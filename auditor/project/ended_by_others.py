@@ -132,8 +132,11 @@ def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:
 def has_unknown_base(family: Iterable[Function]) -> bool:
     """A base class that was not found may call what its subclasses must define: `self._close()`."""
     mine = {method.cls for method in family if method.cls is not None}
-    names = {cls.name for cls in mine} | PLAIN_BASES
-    return any(_last_name(base) not in names for cls in mine for base in cls.node.bases)
+    return any(
+        _last_name(base) not in {other.name for other in mine if other is not cls} | PLAIN_BASES
+        for cls in mine
+        for base in cls.node.bases
+    )
 
 
 def _last_name(base: ast.expr) -> str:

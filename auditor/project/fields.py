@@ -40,6 +40,7 @@ from auditor.project.forgetting import (
 )
 from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
+from auditor.project.other_words import asked_before_it_is_set, properties_of
 from auditor.project.project import Project
 from auditor.project.sites import last_name
 from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
@@ -88,6 +89,9 @@ class Fields:
             for path in (*(path for _, path in outcome.stored), *outcome.beside)
             if own_field(outcome.function, path)
         )
+        owners = {outcome.function.cls for outcome in wanted if outcome.stored or outcome.beside}
+        methods = [method for cls in owners if cls is not None for method in self._family(cls)]
+        attributes |= frozenset().union(*(properties_of(methods, attribute) for attribute in attributes))
         self.elsewhere = Elsewhere(self.project, attributes)
         self.begun = {
             (outcome.function.cls, path[1][1:])
@@ -166,7 +170,12 @@ class Fields:
         escapes = escapes or self._ended_by_others(outcome, family, path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         released_by = [name for name in released_by if name not in partly]
+        for other in sorted(properties_of(family, attribute)):
+            by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
+            released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]
         released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
+        if len(path) > 2 and all(piece.startswith(".") for piece in path[1:]):
+            released_by += self.elsewhere.of_its_own(path[-1][1:])
         op = function.graph.ops[node]
         at = (
             outcome.lease.span
@@ -193,6 +202,7 @@ class Fields:
             destroyed_with_its_maker(outcome.call, function, family)
             or any(reached_through(method, attribute) for method in family)
             or closed_by_its_base(self.model.lineage(function.cls), attribute)
+            or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
         )
 
     def _family(self, cls: Class) -> Iterator[Function]:
@@ -210,7 +220,7 @@ class Fields:
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes
-            if not method.parameters or not _mentions(method, attribute):
+            if own_name(method) is None or not _mentions(method, attribute):
                 continue
             if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
                 escapes = True

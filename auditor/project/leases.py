@@ -14,7 +14,7 @@ from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Leave, Move, Path, is_temporary
 from auditor.model import Span
-from auditor.project.beginnings import asked, missing, of_receiver
+from auditor.project.beginnings import always_in_a_table, asked, missing, of_receiver
 from auditor.project.bindings import own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
@@ -30,9 +30,9 @@ from auditor.project.rewriting import note_rewritten_flags
 from auditor.project.sites import loops_around, site_nodes
 
 BEGINNING = re.compile(
-    r"_*(?:start|begin|enter|open|acquire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
+    r"_*(?:start|begin|enter|open|acc?quire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
 )
-"""Names of functions whose counterpart, elsewhere, ends what they begin."""
+"""Functions whose counterpart, elsewhere, ends what they begin."""
 
 STARTING = frozenset(
     {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
@@ -61,6 +61,7 @@ class Outcome:
     asked: frozenset[tuple[str, bool]] = frozenset()
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
+    recorded: bool = False
     unknown: bool = False
 
 
@@ -147,7 +148,8 @@ class Follower:
             outcome.unless = missing(self.graph.parameters, self.known[node])
             outcome.asked = frozenset(fact for fact in self.known[node] if fact[0] in self.graph.parameters)
             outcome.returned = sorted(set(endings.returned.values()))[0]
-        outcome.stored = sorted(endings.stored.items())
+            outcome.recorded = always_in_a_table(endings, own_name(self.function))
+        outcome.stored = sorted(endings.left_in.items())
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome

@@ -3,8 +3,10 @@ tools."""
 
 import ast
 import re
+from collections.abc import Mapping
 
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
+from auditor.flow.indirect import OVER
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 
 BORROWING = frozenset(
@@ -64,6 +66,30 @@ SPAWNING = re.compile(r"popen|spawn|subprocess|^(?:run|call|check_call|check_out
 KEYWORDS_TAKEN = frozenset({"sock", "sockets", "_sock"})
 """Arguments by which servers and transports take a socket over: `create_server(factory, sock=sock)`."""
 
+THROUGH: Mapping[str, frozenset[Position]] = {
+    "zipfile.ZipFile": frozenset({0, "file"}),
+    "gzip.GzipFile": frozenset({3, "fileobj"}),
+    "gzip.open": frozenset({0, "filename"}),
+    "bz2.open": frozenset({0, "filename"}),
+    "bz2.BZ2File": frozenset({0, "filename"}),
+    "lzma.open": frozenset({0, "filename"}),
+    "lzma.LZMAFile": frozenset({0, "filename"}),
+    "tarfile.open": frozenset({2, "fileobj"}),
+    "tarfile.TarFile": frozenset({2, "fileobj"}),
+    "wave.open": frozenset({0, "f"}),
+    "csv.reader": frozenset({0}),
+    "csv.writer": frozenset({0}),
+    "csv.DictReader": frozenset({0, "f"}),
+    "csv.DictWriter": frozenset({0, "f"}),
+    "pickle.Pickler": frozenset({0, "file"}),
+    "pickle.Unpickler": frozenset({0, "file"}),
+}
+"""What Python's library makes over an open file, by the argument that is the file: closing it leaves that
+open (documentation of each: "Calling close() does not close fileobj")."""
+
+KEYED = frozenset({"pop", "get", "setdefault", "__getitem__"})
+"""Methods of a dict that are about one key."""
+
 TAKING_OUT = frozenset({"pop", "popleft", "popitem", "get_nowait", "popright"})
 
 
@@ -75,6 +101,8 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     if not rest[0].startswith("["):
         return None
     inner = rest[1:]
+    if name in KEYED and _another_key(call, rest[0]):
+        return BORROWED
     if name in TAKING_OUT:
         result = (ANY_ITEM, *inner) if name == "popitem" else inner
         return Treatment(result=result, leaves=True)
@@ -91,6 +119,14 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     return None
 
 
+def _another_key(call: Call, item: str) -> bool:
+    """`options.pop("name")` takes nothing from under "folder"; of `options.pop(key)` nobody can tell."""
+    if not item.startswith(("['", '["')) or not call.at.args:
+        return False
+    key = call.at.args[0]
+    return not isinstance(key, ast.Constant) or f"[{key.value!r}]" != item
+
+
 def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | None:
     """The lease is an argument that a container's method keeps."""
     if call.receiver is None or position == -1:
@@ -103,6 +139,12 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
         inner = rest[1:] if rest and rest[0].startswith("[") else rest
         return Treatment(moved_to=(*call.receiver, ANY_ITEM, *inner))
     return None
+
+
+def through(dotted: str, position: Position, rest: Path) -> Treatment | None:
+    """An archive or a reader over a file that was opened for it."""
+    over = not rest and position in THROUGH.get(dotted, ())
+    return Treatment(result=(OVER,)) if over else None
 
 
 def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:

@@ -25,6 +25,11 @@ OPENED = re.compile(r"(?:^|\.)(?:open|fdopen|mkstemp|\w*TemporaryFile)$")
 """What goes wrong with a file goes wrong when it is opened: a handler around that and the reading is meant
 for that. The other end of a socket or a pipe may go away at any time."""
 
+AFTER_OPENING = re.compile(
+    r"Unicode\w*Error|DecodeError|EOFError|BadZip|UnpicklingError|ParseError|ParserError|YAMLError|struct\.error|csv\.Error"
+)
+"""Failures of what is read, which no opening has."""
+
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
 
@@ -118,7 +123,7 @@ class Losses:
         if op.method in SETTING or self.effects.contains_failures(op.at):
             return False
         if op.method in READING and acquisition is not None and OPENED.search(acquisition.text):
-            return self._guarded_since(onward, line)
+            return self._guarded_since(onward, line) or self._for_what_is_read(onward)
         if holds and self._broadly(onward, line):
             return True
         return self._guarded_since(onward, line)
@@ -127,6 +132,10 @@ class Losses:
         """By a `try` that begins after the acquire."""
         guards = (self.graph.ops[later.node].at for later in onward)
         return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
+
+    def _for_what_is_read(self, onward: list[Station]) -> bool:
+        named = (_named(self.graph.ops[later.node].at) for later in onward)
+        return any(caught is not None and AFTER_OPENING.search(caught) for caught in named)
 
     def _asserted_away(self, path: list[Station], site: int) -> bool:
         """`assert pool.alloc(n) is None`: the acquire is expected to fail."""

@@ -15,6 +15,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
+from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
 from auditor.project.bindings import own_name
@@ -36,10 +37,15 @@ class OutsideEffects:
         """The lease that a call starts."""
         return self.recogniser.acquisition(self.function, call)
 
+    def ends_itself(self, protocol: str) -> bool:
+        return protocol in self.recogniser.ending_themselves
+
     def outside(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
         """What such a call does to an operand; `dotted` is its full name where that is known."""
+        if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
+            return Treatment(result=(SPELT,), maybe=True)
         for found in (
             library.container_method(call, position, rest),
             library.stored_by_method(call, position, rest),
@@ -51,9 +57,13 @@ class OutsideEffects:
         ):
             if found is not None:
                 return found
+        if dotted is not None and value is Value.OBJECT and (over := library.through(dotted, position, rest)):
+            return over
         if dotted is not None and (found := library.of_paths(dotted, position, rest)) is not None:
-            unnamed = position == 0 and call.method == "join" and is_temporary(call.args[0][0])
-            return PERHAPS_SAME if unnamed else found  # `join(mkdtemp(), "log")` is all that is left of it
+            if position == 0 and call.method == "join":
+                unnamed = is_temporary(call.args[0][0])  # `join(mkdtemp(), "log")` is all that is left of it
+                return PERHAPS_SAME if unnamed else Treatment(result=(WITHIN,), maybe=True)
+            return found
         if self.recogniser.releases_by_name(call.at, position, value):
             return RELEASED
         if position == 0 and value is Value.INDEX and REMOVING.fullmatch(call.method):
@@ -70,6 +80,8 @@ class OutsideEffects:
             return BORROWED  # what is opened is a path, or a number: no file
         if call.method == "run_in_executor" and position == 0:
             return BORROWED  # it runs the work, it is not the work
+        if dotted is not None and value is Value.OBJECT and WRITING_OUT.match(call.method):
+            return BORROWED  # `numpy.save(file, array)`
         if call.method in STORING or KEEPING.match(call.method):
             return TAKEN
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
@@ -85,7 +97,8 @@ class OutsideEffects:
         if call.method == "start" and rest and not self._own_object(call):
             return TAKEN  # a thread or process that was made with the lease
         if rest:
-            return PERHAPS_SAME
+            told = call.method in READING or ASKING.fullmatch(call.method)
+            return BORROWED if told else PERHAPS_SAME
         table = treatment_of(call.method)
         if value is Value.INDEX:
             return _carried(call.method, table)
@@ -125,7 +138,7 @@ class OutsideEffects:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         if value is Value.INDEX:
             return PERHAPS_SAME if known_torch else (BORROWED if USING.match(call.method) else UNKNOWN)
-        if USING.match(call.method):
+        if USING.match(call.method) or (call.receiver is not None and EXPORTING.fullmatch(call.method)):
             return BORROWED
         return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
 
@@ -154,10 +167,19 @@ ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "ab
 
 USING = re.compile(
     r"_*(?:copy|read|write|run|compute|forward|prefill|decode|encode|generate|fill|dump|print|log|check|valid|verif|is"
-    r"|has|can|should|count|hash|format|parse|gather|memcpy|memset|compare|assert|measure|ping|query|probe|warm)"
+    r"|has|can|should|count|hash|format|parse|gather|memcpy|memset|extract(?:all)?|compare|assert|measure|ping|query|probe|warm)"
     r"(?:_|$|[a-z]*_)"
 )
 """Names of functions that work with what they are given and hand it to nobody."""
+
+WRITING_OUT = re.compile(r"save")
+"""Functions of libraries that write what they are given into a file."""
+
+EXPORTING = re.compile(
+    r"to_(?:sql|csv|json|parquet|pickle|excel|html|feather|hdf5?|markdown|latex|string|xml|stata|netcdf|zarr|yaml|toml"
+    r"|orc|file|stream|buffer|wav)|savefig|load|loads|(?:up|down)load(?:_\w+)?|(?:put|get)fo|(?:stor|retr)binary"
+)
+"""Methods of whatever object that write themselves into a file or a connection, or read from it."""
 
 LOOKING_UP = frozenset({"pop", "get", "index", "count"})
 
@@ -165,6 +187,13 @@ WAITING = frozenset({"wait"})
 """Methods that are functions of asyncio too, and give nothing back where they are not."""
 
 COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
+
+READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell",
+                     "flush", "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
+"""Methods that are never about who has the file: what they return are texts and numbers."""
+
+ASKING = re.compile(r"(?:is|has|can|count|num|len|size)(?:_\w+)?")
+"""Methods whose answer is a truth or a number."""
 
 CONTENT = frozenset({"get", "unwrap"})
 """Methods that take out of an outcome what it stands for: `status.get()`."""

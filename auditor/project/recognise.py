@@ -36,7 +36,8 @@ class Source:
     `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
-    parameters that are true or false there: `load(file, opened=True)` opens nothing.
+    parameters that are true or false there: `load(file, opened=True)` opens nothing. `recorded`: a table of
+    the object has it too.
     """
 
     protocol: str
@@ -52,6 +53,7 @@ class Source:
     own: frozenset[tuple[str, bool]] = frozenset()
     unless: frozenset[str] = frozenset()
     asked: frozenset[tuple[str, bool]] = frozenset()
+    recorded: bool = False
 
 
 class Recogniser(Releases):
@@ -184,6 +186,7 @@ class Recogniser(Releases):
             inner=source.inner,
             counts=source.counts,
             own=source.own,
+            recorded=source.recorded,
             own_key=_made_here(function, source, places),
         )
 

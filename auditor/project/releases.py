@@ -31,6 +31,11 @@ class Releases:
             for protocol in self.built_in
             if protocol.handle is Handle.RESULT and protocol.value is Value.OBJECT
         }
+        self.ending_themselves = {
+            protocol.name
+            for protocol in protocols
+            if protocol.name in self.of_library or _by_methods_alone(protocol)
+        }
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         for pair in pairs:
             for half in pair.releases:
@@ -148,6 +153,12 @@ def kind_of(protocol: str) -> str:
     """`pin` of the discovered protocol `Entry.pin`."""
     kind = protocol.rpartition(".")[2]
     return kind if kind in MARKS else ""
+
+
+def _by_methods_alone(protocol: Protocol) -> bool:
+    """A list of leases has no `close()`; where there is another way to end them, it may be a list."""
+    ends = protocol.release
+    return protocol.handle is Handle.RESULT and bool(ends) and all(pattern.on_lease for pattern in ends)
 
 
 def callee_text(call: ast.Call) -> str:

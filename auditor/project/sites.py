@@ -33,19 +33,32 @@ def site_nodes(function: Function, call: ast.Call) -> list[int]:
     return [index for index, op in enumerate(function.graph.ops) if isinstance(op, Call) and op.at is call]
 
 
-LOOPS = (ast.For, ast.AsyncFor, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+Loop = ast.For | ast.AsyncFor | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 def loops_around(function: Function, at: ast.AST) -> frozenset[int]:
-    """The heads of the loops, comprehensions included, that an expression or statement stands in."""
+    """The heads of the loops, comprehensions included, that an expression or statement stands in; what a loop
+    goes over, and its `else`, stand outside."""
     targets: set[int] = set()
     for loop in ast.walk(function.node):
-        if isinstance(loop, LOOPS) and isinstance(at, (ast.expr, ast.stmt)) and _within(loop, at):
-            generators = [loop] if isinstance(loop, (ast.For, ast.AsyncFor)) else loop.generators
-            targets |= {id(generator.target) for generator in generators}
+        if isinstance(loop, Loop) and isinstance(at, (ast.expr, ast.stmt)) and _within(loop, at):
+            targets |= {id(target) for target in _targets_around(loop, at)}
     return frozenset(
         index for index, op in enumerate(function.graph.ops) if isinstance(op, Next) and id(op.at) in targets
     )
+
+
+def _targets_around(loop: Loop, at: ast.expr | ast.stmt) -> Iterator[ast.expr]:
+    """Of a loop, or of each level of a comprehension, around what it holds."""
+    if isinstance(loop, (ast.For, ast.AsyncFor)):
+        outside: list[ast.expr | ast.stmt] = [loop.iter, *loop.orelse]
+        if not any(_within(part, at) for part in outside):
+            yield loop.target
+        return
+    for generator in loop.generators:
+        if _within(generator.iter, at):
+            return
+        yield generator.target
 
 
 def _within(outer: ast.stmt | ast.expr, inner: ast.stmt | ast.expr) -> bool:

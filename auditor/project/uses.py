@@ -153,6 +153,9 @@ class FunctionUses:
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         return self.effects.treatment(call, position, rest, value, protocol)
 
+    def ends_itself(self, protocol: str) -> bool:
+        return self.effects.ends_itself(protocol)
+
     def only_releases(self, call: Call) -> bool:
         return self.effects.only_releases(call)
 

@@ -1,0 +1,41 @@
+"""Pieces of access paths that lead to a lease only indirectly: from a path within a directory to the
+directory, from an archive to the file that it was opened over."""
+
+import ast
+
+from auditor.ir.ops import Path
+
+OVER = "<over>"
+"""From what reads or writes through a file to the file, which its own end leaves open."""
+
+WITHIN = "./"
+"""From a path to the directory it lies in: passed on, such a path tells of nothing; returned or kept, it may
+be how somebody else finds the directory."""
+
+
+SPELT = ".+"
+"""From a text to the path that is spelt in it: the same, but it may be the path itself with a slash."""
+
+
+def lies_within(path: Path) -> bool:
+    return path[-1] in (WITHIN, SPELT)
+
+
+def piece_of(node: ast.AST) -> str | None:
+    """`directory + "/log"` and `Path(directory) / name`, told from other arithmetic."""
+    if not makes_text(node):
+        return None
+    return WITHIN if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else SPELT
+
+
+def makes_text(node: ast.AST) -> bool:
+    """`directory + "/log"`, `"%s/log" % directory`, `Path(directory) / name`."""
+    if not isinstance(node, ast.BinOp) or any(isinstance(part, ast.Call) for part in (node.left, node.right)):
+        return False
+    if isinstance(node.op, ast.Div):
+        return True
+    return isinstance(node.op, (ast.Add, ast.Mod)) and (_is_text(node.left) or _is_text(node.right))
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
