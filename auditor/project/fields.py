@@ -9,14 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
-from auditor.flow.effects import Acquisition, Fate, Handle, Value
-from auditor.flow.follow import EDGES, follow_given
-from auditor.flow.knowledge import NOTHING
+from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
-from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
-from auditor.ir.graph import TooLarge
-from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path
+from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
@@ -27,6 +23,7 @@ from auditor.project.ended_by_others import (
     has_unknown_base,
     reached_through,
 )
+from auditor.project.families import EXITS, Families
 from auditor.project.field_paths import in_anothers_table, own_field, shortened
 from auditor.project.forgetting import (
     CLEANUP,
@@ -43,7 +40,7 @@ from auditor.project.modules import Class, Function
 from auditor.project.other_words import asked_before_it_is_set, properties_of
 from auditor.project.project import Project
 from auditor.project.sites import last_name
-from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
+from auditor.project.summaries import EffectsOf, Summaries
 
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
                    "train_step",
@@ -59,11 +56,10 @@ OPENING = re.compile(
 LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 """Methods whose callers are told by the name that they get something to give back."""
 
-EXITS = frozenset({"__exit__", "__aexit__"})
 ENTERS = frozenset({"__enter__", "__aenter__"})
 
 
-class Fields:
+class Fields(Families):
     def __init__(
         self,
         project: Project,
@@ -72,10 +68,7 @@ class Fields:
         effects_of: EffectsOf,
         pools: Set[Class],
     ) -> None:
-        self.project = project
-        self.model = model
-        self.summaries = summaries
-        self.effects_of = effects_of
+        super().__init__(project, model, summaries, effects_of)
         self.pools = pools
         self.elsewhere = Elsewhere(project, frozenset())
         self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
@@ -205,11 +198,6 @@ class Fields:
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
         )
 
-    def _family(self, cls: Class) -> Iterator[Function]:
-        """Methods of the class, its bases and its subclasses in play."""
-        for each in [*self.model.lineage(cls), *self.model.subclasses(cls)]:
-            yield from each.methods.values()
-
     def _fate(
         self, outcome: Outcome, family: list[Function], path: Path
     ) -> tuple[list[str], bool, list[Leak]]:
@@ -239,49 +227,6 @@ class Fields:
                 if len(path) > 2 or CLOSING.fullmatch(method.name):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
         return released_by, escapes, drops
-
-    def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
-        """`__exit__` that returns before the release because of the exception it is told of."""
-        exits = [m for m in family if m.qualname == name and m.name in EXITS and m.parameters]
-        return any(self._asked(outcome, method, path).kept_by for method in exits)
-
-    def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
-        place = (method.parameters[0], *path[1:])
-        acquisition = outcome.acquisition
-        return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
-
-    def _reachable(self, method: Function, family: list[Function]) -> bool:
-        """A private method counts only if the family calls it, or somebody calls it on an object that is
-        not itself."""
-        if not method.name.startswith("_") or method.name.startswith("__"):
-            return True
-        own = {id(other) for other in family}
-        called_by_a_base = CLEANUP.fullmatch(method.name) and has_unknown_base(family)
-        for module in self.project.parsed():
-            if method.name not in module.text:
-                continue
-            for function in module.by_node.values():
-                if function.qualname == "<module>":
-                    continue
-                for node in ast.walk(function.node):
-                    if isinstance(node, ast.Attribute) and node.attr == method.name:
-                        on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
-                        if not on_itself or id(function) in own or called_by_a_base:
-                            return True
-        return False
-
-    def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
-        """Where a container's entries are thrown away: `clear()`, or another container put in its place."""
-        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
-        try:
-            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
-        except (TooLarge, TooManyStates, RecursionError):
-            return
-        for loss, node, _ in followed.endings.lost:
-            op = method.graph.ops[node]
-            if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
-                how = op.method if isinstance(op, Call) else ""
-                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""

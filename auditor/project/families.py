@@ -1,0 +1,83 @@
+"""What the methods of a class, of its bases and of its subclasses do to a field that holds a lease."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.follow import EDGES, follow_given
+from auditor.flow.knowledge import NOTHING
+from auditor.flow.lease import Leak, Loss
+from auditor.flow.limits import TooManyStates
+from auditor.flow.trace import span_of
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Call, Leave, Path
+from auditor.project.bindings import own_name
+from auditor.project.class_model import ClassModel
+from auditor.project.ended_by_others import has_unknown_base
+from auditor.project.forgetting import CLEANUP
+from auditor.project.leases import Outcome
+from auditor.project.modules import Class, Function
+from auditor.project.project import Project
+from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
+
+EXITS = frozenset({"__exit__", "__aexit__"})
+
+
+class Families:
+    """Asks methods, by following the field from their entry on."""
+
+    def __init__(
+        self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf
+    ) -> None:
+        self.project = project
+        self.model = model
+        self.summaries = summaries
+        self.effects_of = effects_of
+
+    def _family(self, cls: Class) -> Iterator[Function]:
+        """Methods of the class, its bases and its subclasses in play."""
+        for each in [*self.model.lineage(cls), *self.model.subclasses(cls)]:
+            yield from each.methods.values()
+
+    def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
+        """`__exit__` that returns before the release because of the exception it is told of."""
+        exits = [m for m in family if m.qualname == name and m.name in EXITS and m.parameters]
+        return any(self._asked(outcome, method, path).kept_by for method in exits)
+
+    def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
+        place = (method.parameters[0], *path[1:])
+        acquisition = outcome.acquisition
+        return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+
+    def _reachable(self, method: Function, family: list[Function]) -> bool:
+        """A private method counts only if the family calls it, or somebody calls it on an object that is
+        not itself."""
+        if not method.name.startswith("_") or method.name.startswith("__"):
+            return True
+        own = {id(other) for other in family}
+        called_by_a_base = CLEANUP.fullmatch(method.name) and has_unknown_base(family)
+        for module in self.project.parsed():
+            if method.name not in module.text:
+                continue
+            for function in module.by_node.values():
+                if function.qualname == "<module>":
+                    continue
+                for node in ast.walk(function.node):
+                    if isinstance(node, ast.Attribute) and node.attr == method.name:
+                        on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
+                        if not on_itself or id(function) in own or called_by_a_base:
+                            return True
+        return False
+
+    def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
+        """Where a container's entries are thrown away: `clear()`, or another container put in its place."""
+        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
+        try:
+            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return
+        for loss, node, _ in followed.endings.lost:
+            op = method.graph.ops[node]
+            if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
+                how = op.method if isinstance(op, Call) else ""
+                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
