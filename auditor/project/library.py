@@ -147,6 +147,12 @@ def through(dotted: str, position: Position, rest: Path) -> Treatment | None:
     return Treatment(result=(OVER,)) if over else None
 
 
+def default(call: Call, position: Position) -> Treatment | None:
+    """`cache.get(key, pool.allocate())`: where the key is there, nobody gets what was made in vain."""
+    eager = call.receiver is not None and call.method in ("get", "pop") and len(call.args) == 2
+    return Treatment(result=(), split=True) if eager and position == 1 else None
+
+
 def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:
     """What os, shutil and pathlib do to a path; what is renamed belongs to whoever knows the new name."""
     module, _, name = dotted.rpartition(".")

@@ -49,6 +49,7 @@ class OutsideEffects:
         for found in (
             library.container_method(call, position, rest),
             library.stored_by_method(call, position, rest),
+            library.default(call, position),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
