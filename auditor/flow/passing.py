@@ -1,5 +1,6 @@
 """What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -66,9 +67,12 @@ class Passing(Holding):
         after = held
         split = False
         for position, operand in self._operands(call):
-            if self._perhaps_ended(call, position, operand, held):
+            perhaps = list(self._perhaps_given(call, position, operand, held))
+            if any(_ends_or_moves(treatment) for treatment in perhaps):
                 self.endings.unknown.add(node)
                 return ()
+            if edge not in RAISING and any(treatment.result is not None for treatment in perhaps):
+                after = replace(after, maybe=after.maybe | {call.target})
             for place in sorted(held.places):
                 treatment = self._treatment(call, position, operand, place)
                 if treatment is None or treatment == BORROWED:
@@ -167,11 +171,12 @@ class Passing(Holding):
             and not acquisition.text.lower().endswith("directory")
         )
 
-    def _perhaps_ended(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
-        """Whether something that may be the lease, and that has no other owner, is released or given away
-        here."""
+    def _perhaps_given(
+        self, call: Call, position: Position, operand: Path, held: Held
+    ) -> Iterator[Treatment]:
+        """What happens to that which may be the lease, and has no other owner."""
         if any(self._outlives(place) for place in held.places):
-            return False
+            return
         for place in held.maybe:
             rest = below(place, operand)
             if rest is None:
@@ -183,13 +188,7 @@ class Passing(Holding):
                 continue
             if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or treatment.result == (WITHIN,)):
                 continue  # `rmtree(join(folder, "part"))` leaves the folder
-            if (
-                treatment.fate is not Fate.BORROW
-                or treatment.moved_to is not None
-                or treatment.result is not None
-            ):
-                return True
-        return False
+            yield treatment
 
     def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
         """Released and taken count on the raising edge too: who was given it answers for it."""
@@ -231,3 +230,9 @@ def operands(call: Call) -> list[tuple[Position, Path]]:
     for name, path in call.kwargs:
         given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
     return given
+
+
+def _ends_or_moves(treatment: Treatment) -> bool:
+    """Somebody else may have it then; what only looks at it (`memoryview(x)`) leaves it where it is."""
+    given_on = treatment.result is not None and not treatment.maybe
+    return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
