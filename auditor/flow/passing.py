@@ -16,6 +16,8 @@ from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
 
+QUEUEING = frozenset({"put", "put_nowait"})
+
 
 class Passing(Holding):
     """The lease as an operand of calls."""
@@ -37,8 +39,11 @@ class Passing(Holding):
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
 
     def _note_kept(self, node: int, held: Held) -> None:
-        """A loop that never ends comes back to the acquire: what it put into a field by then stays there."""
+        """A loop that never ends comes back to the acquire: what it left in a field by then stays there; but
+        queues are there to be emptied."""
+        queues = {op.receiver for op in self.graph.ops if isinstance(op, Call) and op.method in QUEUEING}
         outside = [place for place in sorted(held.places) if self._outlives(place)]
+        outside = [place for place in outside if place[:-1] not in queues]
         if outside and not self.acquisition.keyed:
             self.endings.going_on.setdefault(node, outside[0])
 

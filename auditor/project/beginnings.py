@@ -24,6 +24,10 @@ def missing(parameters: tuple[str, ...], known: Knowledge) -> frozenset[str]:
 
 
 def always_in_a_table(endings: Endings, own: str | None) -> bool:
-    """Wherever it is returned, a container of the method's own object has it as well."""
-    tabled = {node for node, path in endings.beside if path[0] == own and len(path) > 2}
+    """Wherever it is returned, a container of the method's own object, or of the module, has it as well."""
+    tabled = {
+        node
+        for node, path in endings.beside
+        if (path[0] == own and len(path) > 2) or (path[0].startswith("@") and len(path) > 1)
+    }
     return tabled.issuperset(endings.returned)
