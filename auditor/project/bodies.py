@@ -170,6 +170,8 @@ def value_of(function: Function) -> Value:
             case ast.Assign(targets=[target], value=value):
                 if cut_short(target, value, owner) and "free" in ast.unparse(target):
                     return Value.INDEX
+    if _deals_out_numbers(function):
+        return Value.INDEX
     if "Tensor" in text and "list" not in text.lower() and "tuple" not in text.lower():
         return Value.TENSOR
     if text in NUMBERS:
@@ -177,6 +179,22 @@ def value_of(function: Function) -> Value:
     if not text and any(name in TENSOR_MAKERS for name in called(function)):
         return Value.TENSOR
     return Value.OBJECT
+
+
+def _deals_out_numbers(function: Function) -> bool:
+    """`return self.free[a:b]` of a free list that `__init__` made by `arange`."""
+    init = function.cls.methods.get("__init__") if function.cls is not None else None
+    made = {
+        target.attr
+        for node in (statements_of(init.node) if init is not None else ())
+        if isinstance(node, ast.Assign) and "arange(" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
+    return any(
+        isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in made
+        for node in (ast.walk(function.node) if made else ())
+    )
 
 
 def contains_failures(function: Function) -> bool:
