@@ -152,9 +152,10 @@ class Holding:
 
 def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[str]:
     """Names of a list or tuple that the acquire returned with the lease in it: nobody else has that list.
-    An object with the lease in one of its fields may well be known to others."""
+    An object with the lease in one of its fields may well be known to others, unless it was made there."""
     root, *inside = acquisition.places[0]
-    if site < 0 or acquisition.handle is not Handle.RESULT or not all(p.startswith("[") for p in inside):
+    listed = acquisition.fresh or all(piece.startswith("[") for piece in inside)
+    if site < 0 or acquisition.handle is not Handle.RESULT or not listed:
         return frozenset()
     names = {root}
     for op in graph.ops:

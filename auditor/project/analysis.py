@@ -24,6 +24,7 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back, returns_several
 from auditor.project.leases import Follower, Outcome
+from auditor.project.made_for_caller import made_for_caller
 from auditor.project.misused import Misused
 from auditor.project.modules import Function
 from auditor.project.pool_call import PoolCall
@@ -183,6 +184,7 @@ class Analysis:
             unless=outcome.unless,
             asked=outcome.asked,
             recorded=outcome.recorded,
+            fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.calls, function),
         )
 
     # Results ------------------------------------------------------------------------------------------------

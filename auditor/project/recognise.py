@@ -37,7 +37,7 @@ class Source:
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
     parameters that are true or false there: `load(file, opened=True)` opens nothing. `recorded`: a table of
-    the object has it too.
+    the object has it too. `fresh`: the object around it was made for the caller.
     """
 
     protocol: str
@@ -54,6 +54,7 @@ class Source:
     unless: frozenset[str] = frozenset()
     asked: frozenset[tuple[str, bool]] = frozenset()
     recorded: bool = False
+    fresh: bool = False
 
 
 class Recogniser(Releases):
@@ -187,6 +188,7 @@ class Recogniser(Releases):
             counts=source.counts,
             own=source.own,
             recorded=source.recorded,
+            fresh=source.fresh,
             own_key=_made_here(function, source, places),
         )
 
