@@ -73,7 +73,7 @@ class Passing(Holding):
         split = False
         for position, operand in self._operands(call):
             perhaps = list(self._perhaps_given(call, position, operand, held))
-            if any(_ends_or_moves(treatment) for treatment in perhaps):
+            if any(self._ends_or_moves(treatment) for treatment in perhaps):
                 self.endings.unknown.add(node)
                 return ()
             if edge not in RAISING and any(treatment.result is not None for treatment in perhaps):
@@ -176,6 +176,13 @@ class Passing(Holding):
             and not acquisition.text.lower().endswith("directory")
         )
 
+    def _ends_or_moves(self, treatment: Treatment) -> bool:
+        """Somebody else may have it then; what only looks at it (`memoryview(x)`) leaves it where it is. What
+        functions make of a view of a tensor may be the only thing that is left of it."""
+        looks = treatment.maybe and self.acquisition.value is not Value.TENSOR
+        given_on = treatment.result is not None and not looks
+        return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
+
     def _perhaps_given(
         self, call: Call, position: Position, operand: Path, held: Held
     ) -> Iterator[Treatment]:
@@ -235,9 +242,3 @@ def operands(call: Call) -> list[tuple[Position, Path]]:
     for name, path in call.kwargs:
         given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
     return given
-
-
-def _ends_or_moves(treatment: Treatment) -> bool:
-    """Somebody else may have it then; what only looks at it (`memoryview(x)`) leaves it where it is."""
-    given_on = treatment.result is not None and not treatment.maybe
-    return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
