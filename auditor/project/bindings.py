@@ -59,3 +59,11 @@ def names_bound(node: ast.stmt) -> Iterator[str]:
             yield target.id
         elif isinstance(target, ast.Tuple):
             targets += target.elts
+
+
+def given_to(function: Function, name: str) -> Iterator[ast.expr]:
+    """What plain assignments give to a local name."""
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
+                yield value

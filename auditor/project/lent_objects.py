@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.project.annotations import type_named
-from auditor.project.bindings import own_attribute, own_name, statements_of
+from auditor.project.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.class_model import ClassModel
 from auditor.project.modules import Class, Function
 from auditor.project.pool_state import REMOVERS, called, changes_state
@@ -58,16 +58,9 @@ def _returned(method: Function) -> Iterator[ast.expr]:
     for node in statements_of(method.node):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
             yield node.value
-            yield from _given(method, node.value.id)
+            yield from given_to(method, node.value.id)
         elif isinstance(node, ast.Return) and node.value is not None:
             yield node.value
-
-
-def _given(method: Function, name: str) -> Iterator[ast.expr]:
-    for node in statements_of(method.node):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
-                yield value
 
 
 def _class_of(model: ClassModel, pool: Class, method: Function, value: ast.expr) -> Class | None:

@@ -1,9 +1,8 @@
 """Whether what a function returns with a lease inside was made by it: then nobody else knows that object."""
 
 import ast
-from collections.abc import Iterator
 
-from auditor.project.bindings import statements_of
+from auditor.project.bindings import given_to, statements_of
 from auditor.project.calls import Calls
 from auditor.project.modules import Function
 
@@ -17,43 +16,29 @@ def made_for_caller(calls: Calls, function: Function) -> bool:
 
 
 def _is_made(calls: Calls, function: Function, value: ast.expr) -> bool:
-    if isinstance(value, ast.Call):
-        return _constructs(calls, function, value)
     if not isinstance(value, ast.Name):
-        return False
-    given = list(_given(function, value.id))
-    if not given or not all(
-        isinstance(each, ast.Call) and _constructs(calls, function, each) for each in given
-    ):
-        return False
-    return all(
-        _looks_at_a_field(function, node) for node in ast.walk(function.node) if _reads(node, value.id)
+        return _constructs(calls, function, value)
+    given = list(given_to(function, value.id))
+    return (
+        bool(given)
+        and all(_constructs(calls, function, each) for each in given)
+        and _is_known_to_nobody(function, value.id, len(given))
     )
 
 
-def _constructs(calls: Calls, function: Function, call: ast.Call) -> bool:
+def _constructs(calls: Calls, function: Function, value: ast.expr) -> bool:
     """A class of the project that does not end itself when it is dropped."""
-    made = calls.targets(function, call)[1]
+    made = calls.targets(function, value)[1] if isinstance(value, ast.Call) else None
     return made is not None and not {"__del__", "__new__"} & made.methods.keys()
 
 
-def _given(function: Function, name: str) -> Iterator[ast.expr]:
-    for node in statements_of(function.node):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
-                yield value
-
-
-def _reads(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-
-
-def _looks_at_a_field(function: Function, name: ast.AST) -> bool:
-    """`context.engine`, or `return context`; no call gets it."""
-    return any(
-        (isinstance(node, ast.Attribute | ast.Return) and node.value is name)
-        for node in ast.walk(function.node)
-    )
+def _is_known_to_nobody(function: Function, name: str, assignments: int) -> bool:
+    """Nothing else binds the name, and all that is done with it is `context.engine` and `return context`."""
+    nodes = list(ast.walk(function.node))
+    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    harmless = {id(node.value) for node in nodes if isinstance(node, ast.Attribute | ast.Return)}
+    read = [node for node in named if isinstance(node.ctx, ast.Load)]
+    return len(named) - len(read) == assignments and all(id(node) in harmless for node in read)
 
 
 def _is_none(value: ast.expr) -> bool:
