@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import msgspec
 
@@ -22,10 +21,12 @@ from auditor.leaktests.probe.running import (
     wants_no_gradients,
 )
 from auditor.leaktests.probe.search import Search
-from auditor.leaktests.support.scenarios import SCENARIOS, make_step
+from auditor.leaktests.support.scenarios import SCENARIOS
 
 SHAPES: tuple[Shape, ...] = ((2, 32), (1, 33), (3, 16), (2, 1))
 """A usual one; one whose last segment is a single token; more and shorter sequences; single tokens."""
+_OF_MODULES = ("eval", "deepcopied", "pickled")
+"""Scenarios of what has modes and state."""
 SEARCHING = 9.0
 """Seconds for combinations of one module; a third of it for a function."""
 
@@ -81,11 +82,13 @@ def _single(target: Target, way: Way, recipe: Recipe) -> Plan:
 def _confirmed(runner: Runner, way: Way, recipe: Recipe) -> Plan:
     """Built afresh, every shape and scenario that runs is kept; a training step at the first shape must."""
     target = runner.target
+    module = target.kind == "module"
     usual = _usual(runner, way, (recipe.shapes or SHAPES)[0])
     shapes, steps = _shapes(runner, way, recipe.shapes or SHAPES, usual)
-    runs, left_out = _scenarios(runner, way, tuple(shapes), recipe.scenarios)
+    wanted = [each for each in recipe.scenarios or SCENARIOS if module or each not in _OF_MODULES]
+    runs, left_out = runner.scenarios(way.build, way.feed, tuple(shapes), wanted)
     pool = PoolPass(tuple(shapes))
-    if target.kind == "module":
+    if module:
         pool = pool_pass(runner, way, tuple(shapes), runs, usual)
     cheapest = min(range(len(steps)), key=lambda place: steps[place].operations)
     return Plan(
@@ -131,29 +134,3 @@ def _shapes(
         shapes.append(shape)
         steps.append(ran)
     return shapes, steps
-
-
-def _scenarios(
-    runner: Runner,
-    way: Way,
-    shapes: tuple[Shape, ...],
-    wanted: Sequence[str],
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Those that run, and what stands against the others."""
-    runs: list[str] = []
-    left_out: list[tuple[str, str]] = []
-    for scenario in wanted or SCENARIOS:
-        if runner.target.kind != "module" and scenario in ("eval", "deepcopied", "pickled"):
-            continue  # it has neither modes nor state
-
-        def feed(turn: int) -> Any:
-            return runner.scope.arguments(way.feed, shapes[turn % len(shapes)], way.imports)
-
-        try:
-            step_of_it = make_step(lambda: runner.callee(way.build), feed, scenario)
-            step_of_it()
-        except Exception as error:
-            left_out.append((scenario, said(error)))
-        else:
-            runs.append(scenario)
-    return runs, left_out

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from auditor.leaktests.plan import Argument, Shape
 from auditor.leaktests.probe import signatures
 from auditor.leaktests.probe.attempts import Way
-from auditor.leaktests.probe.running import Inputs, Runner, said
+from auditor.leaktests.probe.running import Runner, said
 from auditor.leaktests.support.faults import count_places
 from auditor.leaktests.support.pools import pools_of
-from auditor.leaktests.support.scenarios import make_step
+from auditor.leaktests.support.scenarios import Step
 
 _MORE_SHAPES: tuple[Shape, ...] = ((2, 33), (2, 64))
 """Tried where nothing is lent at the usual ones: several sequences with a short last segment; longer ones."""
@@ -54,8 +54,9 @@ def pool_pass(
                 best = tried[lent.index(max(lent))]
                 used = shapes if best in shapes else (*shapes, best)
                 first = used.index(best)
-                lends = _scenarios(runner, build, way.feed, used, first, scenarios)
-                return PoolPass(used, switch, first, *lends)
+                lends, others = runner.scenarios(build, way.feed, used, scenarios, _lends, first)
+                named = [(f"{scenario}, with the pool", reason) for scenario, reason in others]
+                return PoolPass(used, switch, first, tuple(lends), tuple(named))
             if lent:
                 left_out.append((name, "it lends nothing at any of the shapes"))
                 break
@@ -98,30 +99,5 @@ def _lent(
     return [count_places(step, at="acquires", pools=pools) for step in steps]
 
 
-def _scenarios(
-    runner: Runner,
-    build: tuple[Argument, ...],
-    feed: tuple[Argument, ...],
-    shapes: Sequence[Shape],
-    first: int,
-    wanted: Sequence[str],
-) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Those in which something is lent, and what stands against the others."""
-    runs: list[str] = []
-    left_out: list[tuple[str, str]] = []
-
-    def inputs(turn: int) -> Inputs:
-        return runner.scope.arguments(feed, shapes[(turn + first) % len(shapes)], runner.imports)
-
-    for scenario in wanted:
-        try:
-            step = make_step(lambda: runner.callee(build), inputs, scenario)
-            lent = count_places(step, at="acquires", pools=pools_of(step.target))
-        except Exception as error:
-            left_out.append((f"{scenario}, with the pool", said(error)))
-        else:
-            if lent:
-                runs.append(scenario)
-            else:
-                left_out.append((f"{scenario}, with the pool", "it lends nothing there"))
-    return tuple(runs), tuple(left_out)
+def _lends(step: Step) -> str:
+    return "" if count_places(step, at="acquires", pools=pools_of(step.target)) else "it lends nothing there"

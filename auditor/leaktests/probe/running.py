@@ -1,6 +1,6 @@
 """Runs the target once: builds it, feeds it, takes gradients, and says how that ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from auditor.leaktests.plan import Argument, Shape, Target
-from auditor.leaktests.support.scenarios import loss_of, tensors_in, with_gradients
+from auditor.leaktests.support.scenarios import Step, loss_of, make_step, tensors_in, with_gradients
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named values of one call."""
@@ -62,6 +62,12 @@ class Scope:
         return positional, {argument.name: value for argument, value in values if not argument.positional}
 
 
+def run_once(step: Step) -> str:
+    """Nothing stands against a step that raises nothing."""
+    step()
+    return ""
+
+
 class Runner:
     """Builds a target anew and runs a step of it."""
 
@@ -111,6 +117,35 @@ class Runner:
         once = forward if scenario == "no_grad" else step
         torch.manual_seed(turn)
         return once(callee, self.scope.arguments(feed, shape, self.imports))
+
+    def scenarios(
+        self,
+        build: tuple[Argument, ...],
+        feed: tuple[Argument, ...],
+        shapes: tuple[Shape, ...],
+        wanted: Sequence[str],
+        look: Callable[[Step], str] = run_once,
+        first: int = 0,
+    ) -> tuple[list[str], list[tuple[str, str]]]:
+        """Those that run, and what stands against the others: what was raised, or what `look` says of a step.
+        The first turn is fed the shape of this index.
+        """
+        runs: list[str] = []
+        left_out: list[tuple[str, str]] = []
+
+        def inputs(turn: int) -> Inputs:
+            return self.scope.arguments(feed, shapes[(turn + first) % len(shapes)], self.imports)
+
+        for scenario in wanted:
+            try:
+                against = look(make_step(lambda: self.callee(build), inputs, scenario))
+            except Exception as error:
+                against = said(error)
+            if against:
+                left_out.append((scenario, against))
+            else:
+                runs.append(scenario)
+        return runs, left_out
 
 
 def wants_no_gradients(error: BaseException) -> bool:
