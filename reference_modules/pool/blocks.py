@@ -117,4 +117,6 @@ def lay_over(
     signal.block = block
     block.signal = signal
     tensor = torch.frombuffer(part, dtype=dtype)
-    return (tensor if len(shape) == 1 else tensor.resize_(shape)), signal
+    if len(shape) != 1:
+        tensor.resize_(*shape) if shape else tensor.resize_(())  # a tuple costs as much again as the rest
+    return tensor, signal

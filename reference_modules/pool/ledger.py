@@ -21,7 +21,10 @@ class Ledger:
         self.open = True
 
     def hold(self, tensor: torch.Tensor, nbytes: int, signal: Signal | None, site: str | None) -> None:
-        """Enter a lease on this tensor: over a block where there is a signal, else in plain memory."""
+        """Enter a lease on this tensor: over a block where there is a signal, else in plain memory.
+
+        Those below the threshold are entered by `TensorPool.allocate` itself.
+        """
         counters = self.counters
         if self.leases.died:  # only now, after the tensor was made: one that died before may have had its id
             self.bury()
@@ -32,23 +35,8 @@ class Ledger:
         lease.nbytes = nbytes
         self.leases.standing[key] = lease
         counters.in_use += nbytes
-        if signal is None:
-            counters.plain += nbytes
-
-    def hold_bypassed(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """`hold` for a tensor below the threshold: with nothing in it but what such a lease needs, because it
-        is what the pool costs where it does not help.
-        """
-        leases, counters = self.leases, self.counters
-        if leases.died:
-            self.bury()
-        lease = Lease(tensor, leases.bury_later)
-        lease.key = key = id(tensor)
-        lease.nbytes = nbytes
-        leases.standing[key] = lease
-        counters.bypassed += 1
-        counters.in_use += nbytes
-        counters.plain += nbytes
+        if signal is not None:
+            counters.in_blocks += nbytes
 
     def release(self, tensor: torch.Tensor) -> bool:
         """End the lease on exactly this tensor; False where there is none."""
@@ -103,12 +91,13 @@ class Ledger:
         counters = self.counters
         if counters.in_use > counters.peak_in_use:
             counters.peak_in_use = counters.in_use
-        reserved = self.store.reserved + counters.plain
+        reserved = self.store.reserved + counters.in_use - counters.in_blocks
         if reserved > counters.peak_reserved:
             counters.peak_reserved = reserved
 
     def _end(self, lease: Lease) -> None:
         if lease.signal is None:
-            self.counters.plain -= lease.nbytes
-        elif self.open:
+            return
+        self.counters.in_blocks -= lease.nbytes
+        if self.open:
             self.store.part(lease.signal)

@@ -27,7 +27,7 @@ class Policy:
         self._counters = ledger.counters
 
     def obtain(
-        self, sizes: tuple[int, ...], dtype: torch.dtype, nbytes: int, *, pooled: bool, zero: bool
+        self, sizes: tuple[int, ...], dtype: torch.dtype, nbytes: int, pooled: bool, zero: bool
     ) -> Obtained:
         """A tensor of this shape: from a block if `pooled` and the pool has reason to, else plain."""
         max_bytes, counters = self._settings.max_bytes, self._counters

@@ -49,18 +49,18 @@ class Counters:
         "abandoned",
         "bypassed",
         "fallbacks",
+        "in_blocks",
         "in_use",
         "peak_in_use",
         "peak_reserved",
-        "plain",
         "refused",
         "refused_while_free",
     )
 
     def __init__(self) -> None:
         self.in_use = 0
-        self.plain = 0
-        """Bytes of live leases that are not in blocks; they count as reserved while the lease lives."""
+        self.in_blocks = 0
+        """Those of `in_use` that lie in blocks."""
         self.peak_in_use = 0
         self.peak_reserved = 0
         self.bypassed = 0
@@ -68,6 +68,11 @@ class Counters:
         self.abandoned = 0
         self.refused = 0
         self.refused_while_free = 0
+
+    @property
+    def plain(self) -> int:
+        """Bytes of live leases that are not in blocks; they count as reserved while the lease lives."""
+        return self.in_use - self.in_blocks
 
 
 def read(counters: Counters, store: Store, standing: int) -> PoolStats:

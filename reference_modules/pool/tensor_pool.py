@@ -7,8 +7,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager
+from functools import partial
 from math import prod
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,8 @@ from reference_modules.pool import calibration, complaints, living, threshold
 from reference_modules.pool.background import Background
 from reference_modules.pool.errors import PoolError
 from reference_modules.pool.fragmentation import Fragmentation, fragmentation
-from reference_modules.pool.leases import LeaseTable, call_site
+from reference_modules.pool.lease_context import LeaseContext
+from reference_modules.pool.leases import Lease, LeaseTable, call_site
 from reference_modules.pool.ledger import Ledger
 from reference_modules.pool.policy import Policy
 from reference_modules.pool.requests import Shape, checked_bytes, checked_device, checked_shape
@@ -30,7 +31,6 @@ from reference_modules.pool.uncleared import poison
 
 Device = str | int | torch.device
 _F32 = torch.float32
-_AS_IT_IS = nullcontext()
 _empty, _zeros, _in_inference = torch.empty, torch.zeros, torch.is_inference_mode_enabled
 
 
@@ -69,7 +69,6 @@ class TensorPool:
         """
         self._store = store or make_store(backend, home)
         self._ledger = Ledger(self._store, tracking=tracking)
-        self._hold_bypassed = self._ledger.hold_bypassed
         self._policy = Policy(self._settings, self._ledger)
         self._background: Background | None = None
         self.set_threshold(threshold.default(home) if threshold_mb is None else threshold_mb)
@@ -90,8 +89,16 @@ class TensorPool:
         except (RuntimeError, TypeError):
             checked_shape(shape, self.name)
             raise
-        with self.lock:
-            self._hold_bypassed(tensor, nbytes)
+        with self.lock:  # what the pool costs where it does not help, hence not a call
+            leases, counters = self._ledger.leases, self._ledger.counters
+            if leases.died:  # only now, after the tensor was made: one that died before may have had its id
+                self._ledger.bury()
+            lease = Lease(tensor, leases.bury_later)
+            lease.key = key = id(tensor)
+            lease.nbytes = nbytes
+            leases.standing[key] = lease
+            counters.bypassed += 1
+            counters.in_use += nbytes
         return tensor
 
     def allocate_above(
@@ -104,20 +111,26 @@ class TensorPool:
         zero: bool = False,
     ) -> torch.Tensor:
         """`allocate` with the caller's threshold in place of the pool's (a module knows its sizes better)."""
+        if _in_inference():  # its tensors could not be written in place outside of it
+            with torch.inference_mode(False):
+                return self.allocate_above(threshold_bytes, shape, dtype, device, zero=zero)
         sizes = checked_shape(shape, self.name)
         nbytes = checked_bytes(sizes, dtype, self.name)
-        checked_device(device, self.device, self.name)
+        if device is not None:
+            checked_device(device, self.device, self.name)
         if self._fault_hook is not None:
             self._fault_hook(nbytes)
-        site = call_site() if self._settings.tracking else None
-        with self.lock, torch.inference_mode(False) if _in_inference() else _AS_IT_IS:
-            if self.closed:
+        settings, ledger = self._settings, self._ledger
+        site = call_site() if settings.tracking else None
+        with self.lock:
+            if not ledger.open:
                 raise complaints.closed(self.name)
-            self._ledger.settle()
-            pooled = nbytes >= threshold_bytes
-            tensor, signal, cleared = self._policy.obtain(sizes, dtype, nbytes, pooled=pooled, zero=zero)
-            self._ledger.hold(tensor, nbytes, signal, site)
-        if (zero and not cleared) or (self._settings.debug and not zero):
+            ledger.settle()
+            tensor, signal, cleared = self._policy.obtain(
+                sizes, dtype, nbytes, nbytes >= threshold_bytes, zero
+            )
+            ledger.hold(tensor, nbytes, signal, site)
+        if (zero and not cleared) or (settings.debug and not zero):
             self._fill(tensor, zero)
         return tensor
 
@@ -127,16 +140,11 @@ class TensorPool:
             if not self._ledger.release(tensor):
                 raise complaints.wrong_release(self, tensor, living.pools)
 
-    @contextmanager
     def lease(
         self, shape: Shape, dtype: torch.dtype = _F32, device: Device | None = None, *, zero: bool = False
-    ) -> Iterator[torch.Tensor]:
+    ) -> AbstractContextManager[torch.Tensor]:
         """A tensor for the length of a `with` block, given back on every way out."""
-        tensor = self.allocate(shape, dtype, device, zero=zero)
-        try:
-            yield tensor
-        finally:
-            self.deallocate(tensor)
+        return LeaseContext(self, shape, dtype, device, zero)
 
     def stats(self) -> PoolStats:
         """The pool's figures at this moment."""
@@ -190,9 +198,7 @@ class TensorPool:
         return self._threshold / (1 << 20)
 
     def trim(self, keep_bytes: int = 0) -> int:
-        """Give idle blocks back to the system, the longest idle first, until `keep_bytes` of them are left;
-        returns how many bytes went.
-        """
+        """Give back idle blocks, the longest idle first, down to `keep_bytes`; returns what went."""
         with self.lock:
             self._ledger.settle()
             return self._store.evict(self._store.idle_bytes - keep_bytes)
@@ -279,7 +285,8 @@ class TensorPool:
             error.add_note(str(complaint))  # the first error is the story; ours must not replace it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (self._settings,)
+        """An empty pool with these settings, for pickle and copy; a fault hook stays behind."""
+        return partial(TensorPool, **vars(self._settings)), ()
 
     def __repr__(self) -> str:
         return f"TensorPool({str(self.device)!r}, name={self.name!r}, backend={self._settings.backend!r})"
@@ -291,10 +298,3 @@ class TensorPool:
         except BaseException:
             self.deallocate(tensor)
             raise
-
-
-def _made_again(settings: Settings) -> TensorPool:
-    """An empty pool with these settings: what a pickled or deep-copied pool becomes (a fault hook stays
-    behind).
-    """
-    return TensorPool(**vars(settings))
