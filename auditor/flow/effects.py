@@ -79,6 +79,7 @@ class Acquisition:
     counts: bool = False  # one more user of an object that has others
     own_key: bool = False  # the object that stands for it was made in this function
     own: frozenset[tuple[str, bool]] = frozenset()  # what is true of the receiver's fields where it lends
+    given: frozenset[tuple[str, bool]] = frozenset()  # what is true of the call's arguments where it lends
     recorded: bool = False  # in a table of the object that lends: who does not want it may leave it there
     fresh: bool = False  # the object that it lies in was made for whoever gets it
 

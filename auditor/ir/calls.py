@@ -45,7 +45,7 @@ class CallLowering(IterationLowering):
         kwargs = tuple((keyword.arg, self.value(keyword.value)) for keyword in node.keywords)
         target = self.builder.temporary()
         call = Call(node, target, callee, receiver, method, args, kwargs, entered)
-        if _is_quiet(method, receiver):
+        if is_quiet(node):
             self.builder.emit(call)
         else:
             self.builder.emit_raising(call)
@@ -59,7 +59,13 @@ class CallLowering(IterationLowering):
         return None
 
 
-def _is_quiet(method: str, receiver: Path | None) -> bool:
-    if method in LOGGING:
-        return receiver is not None and "log" in receiver[-1].lower()
-    return method in QUIET_CALLS or (receiver is None and method.endswith(("Error", "Exception", "Warning")))
+def is_quiet(node: ast.Call) -> bool:
+    """Whether practice never sees this call raise."""
+    match node.func:
+        case ast.Attribute(attr=method, value=receiver):
+            if method in LOGGING:
+                return "log" in (getattr(receiver, "attr", "") or getattr(receiver, "id", "")).lower()
+            return method in QUIET_CALLS
+        case ast.Name(id=name):
+            return name in QUIET_CALLS or name.endswith(("Error", "Exception", "Warning"))
+    return False

@@ -109,9 +109,23 @@ class CleanupLowering(ControlFlowLowering):
     def do_Assert(self, node: ast.Assert) -> None:
         yes, no = self.branch(node.test)
         self.builder.ends = no
-        if no:
+        if no and not _only_narrows(node.test):
             self._raise(node, Raised("AssertionError"))
         self.builder.ends = yes
+
+
+def _only_narrows(test: ast.expr) -> bool:
+    """`assert isinstance(x, Block)` and `assert block.tensor is not None` tell a type checker what is known;
+    `assert block is not None` may be the only look at what a pool gave.
+    """
+    match test:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(map(_only_narrows, values))
+        case ast.Call(func=ast.Name(id="isinstance")):
+            return True
+        case ast.Compare(left=ast.Attribute(), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
+    return False
 
 
 def _raised_class(node: ast.expr | None) -> Raised:

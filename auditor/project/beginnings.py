@@ -23,6 +23,11 @@ def missing(parameters: tuple[str, ...], known: Knowledge) -> frozenset[str]:
     return frozenset(name for name in parameters if (f"{name} is None", True) in known)
 
 
+def of_parameters(parameters: tuple[str, ...], known: Knowledge) -> Knowledge:
+    """Whether they are true, or None, there."""
+    return frozenset(fact for fact in known if fact[0].removesuffix(" is None") in parameters)
+
+
 def always_in_a_table(endings: Endings, own: str | None) -> bool:
     """Wherever it is returned, a container of the method's own object, or of the module, has it as well."""
     tabled = {

@@ -3,6 +3,7 @@
 import ast
 
 from auditor.flow.effects import Position, Value
+from auditor.ir.calls import is_quiet
 from auditor.project.bindings import statements_of
 from auditor.project.modules import Function
 from auditor.project.pool_state import called, cut_short, own_parameters, own_state, owner_name
@@ -197,8 +198,19 @@ def _deals_out_numbers(function: Function) -> bool:
     )
 
 
+def keeps_what_it_is_told(function: Function) -> bool:
+    """`self._kept.append(value)`, of a parameter."""
+    given = set(own_parameters(function))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("append", "add", "appendleft", "extend")
+        and any(isinstance(arg, ast.Name) and arg.id in given for arg in call.args)
+        for call in function.calls
+    )
+
+
 def contains_failures(function: Function) -> bool:
-    """`try: ... except: return None` is all it does that could fail."""
+    """`try: ... except: return None` is all it does that could fail: logging cannot."""
     body = getattr(function.node, "body", [])
     return all(_contained(each) for each in body) if isinstance(body, list) else _harmless(body)  # a lambda's
 
@@ -217,5 +229,8 @@ def _catches_all(handler: ast.ExceptHandler) -> bool:
 
 
 def _harmless(statement: ast.AST) -> bool:
-    risky = (ast.Call, ast.Subscript, ast.Await, ast.Raise, ast.With, ast.AsyncWith, ast.Import)
-    return not any(isinstance(inner, risky) for inner in ast.walk(statement))
+    risky = (ast.Subscript, ast.Await, ast.Raise, ast.With, ast.AsyncWith, ast.Import)
+    return not any(
+        isinstance(inner, risky) or (isinstance(inner, ast.Call) and not is_quiet(inner))
+        for inner in ast.walk(statement)
+    )

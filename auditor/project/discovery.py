@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.bodies import (
     given_back_itself,
+    keeps_what_it_is_told,
     kept_under_parameter,
     returns_something,
     shared_key,
@@ -247,6 +248,8 @@ def _marking_half(function: Function, name: Name, partners: list[Function]) -> H
     if not changes_state(function) or name.verb == "get":
         return None
     marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
+    if not marks_argument and keeps_what_it_is_told(function):
+        return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     return Half(function, name, Handle.ARGUMENT if marks_argument else Handle.RECEIVER, 0, Value.OBJECT)
 
 

@@ -14,7 +14,7 @@ from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Leave, Move, Path, is_temporary
 from auditor.model import Span
-from auditor.project.beginnings import always_in_a_table, asked, missing, of_receiver
+from auditor.project.beginnings import always_in_a_table, asked, missing, of_parameters, of_receiver
 from auditor.project.bindings import own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
@@ -104,7 +104,7 @@ class Follower:
             known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
             known = known | asked(op)
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
-        known = known | of_receiver(op, acquisition)
+        known = known | of_receiver(op, acquisition) | acquisition.given
         lends = self.function.is_context_manager
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
@@ -144,9 +144,10 @@ class Follower:
         outcome = Outcome(self.function, op.at, acquisition, lease)
         if endings.returned:
             outcome.flags = self._flags(endings)
-            outcome.own = self._own(self.known[node] | of_receiver(op, acquisition))
-            outcome.unless = missing(self.graph.parameters, self.known[node])
-            outcome.asked = frozenset(fact for fact in self.known[node] if fact[0] in self.graph.parameters)
+            known = self.known[node] | acquisition.given
+            outcome.own = self._own(known | of_receiver(op, acquisition))
+            outcome.unless = missing(self.graph.parameters, known)
+            outcome.asked = of_parameters(self.graph.parameters, known)
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.recorded = always_in_a_table(endings, own_name(self.function))
         outcome.stored = sorted(endings.left_in.items())

@@ -86,7 +86,7 @@ class Losses:
     def _kind(self, loss: Loss, path: list[Station], site: int) -> Loss:
         """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""
         if loss is Loss.RAISE:
-            return _exceptional(loss, path)
+            return self._exceptional(path)
         raised = next((station.edge for station in path if station.edge in LOSS_OF_EDGE), None)
         if loss is Loss.DISCARDED and raised is not None:
             return LOSS_OF_EDGE[raised]  # an intermediate value that an exception passed by
@@ -98,6 +98,22 @@ class Losses:
             if unwinding or not self._expected(station, path[index:], site):
                 return LOSS_OF_EDGE[station.edge]
         return loss
+
+    def _exceptional(self, path: list[Station]) -> Loss:
+        """By which kind of exception a path that leaves by raising does so.
+
+        A handler that passes on what a call raised is a `raise` of the function's own, unless that call
+        cannot fail.
+        """
+        raised = [station for station in path if station.edge in LOSS_OF_EDGE]
+        if not raised:
+            return Loss.RAISE
+        last = self.graph.ops[raised[-1].node].at
+        if isinstance(last, ast.Raise) and last.exc is None and len(raised) > 1:
+            first = self.graph.ops[raised[-2].node]
+            if isinstance(first, Call) and self.effects.contains_failures(first.at):
+                return Loss.CALL
+        return LOSS_OF_EDGE[raised[-1].edge]
 
     def _caught(self, onward: list[Station]) -> bool:
         """Whether the exception ends on the way, in a handler or a `suppress`."""
@@ -263,16 +279,6 @@ def _named(guard: ast.AST) -> str | None:
 def _encloses(guard: ast.AST, line: int) -> bool:
     body: list[ast.stmt] = getattr(guard, "body", [])
     return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
-
-
-def _exceptional(loss: Loss, path: list[Station]) -> Loss:
-    """By which kind of exception a path that leaves by raising does so."""
-    if loss is not Loss.RAISE:
-        return loss
-    for station in reversed(path):
-        if station.edge in LOSS_OF_EDGE:
-            return LOSS_OF_EDGE[station.edge]
-    return loss
 
 
 def _name_of(held: Held) -> str:

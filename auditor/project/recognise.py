@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, Unpack, is_temporary
 from auditor.project.bodies import fronts_a_pool
-from auditor.project.calls import Calls, constants_passed, is_bound, parameter_for
+from auditor.project.calls import Calls
+from auditor.project.deciding import decided_otherwise, told_of_arguments
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Function
 from auditor.project.releases import Releases, callee_text, names_of
@@ -36,8 +37,9 @@ class Source:
     `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
-    parameters that are true or false there: `load(file, opened=True)` opens nothing. `recorded`: a table of
-    the object has it too. `fresh`: the object around it was made for the caller.
+    parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
+    says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
+    around it was made for the caller.
     """
 
     protocol: str
@@ -53,6 +55,7 @@ class Source:
     own: frozenset[tuple[str, bool]] = frozenset()
     unless: frozenset[str] = frozenset()
     asked: frozenset[tuple[str, bool]] = frozenset()
+    given: frozenset[tuple[str, bool]] = frozenset()
     recorded: bool = False
     fresh: bool = False
 
@@ -101,8 +104,9 @@ class Recogniser(Releases):
             return declared
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
             found = self._of_function(target)
-            if found is not None and not _decided_otherwise(target, call, found):
-                return replace(found, inner=found.origin == "discovered" and self._is_inner(function, target))
+            if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
+                inner = found.origin == "discovered" and self._is_inner(function, target)
+                return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and dotted is None:
@@ -187,6 +191,7 @@ class Recogniser(Releases):
             inner=source.inner,
             counts=source.counts,
             own=source.own,
+            given=source.given,
             recorded=source.recorded,
             fresh=source.fresh,
             own_key=_made_here(function, source, places),
@@ -215,22 +220,6 @@ class Recogniser(Releases):
             if isinstance(op, Make) and op.target == path and op.items:
                 return tuple(element for _, element in op.items)
         return (path,)
-
-
-def _decided_otherwise(target: Function, call: ast.Call, source: Source) -> bool:
-    """`self.read(out=buffer)` of a method that takes a buffer only `if out is None`, or a switch that is set
-    so that nothing is taken."""
-    unless, bound = source.unless, is_bound(target, call)
-    passed = constants_passed(target, call, bound) if source.asked else ()
-    if any((name, not value) in source.asked for name, value in passed):
-        return True
-    given: list[tuple[Position, ast.expr]] = list(enumerate(call.args)) if unless else []
-    given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg in unless]
-    return any(
-        parameter_for(target, position, bound) in unless
-        and not (isinstance(value, ast.Constant) and value.value is None)
-        for position, value in given
-    )
 
 
 def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> bool:
