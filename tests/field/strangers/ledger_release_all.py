@@ -81,8 +81,8 @@ def attention_step(allocator, layers):
     total = 0
     with step(allocator) as s:
         for layer in range(layers):
-            q = s.temp()
-            k = s.named_temp(f"k{layer}")
+            q = s.temp()  # clean: near miss, the step gives it back when it finishes
+            k = s.named_temp(f"k{layer}")  # clean: near miss, the step gives it back when it finishes
             if q > 1000:
                 break
             total += q * k
