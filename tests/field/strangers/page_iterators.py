@@ -1,18 +1,20 @@
 """Iterating pages: yield from, consumers that stop early, closers."""
+from collections import deque
 from contextlib import closing
 
 
 class PageSource:
     def __init__(self, n):
-        self.pages = list(range(n))
+        self.pages = deque(range(n))
         self.given = 0
 
     def claim_page(self):
         self.given += 1
-        return self.pages[self.given % len(self.pages)]
+        return self.pages.popleft()
 
     def unclaim_page(self, page):
         self.given -= 1
+        self.pages.append(page)
 
 
 def scan(source, n):
