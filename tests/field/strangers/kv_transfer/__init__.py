@@ -1,0 +1,1 @@
+"""Sender and receiver of KV pages with a shared registry of lanes."""

@@ -1,0 +1,4 @@
+from .buffers import RingBuffers
+from .exchange import RingExchange
+
+__all__ = ["RingBuffers", "RingExchange"]
