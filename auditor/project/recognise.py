@@ -37,7 +37,8 @@ class Source:
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
     parameters that are true or false there: `load(file, opened=True)` opens nothing. `recorded`: a table of
-    the object has it too. `fresh`: the object around it was made for the caller.
+    the object has it too. `fresh`: the object around it was made for the caller. `also` are further leases in
+    the same result: `return key, value`.
     """
 
     protocol: str
@@ -55,6 +56,7 @@ class Source:
     asked: frozenset[tuple[str, bool]] = frozenset()
     recorded: bool = False
     fresh: bool = False
+    also: tuple["Source", ...] = ()
 
 
 class Recogniser(Releases):
@@ -170,8 +172,8 @@ class Recogniser(Releases):
                 return pair, half
         return None
 
-    def acquisition(self, function: Function, call: Call) -> Acquisition | None:
-        source = self.source(function, call.at)
+    def acquisition(self, function: Function, call: Call, source: Source | None = None) -> Acquisition | None:
+        source = source or self.source(function, call.at)
         if source is None:
             return None
         places = self._places(function, source, call)
