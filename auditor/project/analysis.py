@@ -112,7 +112,9 @@ class Analysis:
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
         words = self._with_aliases(self.recogniser.words)
-        paths = self._calling(words)
+        paths = sorted(
+            {*self._calling(words), *self.called.calling(self.project.sources, self.recogniser.unforeseen)}
+        )
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())

@@ -87,6 +87,13 @@ class Recogniser(Releases):
             }
         return found
 
+    @property
+    def unforeseen(self) -> set[str]:
+        """Names by which no file is known to matter, of pools told by their shape: said in one word they may
+        mean anything."""
+        halves = (half for _, half in self.acquiring.values() if half.by_shape)
+        return {half.function.name for half in halves if len(split(half.function.name)) > 1}
+
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
@@ -102,7 +109,7 @@ class Recogniser(Releases):
         if declared is not None:
             return declared
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
-            found = self._of_function(target)
+            found = None if self._shape_alone(function, call, target) else self._of_function(target)
             if found is not None and not _decided_otherwise(target, call, found):
                 return replace(found, inner=found.origin == "discovered" and self._is_inner(function, target))
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
@@ -119,6 +126,13 @@ class Recogniser(Releases):
         lending = sum(target in self.wrappers for target in targets)
         known = any(target in self.acquiring for target in targets)
         return 0 < lending < len(targets) and not known and self.calls.guessed(function, call)
+
+    def _shape_alone(self, function: Function, call: ast.Call, target: Function) -> bool:
+        """`deck.draw()` of who knows what: the name is no pool's, and the receiver is not called like it."""
+        pair, half = self.acquiring.get(target, (None, None))
+        if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
+            return False
+        return self.calls.guessed(function, call) and not _called_like(call.func.value, pair)
 
     def _is_inner(self, function: Function, target: Function) -> bool:
         """A class that asks its own private helper keeps its own books; not where another pool lends. So does
