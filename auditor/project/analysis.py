@@ -4,6 +4,7 @@ import ast
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
@@ -13,6 +14,7 @@ from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredFi
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Path
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.aliases import other_names
 from auditor.project.calls import Calls
@@ -23,10 +25,11 @@ from auditor.project.discovery import Pair, discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back, returns_several
-from auditor.project.leases import Follower, Outcome
+from auditor.project.leases import Follower
 from auditor.project.made_for_caller import made_for_caller
 from auditor.project.misused import Misused
 from auditor.project.modules import Function
+from auditor.project.outcome import Outcome, merged_outcome
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
 from auditor.project.recognise import Recogniser, Source
@@ -87,6 +90,7 @@ class Analysis:
         self._other_names: dict[str, set[str]] = {}
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
+        self._returned_at: dict[Function, frozenset[int]] = {}  # ways out with a wrapper's first lease
 
     def effects(self, function: Function) -> FunctionEffects:
         if function not in self._effects:
@@ -108,7 +112,9 @@ class Analysis:
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
         words = self._with_aliases(self.recogniser.words)
-        paths = self._calling(words)
+        paths = sorted(
+            {*self._calling(words), *self.called.calling(self.project.sources, self.recogniser.unforeseen)}
+        )
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
@@ -141,19 +147,22 @@ class Analysis:
 
     def _follow(self, function: Function, call: ast.Call, source: Source) -> None:
         try:
-            outcome = self._follower(function).outcome(call)
+            follower = self._follower(function)
+            outcomes = [follower.outcome(call), *(follower.outcome(call, other) for other in source.also)]
         except (TooLarge, TooManyStates, RecursionError) as error:
             why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
             reason = why.get(type(error), "nested too deeply")
             self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
             return
-        if outcome is None:
+        reached = [outcome for outcome in outcomes if outcome is not None]
+        for outcome, its in zip(reached, (source, *source.also), strict=False):
+            if outcome.returned is not None and not function.is_context_manager:
+                self._note_wrapper(function, its, outcome)
+        if not reached:
             return
-        self.outcomes[id(call)] = outcome
+        outcome = self.outcomes[id(call)] = reduce(merged_outcome, reached)
         for target in self.calls.targets(function, call)[0]:
             self.received.setdefault(target, []).append(outcome)
-        if outcome.returned is not None and not function.is_context_manager:
-            self._note_wrapper(function, source, outcome)
 
     def _follower(self, function: Function) -> Follower:
         if function not in self._followers:
@@ -165,14 +174,14 @@ class Analysis:
             function.name.startswith(("<", "__")) and function.name != "__call__"
         ):
             return
-        if function in self.recogniser.acquiring or function in self.recogniser.wrappers:
+        if function in self.recogniser.acquiring:
             return
         assert outcome.returned is not None
         if OVER in outcome.returned:
             return  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
         if outcome.recorded and any(path[0].startswith("@") for path in outcome.beside):
             return  # the module keeps one for each key: whoever asks is shown it
-        self.recogniser.wrappers[function] = Source(
+        made = Source(
             source.protocol,
             source.origin,
             Handle.RESULT,
@@ -186,6 +195,17 @@ class Analysis:
             recorded=outcome.recorded,
             fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.calls, function),
         )
+        first = self.recogniser.wrappers.get(function)
+        if first is None:
+            self.recogniser.wrappers[function] = made
+            self._returned_at[function] = outcome.returned_at
+        elif self._beside(function, outcome, made, first):
+            self.recogniser.wrappers[function] = replace(first, also=(*first.also, made))
+
+    def _beside(self, function: Function, outcome: Outcome, made: Source, first: Source) -> bool:
+        """Whether one way out returns both, in places of their own."""
+        together = outcome.returned_at & self._returned_at.get(function, frozenset())
+        return bool(together) and all(_apart(made.rest, other.rest) for other in (first, *first.also))
 
     # Results ------------------------------------------------------------------------------------------------
 
@@ -267,6 +287,11 @@ class Analysis:
             if o.lease.leaks and not (o.lease.released or o.lease.handed_over) and _loses_normally(o.lease)
         ]
         return Callers(len(received), tuple(losing))
+
+
+def _apart(one: Path, other: Path) -> bool:
+    """`[0]` and `[1]` of a tuple, two fields of an object: not one lease that two names hold."""
+    return all(map(len, (one, other))) and one[: len(other)] != other[: len(one)]
 
 
 def _loses_normally(lease: Lease) -> bool:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 
+from auditor.project.free_lists import MENTIONED
 from auditor.project.modules import CALL, Function
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pairs_with, take_apart
 
@@ -14,7 +15,10 @@ DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
 
 def may_define_pair(text: str) -> bool:
-    """Whether the file defines functions whose names could be two halves of a pair."""
+    """Whether the file defines functions whose names could be two halves of a pair, or speaks of a free
+    list."""
+    if MENTIONED.search(text):
+        return True
     acquires: list[Name] = []
     releases: list[Name] = []
     for name in set(DEFINITION.findall(text)):

@@ -8,7 +8,7 @@ halves of anything."""
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.bodies import (
@@ -21,6 +21,7 @@ from auditor.project.bodies import (
     value_of,
 )
 from auditor.project.class_model import ClassModel
+from auditor.project.free_lists import free_lists
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
 from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
@@ -51,13 +52,14 @@ POOL_WORDS = frozenset({"pool", "allocator", "free", "freelist", "arena", "slab"
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """A method that acquires or releases, and how."""
+    """A method that acquires or releases, and how; `by_shape` where its name did not say so."""
 
     function: Function
     name: Name
     handle: Handle = Handle.RESULT
     argument: Position = 0
     value: Value = Value.OBJECT
+    by_shape: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,10 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         found = list(_pairs_of(cls.name, cls, methods))
         yield from found
         paired = {half.function for pair in found for half in pair.acquires}
-        yield from _self_ending(model, cls, [method for method in methods if method not in paired])
+        ending = list(_self_ending(model, cls, [method for method in methods if method not in paired]))
+        yield from ending
+        paired |= {half.function for pair in ending for half in pair.acquires}
+        yield from _by_shape(cls, methods, paired)
     plain = [
         f
         for name, f in sorted(module.functions.items())
@@ -103,6 +108,19 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
         if ends:
             releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
             yield Pair(cls.name, cls, (Half(method, name),), releases)
+
+
+def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+    """Whatever the halves are called, both work on one free list."""
+    if PASSING_ON.isdisjoint(split(cls.name)):
+        name = Name("acquire", frozenset())
+        for found in free_lists([m for m in methods if LENDING.isdisjoint(m.decorators)]):
+            givers = list(found.givers)
+            takers = [_acquiring_half(m, name, givers) for m in found.takers if m not in paired]
+            got = tuple(replace(half, by_shape=True) for half in takers if half is not None)
+            if got:
+                release = Name("release", frozenset())
+                yield Pair(cls.name, cls, got, tuple(Half(m, release, got[0].handle) for m in givers))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:

@@ -15,8 +15,8 @@ from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.ended_by_others import has_unknown_base
 from auditor.project.forgetting import CLEANUP
-from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
+from auditor.project.outcome import Outcome
 from auditor.project.project import Project
 from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
 

@@ -35,9 +35,9 @@ from auditor.project.forgetting import (
     forgets,
     given_away,
 )
-from auditor.project.leases import Outcome
 from auditor.project.modules import Class, Function
 from auditor.project.other_words import asked_before_it_is_set, properties_of
+from auditor.project.outcome import Outcome
 from auditor.project.project import Project
 from auditor.project.sites import last_name
 from auditor.project.summaries import EffectsOf, Summaries

@@ -3,7 +3,7 @@
 import ast
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
@@ -12,7 +12,7 @@ from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Call, Leave, Move, Path, is_temporary
+from auditor.ir.ops import RAISING, Call, Leave, Move, is_temporary
 from auditor.model import Span
 from auditor.project.beginnings import always_in_a_table, asked, missing, of_parameters, of_receiver
 from auditor.project.bindings import own_name
@@ -25,6 +25,8 @@ from auditor.project.ended_by_others import (
 )
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
+from auditor.project.outcome import Outcome, merged_outcome
+from auditor.project.recognise import Source
 from auditor.project.released_alone import ended_alone, release_lent
 from auditor.project.rewriting import note_rewritten_flags
 from auditor.project.sites import loops_around, site_nodes
@@ -46,25 +48,6 @@ AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complet
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
 
-@dataclass(slots=True)
-class Outcome:
-    """One acquire decided. `returned` and `stored` are where it went, for wrappers and fields."""
-
-    function: Function
-    call: ast.Call
-    acquisition: Acquisition
-    lease: Lease
-    returned: Path | None = None
-    flags: frozenset[tuple[str, bool]] = frozenset()
-    own: frozenset[tuple[str, bool]] = frozenset()
-    unless: frozenset[str] = frozenset()
-    asked: frozenset[tuple[str, bool]] = frozenset()
-    stored: list[tuple[int, Path]] = field(default_factory=list)
-    beside: frozenset[Path] = frozenset()
-    recorded: bool = False
-    unknown: bool = False
-
-
 class Follower:
     """Follows acquires of one function; what is known of its conditions is computed once."""
 
@@ -84,20 +67,21 @@ class Follower:
             self._known = known_at_nodes(self.graph)
         return self._known
 
-    def outcome(self, call: ast.Call) -> Outcome | None:
-        """None where the call cannot be reached. Raises `solve.TooManyStates`."""
+    def outcome(self, call: ast.Call, source: Source | None = None) -> Outcome | None:
+        """Of the lease that the call is known for, or of another that its result holds. None where the call
+        cannot be reached. Raises `solve.TooManyStates`."""
         merged: Outcome | None = None
         for node in site_nodes(self.function, call):
             if node not in self.known:
                 continue
-            outcome = self._follow(node)
-            merged = outcome if merged is None else _merge(merged, outcome)
+            outcome = self._follow(node, source)
+            merged = outcome if merged is None else merged_outcome(merged, outcome)
         return merged
 
-    def _follow(self, node: int) -> Outcome:
+    def _follow(self, node: int, source: Source | None) -> Outcome:
         op = self.graph.ops[node]
         assert isinstance(op, Call)
-        acquisition = self.effects.acquisition(op)
+        acquisition = self.effects.acquisition(op, source)
         assert acquisition is not None
         known = self.known.get(node, NOTHING)
         if acquisition.handle is not Handle.RESULT:
@@ -149,6 +133,7 @@ class Follower:
             outcome.unless = missing(self.graph.parameters, known)
             outcome.asked = of_parameters(self.graph.parameters, known)
             outcome.returned = sorted(set(endings.returned.values()))[0]
+            outcome.returned_at = frozenset(endings.returned)
             outcome.recorded = always_in_a_table(endings, own_name(self.function))
         outcome.stored = sorted(endings.left_in.items())
         outcome.beside = frozenset(path for _, path in endings.beside)
@@ -283,19 +268,3 @@ class Follower:
                     return "".join(each.target).lstrip("@")
                 followed = each.target
         return ""
-
-
-def _merge(one: Outcome, other: Outcome) -> Outcome:
-    """Copies of one call in different copies of a `finally` body."""
-    leaks = {(leak.loss, leak.at): leak for leak in (*other.lease.leaks, *one.lease.leaks)}
-    one.lease = replace(
-        one.lease,
-        leaks=tuple(leaks.values()),
-        released=one.lease.released or other.lease.released,
-        handed_over=one.lease.handed_over or other.lease.handed_over,
-        releases=tuple(sorted({*one.lease.releases, *other.lease.releases})),
-    )
-    one.returned = one.returned or other.returned
-    one.stored += other.stored
-    one.beside |= other.beside
-    return one

@@ -17,11 +17,12 @@ from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Edge, Enter, Exit, Next, Path
 from auditor.model import Span, Step
 from auditor.project.foreign import Foreign
-from auditor.project.leases import TEST_FILE, Outcome
+from auditor.project.leases import TEST_FILE
 from auditor.project.locks import Locks
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
 from auditor.project.other_pool import differ
+from auditor.project.outcome import Outcome
 from auditor.project.released import numbered, of_numpy, release_words, released_value
 from auditor.project.sites import functions_with, site_nodes
 from auditor.project.tensor_misuse import Began, Begin, Tensors

@@ -20,7 +20,7 @@ from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
 from auditor.project.bindings import own_name
 from auditor.project.modules import Function
-from auditor.project.recognise import Recogniser
+from auditor.project.recognise import Recogniser, Source
 from auditor.protocols.tensor_operations import treatment_of
 from auditor.protocols.vocabulary import KEEPING, REMOVING, STORING
 
@@ -33,9 +33,9 @@ class OutsideEffects:
         self.recogniser = recogniser
         self._receivers: frozenset[Path] | None = None
 
-    def acquisition(self, call: Call) -> Acquisition | None:
-        """The lease that a call starts."""
-        return self.recogniser.acquisition(self.function, call)
+    def acquisition(self, call: Call, source: Source | None = None) -> Acquisition | None:
+        """The lease that a call starts, or another one that lies in its result."""
+        return self.recogniser.acquisition(self.function, call, source)
 
     def ends_itself(self, protocol: str) -> bool:
         return protocol in self.recogniser.ending_themselves

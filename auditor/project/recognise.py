@@ -39,7 +39,7 @@ class Source:
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
     parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
-    around it was made for the caller.
+    around it was made for the caller. `also` are further leases in the same result: `return key, value`.
     """
 
     protocol: str
@@ -58,6 +58,7 @@ class Source:
     given: frozenset[tuple[str, bool]] = frozenset()
     recorded: bool = False
     fresh: bool = False
+    also: tuple["Source", ...] = ()
 
 
 class Recogniser(Releases):
@@ -88,6 +89,13 @@ class Recogniser(Releases):
             }
         return found
 
+    @property
+    def unforeseen(self) -> set[str]:
+        """Names by which no file is known to matter, of pools told by their shape: said in one word they may
+        mean anything."""
+        halves = (half for _, half in self.acquiring.values() if half.by_shape)
+        return {half.function.name for half in halves if len(split(half.function.name)) > 1}
+
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
@@ -103,7 +111,7 @@ class Recogniser(Releases):
         if declared is not None:
             return declared
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
-            found = self._of_function(target)
+            found = None if self._shape_alone(function, call, target) else self._of_function(target)
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
@@ -121,6 +129,13 @@ class Recogniser(Releases):
         lending = sum(target in self.wrappers for target in targets)
         known = any(target in self.acquiring for target in targets)
         return 0 < lending < len(targets) and not known and self.calls.guessed(function, call)
+
+    def _shape_alone(self, function: Function, call: ast.Call, target: Function) -> bool:
+        """`deck.draw()` of who knows what: the name is no pool's, and the receiver is not called like it."""
+        pair, half = self.acquiring.get(target, (None, None))
+        if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
+            return False
+        return self.calls.guessed(function, call) and not _called_like(call.func.value, pair)
 
     def _is_inner(self, function: Function, target: Function) -> bool:
         """A class that asks its own private helper keeps its own books; not where another pool lends. So does
@@ -174,8 +189,8 @@ class Recogniser(Releases):
                 return pair, half
         return None
 
-    def acquisition(self, function: Function, call: Call) -> Acquisition | None:
-        source = self.source(function, call.at)
+    def acquisition(self, function: Function, call: Call, source: Source | None = None) -> Acquisition | None:
+        source = source or self.source(function, call.at)
         if source is None:
             return None
         places = self._places(function, source, call)

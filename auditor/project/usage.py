@@ -7,8 +7,8 @@ from functools import cache
 
 from auditor.flow.trace import span_of
 from auditor.model import ProtocolUse
-from auditor.project.leases import Outcome
 from auditor.project.modules import Function
+from auditor.project.outcome import Outcome
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
 from auditor.project.recognise import Recogniser

@@ -16,6 +16,9 @@ VERBS = (
 WEAKER = ("take", "get", "fetch", "give", "put", "grab", "pop")
 """Verbs that say something where they are asked of a pool."""
 
+FREE_LISTS = ("free", "idle", "avail", "unused", "spare", "vacant")
+"""Words in the names of fields from which a pool hands out, whatever its methods are called."""
+
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 _WILD = re.compile(r"[*?.]+")
 
@@ -27,6 +30,10 @@ def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
     found.append(
         Clue(b"pool", rb"pool\w*\.(?:take|get|fetch|give|put|grab|pop)(?:_\w+)?\(")
     )  # weaker verbs, of a pool
+    found += [
+        Clue(word.encode(), rb"%b\w*\.(?:pop\w*|get|get_nowait|append|add|put)\(" % word.encode())
+        for word in FREE_LISTS
+    ]
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:

@@ -11,8 +11,8 @@ from auditor.project.candidates import called_as
 from auditor.project.customary import customary
 from auditor.project.discovery import Pair
 from auditor.project.fields import Fields
-from auditor.project.leases import Outcome
 from auditor.project.modules import Function, Module
+from auditor.project.outcome import Outcome
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
 from auditor.project.usage import Usage

@@ -1,0 +1,46 @@
+"""What became of one acquire call, as far as its own function tells."""
+
+import ast
+from dataclasses import dataclass, field, replace
+
+from auditor.flow.effects import Acquisition
+from auditor.flow.lease import Lease
+from auditor.ir.ops import Path
+from auditor.project.modules import Function
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One acquire decided. `returned` (by the ways out `returned_at`) and `stored` are where it went, for
+    wrappers and fields."""
+
+    function: Function
+    call: ast.Call
+    acquisition: Acquisition
+    lease: Lease
+    returned: Path | None = None
+    returned_at: frozenset[int] = frozenset()
+    flags: frozenset[tuple[str, bool]] = frozenset()
+    own: frozenset[tuple[str, bool]] = frozenset()
+    unless: frozenset[str] = frozenset()
+    asked: frozenset[tuple[str, bool]] = frozenset()
+    stored: list[tuple[int, Path]] = field(default_factory=list)
+    beside: frozenset[Path] = frozenset()
+    recorded: bool = False
+    unknown: bool = False
+
+
+def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
+    """Copies of one call in different copies of a `finally` body, or two leases in one result."""
+    leaks = {(leak.loss, leak.at): leak for leak in (*other.lease.leaks, *one.lease.leaks)}
+    one.lease = replace(
+        one.lease,
+        leaks=tuple(leaks.values()),
+        released=one.lease.released or other.lease.released,
+        handed_over=one.lease.handed_over or other.lease.handed_over,
+        releases=tuple(sorted({*one.lease.releases, *other.lease.releases})),
+    )
+    one.returned = one.returned or other.returned
+    one.stored += other.stored
+    one.beside |= other.beside
+    return one
