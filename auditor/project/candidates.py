@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 
-from auditor.project.free_lists import MENTIONED
 from auditor.project.modules import CALL, Function
+from auditor.project.shapes import MENTIONED
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pairs_with, take_apart
 
 FEW = 40

@@ -21,10 +21,10 @@ from auditor.project.bodies import (
     value_of,
 )
 from auditor.project.class_model import ClassModel
-from auditor.project.free_lists import free_lists
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
 from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
+from auditor.project.shapes import shapes
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
@@ -111,16 +111,17 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
 
 
 def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
-    """Whatever the halves are called, both work on one free list."""
-    if PASSING_ON.isdisjoint(split(cls.name)):
-        name = Name("acquire", frozenset())
-        for found in free_lists([m for m in methods if LENDING.isdisjoint(m.decorators)]):
-            givers = list(found.givers)
-            takers = [_acquiring_half(m, name, givers) for m in found.takers if m not in paired]
-            got = tuple(replace(half, by_shape=True) for half in takers if half is not None)
-            if got:
-                release = Name("release", frozenset())
-                yield Pair(cls.name, cls, got, tuple(Half(m, release, got[0].handle) for m in givers))
+    """Whatever the halves are called, one undoes what the other does."""
+    if not PASSING_ON.isdisjoint(split(cls.name)):
+        return
+    acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
+    for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
+        givers = list(found.givers)
+        takers = [_acquiring_half(m, acquiring, givers) for m in found.takers if m not in paired]
+        got = tuple(replace(half, by_shape=True) for half in takers if half is not None)
+        if got:
+            paired.update(half.function for half in got)
+            yield Pair(cls.name, cls, got, tuple(Half(m, releasing, got[0].handle) for m in givers))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:

@@ -170,3 +170,35 @@ def pairs_with(acquire: Name, release: Name) -> bool:
         if acquire.verb in acquiring and release.verb in releasing:
             return not acquire.affix or not release.affix or bool(acquire.affix & release.affix)
     return False
+
+
+UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
+    ("open", frozenset({"close"})),
+    ("lease", frozenset({"revoke", "end"})),
+    ("issue", frozenset({"revoke", "retire", "withdraw"})),
+    ("begin", frozenset({"end", "finish", "abort"})),
+    ("start", frozenset({"stop", "finish", "end"})),
+    ("create", frozenset({"destroy"})),
+    ("connect", frozenset({"disconnect"})),
+    ("allot", frozenset({"reclaim", "deallot"})),
+    ("take", frozenset({"drop", "return", "give"})),
+    ("buy", frozenset({"refund"})),
+    ("hire", frozenset({"fire", "dismiss"})),
+    ("enter", frozenset({"leave", "exit"})),
+    ("spawn", frozenset({"reap", "kill"})),
+    ("attach", frozenset({"detach"})),
+)
+"""Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""
+
+
+def undoes(release: str, acquire: str) -> bool:
+    """`untake` and `take`, `deregister_region` and `register_region`, `close_lane` and `open_lane`."""
+    first, second = split(acquire), split(release)
+    if not first or not second:
+        return False
+    verb, undoing = first[0], second[0]
+    opposite = undoing in ("un" + verb, "de" + verb, "dis" + verb) or any(
+        verb == one and undoing in others for one, others in UNDOING
+    )
+    about, other = ({singular(word) for word in words[1:]} for words in (first, second))
+    return opposite and (not about or not other or bool(about & other))

@@ -1,0 +1,240 @@
+"""Pools told by their shape: two methods that undo one another's work on one field, whatever they are called.
+
+Four shapes. A free list: one takes out and hands out, the other puts in what it is told, and the list is
+called free, is full from the start, or something new is made where it is empty (a queue or a stack is none of
+these). Places: one finds and marks a place and says which, the other clears the place it is told. A count:
+one counts up and hands out something new, the other is told something and counts down. A register: one makes,
+records and hands out, the other takes out of the record; so do catalogues, so the names must belong together,
+too.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from auditor.project.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.modules import Function
+from auditor.protocols.vocabulary import split, undoes
+
+FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
+"""Words in the names of fields that hold what nobody uses."""
+
+MENTIONED = re.compile(
+    r"self\.\w+(?:\[[^\]\n]*\])?\.(?:pop\w*|get|get_nowait|remove|discard)\(|self\.\w+ -= |del self\.\w+\["
+    r"|heappop\(self|self\.\w+\[\w+\] = (?:None|False|0)\b|self\.\w*(?:free|idle|avail)\w*\["
+)
+"""A text without it has no class of these shapes."""
+
+SHRINKING = re.compile(
+    r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard)"
+)
+"""Names of methods that take out of a free list what is to go for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The methods that hand out, and those that are given it back."""
+
+    takers: tuple[Function, ...]
+    givers: tuple[Function, ...]
+
+
+def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
+    """One for each field of a class, of which these are methods, that is worked on like a pool's."""
+    works = [field_work(method) for method in methods]
+    begun = [work for work in works if work.method.name in ("__init__", "__post_init__", "setup")]
+    named = [work for work in works if not work.method.name.startswith("__")]
+    queues: set[str] = set()
+    for name in sorted({name for work in named for name, _ in work.taken}):
+        takers = [work for work in named if _takes_out_of(work, name)]
+        givers = [work for work in named if _puts_into(work, name) and work not in takers]
+        takers = [work for work in takers if not any(put.field == name for put in work.put)]
+        if takers and givers:
+            if _is_free(name, takers, begun):
+                yield _shape(takers, givers)
+            else:
+                queues.update(work.method.name for work in (*takers, *givers))
+    left = [work for work in named if work.method.name not in queues]
+    yield from _places(left)
+    yield from _counts(left)
+    yield from _registers(left)
+
+
+def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Shape:
+    return Shape(tuple(work.method for work in takers), tuple(work.method for work in givers))
+
+
+# Free lists -------------------------------------------------------------------------------------------------
+
+
+def _takes_out_of(work: FieldWork, name: str) -> bool:
+    taken = {id(node) for each, node in work.taken if each == name}
+    return bool(taken) and not SHRINKING.match(work.method.name) and work.hands_out(taken)
+
+
+def _puts_into(work: FieldWork, name: str) -> bool:
+    """What it is told, or something of it."""
+    names = work.derived(work.told, frozenset())
+    return bool(work.told) and any(
+        mentions(put.value, names, frozenset()) for put in work.put if put.field == name
+    )
+
+
+def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:
+    return (
+        not FREE.isdisjoint(split(name))
+        or any(_full_from_the_start(work.method, name) for work in begun)
+        or any(_makes_where_empty(work, name) for work in takers)
+    )
+
+
+def _full_from_the_start(method: Function, name: str) -> bool:
+    """`self.slots = list(range(count))`: what is in a backlog comes from elsewhere."""
+    for node in ast.walk(method.node):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
+                | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.expr() as value)
+            ) if attr == name:
+                if any(isinstance(each, ast.Name) and each.id == "range" for each in ast.walk(value)):
+                    return True
+    return False
+
+
+def _makes_where_empty(work: FieldWork, name: str) -> bool:
+    """One of its ways out hands out something new."""
+    taken = {id(node) for each, node in work.taken if each == name}
+    names = work.derived(frozenset(), taken)
+    counted = {field for field, _ in work.counted}
+    return any(
+        _is_new(way, counted)
+        for value in work.returned
+        for way in _ways(value)
+        if not mentions(way, names, taken)
+    ) or any(_is_new(value, counted) for value in _also_given(work, names, taken))
+
+
+def _ways(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, ast.IfExp):
+        yield from _ways(value.body)
+        yield from _ways(value.orelse)
+    else:
+        yield value
+
+
+def _also_given(work: FieldWork, names: object, taken: object) -> Iterator[ast.expr]:
+    """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements."""
+    returned = {each.id for each in work.returned if isinstance(each, ast.Name)}
+    for node in ast.walk(work.method.node):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound in returned:
+                yield from _ways(value)
+
+
+def _is_new(value: ast.expr, counted: set[str]) -> bool:
+    """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up."""
+    match value:
+        case ast.Await(value=inner):
+            return _is_new(inner, counted)
+        case ast.Attribute(value=ast.Name(), attr=attr):
+            return attr in counted
+        case ast.Call(func=ast.Name(id=name)):
+            return name[:1].isupper() or name in ("bytearray", "object")
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr)):
+            return attr in MAKERS
+        case ast.Call(func=ast.Attribute(attr=attr)):
+            return attr[:1].isupper() or not MAKING.isdisjoint(split(attr))
+    return False
+
+
+MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
+MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "dial", "spawn"})
+
+
+# Places, counts, registers ----------------------------------------------------------------------------------
+
+
+def _places(works: Sequence[FieldWork]) -> Iterator[Shape]:
+    for name in sorted({put.field for work in works for put in work.put if put.key is not None}):
+        takers = [work for work in works if any(_marks(work, put) for put in work.put if put.field == name)]
+        givers = [work for work in works if any(_clears(work, put) for put in work.put if put.field == name)]
+        if takers and givers:
+            yield _shape(takers, [work for work in givers if work not in takers])
+
+
+def _marks(work: FieldWork, put: Put) -> bool:
+    """`self.used[place] = request` of a place that nobody told it, and `return place`."""
+    if put.key is None or _is_nothing(put.value):
+        return False
+    names = {each.id for each in ast.walk(put.key) if isinstance(each, ast.Name)}
+    told = work.derived(work.told, frozenset())
+    return (
+        bool(names)
+        and names.isdisjoint(told)
+        and any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
+    )
+
+
+def _clears(work: FieldWork, put: Put) -> bool:
+    names = work.derived(work.told, frozenset())
+    return put.key is not None and _is_nothing(put.value) and mentions(put.key, names, frozenset())
+
+
+def _is_nothing(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def _counts(works: Sequence[FieldWork]) -> Iterator[Shape]:
+    for name in sorted({name for work in works for name, _ in work.counted}):
+        for way in (1, -1):
+            takers = [work for work in works if (name, way) in work.counted and _hands_out_new(work, name)]
+            givers = [work for work in works if (name, -way) in work.counted and work.told]
+            if takers and givers and not set(map(id, takers)) & set(map(id, givers)):
+                yield _shape(takers, givers)
+
+
+def _hands_out_new(work: FieldWork, counter: str) -> bool:
+    """Or something out of one of the fields: not what it was told, nor the count itself."""
+    taken = {id(node) for _, node in work.taken}
+    counted = {field for field, _ in work.counted} - {counter}
+    names = work.derived(frozenset(), taken)
+    given = {
+        target.id
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and any(_is_new(way, counted) for way in _ways(node.value))
+    }
+    return any(
+        _is_new(way, counted) or mentions(way, names | given, taken)
+        for value in work.returned
+        for way in _ways(value)
+    )
+
+
+def _registers(works: Sequence[FieldWork]) -> Iterator[Shape]:
+    for taker in works:
+        for giver in works:
+            if (
+                giver is not taker
+                and undoes(giver.method.name, taker.method.name)
+                and any(_records(taker, put) and _strikes(giver, put.field) for put in taker.put)
+            ):
+                yield _shape([taker], [giver])
+
+
+def _records(work: FieldWork, put: Put) -> bool:
+    """What it made, or numbered, itself, and hands out: not what it was told."""
+    if put.key is not None and isinstance(put.value, ast.Name) and put.value.id in work.told:
+        return False
+    recorded = {ast.unparse(each) for each in (put.key, put.value) if each is not None}
+    told = work.told
+    returned = {ast.unparse(value) for value in work.returned} - told
+    of_returned = {text for text in recorded if text.partition(".")[0] in returned}
+    return bool(recorded & returned or of_returned)
+
+
+def _strikes(work: FieldWork, name: str) -> bool:
+    names = work.derived(work.told, frozenset())
+    return any(each == name and mentions(key, names, frozenset()) for each, key in work.removed)
