@@ -118,7 +118,11 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
         givers = list(found.givers)
         takers = [_acquiring_half(m, acquiring, givers) for m in found.takers if m not in paired]
-        got = tuple(replace(half, by_shape=True) for half in takers if half is not None)
+        got = tuple(
+            replace(half, by_shape=True)
+            for half in takers
+            if half is not None and half.handle is Handle.RESULT
+        )
         if got:
             paired.update(half.function for half in got)
             yield Pair(cls.name, cls, got, tuple(Half(m, releasing, got[0].handle) for m in givers))

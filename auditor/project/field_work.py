@@ -26,7 +26,7 @@ class Put:
 @dataclass(slots=True)
 class FieldWork:
     """Everything in the order of the text. `taken` are fields with the expression that takes, `removed`
-    fields with what is named to go, `counted` fields with 1 or -1."""
+    fields with what is named to go, `counted` fields with 1 or -1, `summed` those that change by more."""
 
     method: Function
     told: frozenset[str]
@@ -34,6 +34,7 @@ class FieldWork:
     put: list[Put] = field(default_factory=list)
     removed: list[tuple[str, ast.expr]] = field(default_factory=list)
     counted: list[tuple[str, int]] = field(default_factory=list)
+    summed: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
 
     def hands_out(self, taken: Set[int], names: Set[str] = frozenset()) -> bool:
@@ -122,6 +123,8 @@ class _Reader:
         if isinstance(value, (ast.List, ast.Tuple, ast.Name)) and isinstance(op, ast.Add):
             self.work.put.append(Put(name, None, value))
         self.work.counted.append((name, 1 if isinstance(op, ast.Add) else -1))
+        if not (isinstance(value, ast.Constant) and value.value == 1):
+            self.work.summed.add(name)
 
     def _note_removed(self, container: ast.expr, key: ast.expr) -> None:
         name = self.field_of(container)

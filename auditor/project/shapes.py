@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from auditor.project.field_work import FieldWork, Put, field_work, mentions
 from auditor.project.modules import Function
-from auditor.protocols.vocabulary import split, undoes
+from auditor.protocols.vocabulary import ends, split, undoes
 
 FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
 """Words in the names of fields that hold what nobody uses."""
@@ -26,10 +26,14 @@ MENTIONED = re.compile(
 )
 """A text without it has no class of these shapes."""
 
-SHRINKING = re.compile(
-    r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard)"
+ENDING = re.compile(
+    r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
+    r"|complete|end|collect|extract)"
 )
-"""Names of methods that take out of a free list what is to go for good."""
+"""Names of methods that hand out what is to go for good."""
+
+OF_CONTAINERS = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "next"})
+"""What the methods of any queue are called: of an unknown object such a name says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +49,48 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     works = [field_work(method) for method in methods]
     begun = [work for work in works if work.method.name in ("__init__", "__post_init__", "setup")]
     named = [work for work in works if not work.method.name.startswith("__")]
+    lending = [work for work in named if _may_lend(work.method.name)]
     queues: set[str] = set()
     for name in sorted({name for work in named for name, _ in work.taken}):
-        takers = [work for work in named if _takes_out_of(work, name)]
+        takers = [work for work in lending if _takes_out_of(work, name)]
         givers = [work for work in named if _puts_into(work, name) and work not in takers]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
             if _is_free(name, takers, begun):
-                yield _shape(takers, givers)
+                yield Shape(_methods(takers), _methods(givers))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
-    left = [work for work in named if work.method.name not in queues]
-    yield from _places(left)
-    yield from _counts(left)
-    yield from _registers(left)
+    lending = [work for work in lending if work.method.name not in queues]
+    given = [work for work in named if work.method.name not in queues]
+    yield from _places(lending, given)
+    yield from _counts(lending, given)
+    yield from _registers(lending, given)
 
 
-def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Shape:
-    return Shape(tuple(work.method for work in takers), tuple(work.method for work in givers))
+def _may_lend(name: str) -> bool:
+    return not ENDING.match(name) and name not in OF_CONTAINERS
+
+
+def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Iterator[Shape]:
+    """Not the wrong way round: `unload` and `load` undo one another."""
+    names = [work.method.name for work in givers]
+    lending = [work for work in takers if not any(ends(work.method.name, name) for name in names)]
+    if lending and givers:
+        yield Shape(_methods(lending), _methods(givers))
+
+
+def _methods(works: Sequence[FieldWork]) -> tuple[Function, ...]:
+    return tuple(work.method for work in works)
 
 
 # Free lists -------------------------------------------------------------------------------------------------
 
 
 def _takes_out_of(work: FieldWork, name: str) -> bool:
-    taken = {id(node) for each, node in work.taken if each == name}
-    return bool(taken) and not SHRINKING.match(work.method.name) and work.hands_out(taken)
+    """A slice is taken out of what is called free; of a text it is a piece."""
+    free = not FREE.isdisjoint(split(name))
+    taken = {id(node) for each, node in work.taken if each == name and (free or isinstance(node, ast.Call))}
+    return bool(taken) and work.hands_out(taken)
 
 
 def _puts_into(work: FieldWork, name: str) -> bool:
@@ -155,12 +175,12 @@ MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "ope
 # Places, counts, registers ----------------------------------------------------------------------------------
 
 
-def _places(works: Sequence[FieldWork]) -> Iterator[Shape]:
-    for name in sorted({put.field for work in works for put in work.put if put.key is not None}):
-        takers = [work for work in works if any(_marks(work, put) for put in work.put if put.field == name)]
-        givers = [work for work in works if any(_clears(work, put) for put in work.put if put.field == name)]
+def _places(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    for name in sorted({put.field for work in lending for put in work.put if put.key is not None}):
+        takers = [work for work in lending if any(_marks(work, put) for put in work.put if put.field == name)]
+        givers = [work for work in given if any(_clears(work, put) for put in work.put if put.field == name)]
         if takers and givers:
-            yield _shape(takers, [work for work in givers if work not in takers])
+            yield from _shape(takers, [work for work in givers if work not in takers])
 
 
 def _marks(work: FieldWork, put: Put) -> bool:
@@ -185,13 +205,20 @@ def _is_nothing(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and not value.value
 
 
-def _counts(works: Sequence[FieldWork]) -> Iterator[Shape]:
-    for name in sorted({name for work in works for name, _ in work.counted}):
+def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    """One by one; amounts are counted up and down everywhere, so there the names must belong together."""
+    for name in sorted({name for work in lending for name, _ in work.counted}):
         for way in (1, -1):
-            takers = [work for work in works if (name, way) in work.counted and _hands_out_new(work, name)]
-            givers = [work for work in works if (name, -way) in work.counted and work.told]
-            if takers and givers and not set(map(id, takers)) & set(map(id, givers)):
-                yield _shape(takers, givers)
+            takers = [work for work in lending if (name, way) in work.counted and _hands_out_new(work, name)]
+            givers = [work for work in given if (name, -way) in work.counted and work.told]
+            if not {id(work) for work in takers} & {id(work) for work in givers}:
+                for taker in takers:
+                    yield from _shape([taker], [giver for giver in givers if _undone(taker, giver, name)])
+
+
+def _undone(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
+    one_by_one = counter not in taker.summed and counter not in giver.summed
+    return one_by_one or ends(giver.method.name, taker.method.name)
 
 
 def _hands_out_new(work: FieldWork, counter: str) -> bool:
@@ -213,15 +240,15 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
     )
 
 
-def _registers(works: Sequence[FieldWork]) -> Iterator[Shape]:
-    for taker in works:
-        for giver in works:
+def _registers(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    for taker in lending:
+        for giver in given:
             if (
                 giver is not taker
                 and undoes(giver.method.name, taker.method.name)
                 and any(_records(taker, put) and _strikes(giver, put.field) for put in taker.put)
             ):
-                yield _shape([taker], [giver])
+                yield from _shape([taker], [giver])
 
 
 def _records(work: FieldWork, put: Put) -> bool:

@@ -202,3 +202,10 @@ def undoes(release: str, acquire: str) -> bool:
     )
     about, other = ({singular(word) for word in words[1:]} for words in (first, second))
     return opposite and (not about or not other or bool(about & other))
+
+
+def ends(release: str, acquire: str) -> bool:
+    """Whether the names alone say that one gives back what the other takes."""
+    acquiring, releasing = take_apart(acquire, ACQUIRE_WORDS), take_apart(release, RELEASE_WORDS)
+    named = acquiring is not None and releasing is not None and pairs_with(acquiring, releasing)
+    return named or undoes(release, acquire)
