@@ -30,6 +30,7 @@ from auditor.project.made_for_caller import made_for_caller
 from auditor.project.misused import Misused
 from auditor.project.modules import Function
 from auditor.project.outcome import Outcome, merged_outcome
+from auditor.project.own_records import gives_back_its_records
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
 from auditor.project.recognise import Recogniser, Source
@@ -181,6 +182,8 @@ class Analysis:
             return  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
         if outcome.recorded and any(path[0].startswith("@") for path in outcome.beside):
             return  # the module keeps one for each key: whoever asks is shown it
+        if outcome.recorded and gives_back_its_records(self.recogniser, function, outcome.beside):
+            return
         made = Source(
             source.protocol,
             source.origin,

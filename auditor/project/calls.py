@@ -70,8 +70,19 @@ class Calls:
             return (found,)
         overriding = [
             cls.methods[found.name] for cls in self.model.subclasses(found.cls) if found.name in cls.methods
-        ]
+        ] or self._alike(found.cls, found.name)
         return tuple(f for f in overriding if not f.is_abstract)[:8] or (found,)
+
+    def _alike(self, protocol: Class, name: str) -> list[Function]:
+        """A typing.Protocol is implemented by whatever class has its methods."""
+        bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in protocol.node.bases}
+        if self._by_name is None or "Protocol" not in bases:
+            return []
+        return [
+            function
+            for function in self._by_name.get(name, ())
+            if function.cls not in (None, protocol) and protocol.methods.keys() <= function.cls.methods.keys()
+        ]
 
     def _by_method_name(self, call: ast.Call) -> tuple[Function, ...]:
         if (

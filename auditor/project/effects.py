@@ -168,8 +168,9 @@ class FunctionEffects(OutsideEffects):
             if index == position or not isinstance(argument, (ast.Attribute, ast.Name)):
                 continue
             name = argument.attr if isinstance(argument, ast.Attribute) else argument.id
-            imagined = ast.Call(func=argument, args=[], keywords=[])
-            if self.recogniser.releases_by_name(imagined, 0, Value.OBJECT) or name == "close":
+            imagined = ast.Call(func=argument, args=[ast.Constant(value=None)], keywords=[])
+            named = self.recogniser.releases_by_name(imagined, 0, Value.OBJECT) or name == "close"
+            if named or self.recogniser.releases(self.function, imagined, 0):
                 return True
         return False
 
@@ -203,7 +204,7 @@ class FunctionEffects(OutsideEffects):
         bound = is_bound(target, call.at)
         name = parameter_for(target, position, bound)
         if name is None:
-            return self._into_rest(call, target, position, rest, value)
+            return self._into_rest(call, target, position, rest, value, protocol)
         if target.is_abstract:
             return self.outside(call, None, position, rest, value)
         question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
@@ -238,11 +239,17 @@ class FunctionEffects(OutsideEffects):
         return None
 
     def _into_rest(
-        self, call: Call, target: Function, position: Position, rest: Path, value: Value
+        self, call: Call, target: Function, position: Position, rest: Path, value: Value, protocol: str
     ) -> Treatment:
         """The operand lands in *args or **kwargs, or is the callee object itself."""
         if position == -1:
             return BORROWED
+        gathered = getattr(getattr(target.node, "args", None), "vararg", None)
+        if isinstance(position, int) and gathered is not None and not target.is_abstract:
+            question = Question(target, (gathered.arg, ANY_ITEM, *rest), value, protocol)
+            answer = self.summaries.answer(question)
+            if answer.fate is Fate.RELEASE:
+                return RELEASED
         return self.outside(call, None, position, rest, value)
 
     def _constructed(

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.follow import EDGES, follow_given
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Leak, Loss
@@ -33,6 +33,8 @@ class Families:
         self.model = model
         self.summaries = summaries
         self.effects_of = effects_of
+        self.whole: dict[Path, Path] = {}
+        """Where in what a container holds the lease lies, by the container's path; of one lease."""
 
     def _family(self, cls: Class) -> Iterator[Function]:
         """Methods of the class, its bases and its subclasses in play."""
@@ -45,6 +47,14 @@ class Families:
         return any(self._asked(outcome, method, path).kept_by for method in exits)
 
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
+        answer = self._asked_of(outcome, method, path)
+        whole = self.whole.get(path, path)
+        if whole == path or answer.fate is not Fate.BORROW or answer.result is not None:
+            return answer
+        deeper = self._asked_of(outcome, method, whole)  # a record's buffer, not the record
+        return deeper if deeper.fate is not Fate.BORROW else answer
+
+    def _asked_of(self, outcome: Outcome, method: Function, path: Path) -> Answer:
         place = (method.parameters[0], *path[1:])
         acquisition = outcome.acquisition
         return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))

@@ -102,6 +102,7 @@ class Fields(Families):
 
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
+        self.whole = {shortened(path): path for _, path in outcome.stored}
         for node, path in outcome.stored:
             path = shortened(path)
             if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):

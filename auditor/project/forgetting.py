@@ -3,7 +3,7 @@
 import ast
 import re
 
-from auditor.project.bindings import own_name
+from auditor.project.bindings import own_name, statements_of
 from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Function
 from auditor.project.project import Project
@@ -65,7 +65,7 @@ def _renews_another(call: ast.Call, attribute: str) -> bool:
 
 
 def escaped_by_name(method: Function) -> bool:
-    """`getattr(self, name)` reaches every field, in a method that releases something."""
+    """`getattr(self, name)` reaches every field, in a method that releases something, or hands it on."""
     own = own_name(method)
     calls = list(method.calls)
     dynamic = any(
@@ -76,7 +76,19 @@ def escaped_by_name(method: Function) -> bool:
         and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
         for call in calls
     )
-    return dynamic and any(looks_releasing(call) for call in calls)
+    return dynamic and any(looks_releasing(call) or _is_given_it(method, call) for call in calls)
+
+
+def _is_given_it(method: Function, call: ast.Call) -> bool:
+    """`stream = getattr(self, name)`, and `streams.put_down(stream)`."""
+    given = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
+    return last_name(call) not in ("getattr", "setattr", "isinstance", "print") and any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and last_name(node.value) == "getattr"
+        and any(isinstance(target, ast.Name) and target.id in given for target in node.targets)
+        for node in statements_of(method.node)
+    )
 
 
 def given_away(method: Function, attribute: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, Unpack, is_temporary
 from auditor.project.bodies import fronts_a_pool
-from auditor.project.calls import Calls
+from auditor.project.calls import COMMON_NAMES, Calls
 from auditor.project.deciding import decided_otherwise, told_of_arguments
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Function
@@ -91,10 +91,9 @@ class Recogniser(Releases):
 
     @property
     def unforeseen(self) -> set[str]:
-        """Names by which no file is known to matter, of pools told by their shape: said in one word they may
-        mean anything."""
+        """Names by which no file is known to matter, of pools told by their shape."""
         halves = (half for _, half in self.acquiring.values() if half.by_shape)
-        return {half.function.name for half in halves if len(split(half.function.name)) > 1}
+        return {half.function.name for half in halves} - COMMON_NAMES
 
     # Acquiring ----------------------------------------------------------------------------------------------
 
