@@ -18,6 +18,9 @@ CLOSING = re.compile(
 )
 """Those of them after which nobody looks at the field again."""
 
+RESETTING = re.compile(r"(?:reset|clear|restart|reinit\w*|start_over)(?:_(?:state|all))?")
+"""Those after which it goes on from the beginning."""
+
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
 )
