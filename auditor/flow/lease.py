@@ -31,7 +31,8 @@ EXCEPTIONAL = frozenset({Loss.RAISE, Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 class Leak:
     """One path on which the lease is lost. `trace` runs from the acquire to `at`.
 
-    `failed` names the other acquire whose failing branch this path takes, if any.
+    `failed` names the other acquire whose failing branch this path takes, if any; `started` is whether a task
+    is started on it.
     """
 
     loss: Loss
@@ -39,6 +40,7 @@ class Leak:
     holder: str
     trace: tuple[Step, ...]
     failed: str | None = None
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

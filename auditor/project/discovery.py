@@ -110,16 +110,19 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
 
 
 def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
-    """Whatever the halves are called, both work on one free list."""
+    """Whatever the halves are called, both work on one free list. What stays in a table under the caller's
+    key is left to those whose names say so."""
     if PASSING_ON.isdisjoint(split(cls.name)):
         name = Name("acquire", frozenset())
         for found in free_lists([m for m in methods if LENDING.isdisjoint(m.decorators)]):
             givers = list(found.givers)
             takers = [_acquiring_half(m, name, givers) for m in found.takers if m not in paired]
-            got = tuple(replace(half, by_shape=True) for half in takers if half is not None)
+            got = tuple(
+                replace(half, by_shape=True) for half in takers if half and half.handle is Handle.RESULT
+            )
             if got:
                 release = Name("release", frozenset())
-                yield Pair(cls.name, cls, got, tuple(Half(m, release, got[0].handle) for m in givers))
+                yield Pair(cls.name, cls, got, tuple(Half(m, release) for m in givers))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
