@@ -74,7 +74,8 @@ class Lease:
     """One recognised acquire call in one function.
 
     `released` and `handed_over` say whether some path ends so, `releases` where; `fields` lists where it was
-    stored; `giving_back` is how a fix would release it.
+    stored; `giving_back` is how a fix would release it. `unasked` is the method that would end it where
+    nothing in the project calls that.
     """
 
     span: Span
@@ -91,6 +92,7 @@ class Lease:
     releases: tuple[Span, ...] = ()
     giving_back: GivingBack | None = None
     value: Value = Value.OBJECT
+    unasked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
