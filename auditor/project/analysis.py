@@ -161,9 +161,9 @@ class Analysis:
                 self._note_wrapper(function, its, outcome)
         if not reached:
             return
-        outcome = self.outcomes[id(call)] = reduce(merged_outcome, reached)
+        self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))
         for target in self.calls.targets(function, call)[0]:
-            self.received.setdefault(target, []).append(outcome)
+            self.received.setdefault(target, []).extend(reached)
 
     def _follower(self, function: Function) -> Follower:
         if function not in self._followers:
@@ -278,6 +278,7 @@ class Analysis:
         if any(place[0] in function.parameters[:1] for place in outcome.beside):
             return None  # a table of the object has it as well, and the object answers for that
         received = self.received.get(function, [])
+        received = [o for o in received if o.acquisition.places[0][1:] == outcome.returned] or received
         losing = [
             Step(
                 o.lease.span.path,
