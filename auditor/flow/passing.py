@@ -74,8 +74,10 @@ class Passing(Holding):
         for position, operand in self._operands(call):
             perhaps = list(self._perhaps_given(call, position, operand, held))
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
-                self.endings.unknown.add(node)
-                return ()
+                if not self._lent_perhaps(node, perhaps):
+                    self.endings.unknown.add(node)
+                    return ()
+                self.trusting.add(node)
             if edge not in RAISING and any(treatment.result is not None for treatment in perhaps):
                 after = replace(after, maybe=after.maybe | {call.target})
             for place in sorted(held.places):
@@ -182,6 +184,10 @@ class Passing(Holding):
         looks = treatment.maybe and self.acquisition.value is not Value.TENSOR
         given_on = treatment.result is not None and not looks
         return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
+
+    def _lent_perhaps(self, node: int, perhaps: list[Treatment]) -> bool:
+        """A trusted call that nothing is known of has what may be the lease no longer than the lease."""
+        return node in self.trusted and all(treatment.fate is Fate.UNKNOWN for treatment in perhaps)
 
     def _perhaps_given(
         self, call: Call, position: Position, operand: Path, held: Held
