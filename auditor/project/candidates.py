@@ -11,13 +11,15 @@ from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pai
 FEW = 40
 """So many names are looked for in a text one by one before all its calls are listed."""
 
+COUNTING_DOWN = re.compile(r"self\.\w+(?:\[[^\]\n]*\])? -= ")
+
 DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
 
 def may_define_pair(text: str) -> bool:
     """Whether the file defines functions whose names could be two halves of a pair, or speaks of a free
-    list."""
-    if MENTIONED.search(text):
+    list, or counts down."""
+    if MENTIONED.search(text) or COUNTING_DOWN.search(text):
         return True
     acquires: list[Name] = []
     releases: list[Name] = []

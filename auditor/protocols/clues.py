@@ -34,6 +34,7 @@ def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
         Clue(word.encode(), rb"%b\w*\.(?:pop\w*|get|get_nowait|append|add|put)\(" % word.encode())
         for word in FREE_LISTS
     ]
+    found.append(Clue(b" -= ", rb"self\.\w+(?:\[[^\]\n]*\])? -= "))  # counted down: of how many, in use
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:
