@@ -2,7 +2,7 @@
 
 ## What
 A lease is acquired, held by local names only, and the function is left without releasing it or
-handing it over on any path.
+handing it over on any path. Or something is pinned, and nothing in the project ever calls what unpins it.
 
 ## Why
 The pool counts it as in use for ever. One call costs one buffer or block; a serving loop that makes
@@ -19,9 +19,9 @@ Safe where the lease is local: `with pool.lease(...)`, or try/finally around its
 from collections.abc import Iterator
 
 from auditor.case import Case
-from auditor.facts import LEAVING, Facts, Loss, named
+from auditor.facts import LEAVING, Facts, Lease, Loss, named
 from auditor.fixes.try_finally import bounded
-from auditor.model import Finding, FixOffer, Severity
+from auditor.model import Finding, FixOffer, Severity, Step
 from auditor.rule import Meta
 
 META = Meta(code="PA101", name="never-released", severity=Severity.ERROR)
@@ -48,6 +48,13 @@ def check(facts: Facts) -> Iterator[Finding]:
         if lost and not lease.released and not lease.handed_over:
             message = f"`{lease.text}` is never released: {named(lease)} is lost on every way out"
             yield META.finding(lease.span, lease.symbol, message, lost[0].trace)
+        elif lease.unasked and not lost:
+            message = f"`{lease.text}` is never released: nothing calls `{lease.unasked}`"
+            yield META.finding(lease.span, lease.symbol, message, (_begun(lease),))
+
+
+def _begun(lease: Lease) -> Step:
+    return Step(lease.span.path, lease.span.line, lease.span.column, "marked here, for ever")
 
 
 def fix(case: Case) -> FixOffer | None:

@@ -41,8 +41,9 @@ class Assuming(Passing):
         return asked and op.subject in held.places
 
     def _has_ended(self, op: Assume, held: Held) -> bool:
-        """`while code is None: code = process.poll()`: past the loop the process has ended."""
-        if op.kind != "none" or op.value or op.subject is None:
+        """`while code is None: code = process.poll()`: past the loop the process has ended. Of what a pool of
+        the tree lends, an answer is no end."""
+        if not self.acquisition.declared or op.kind != "none" or op.value or op.subject is None:
             return False
         return self.graph.polled().get(op.subject) in held.places
 

@@ -31,7 +31,8 @@ EXCEPTIONAL = frozenset({Loss.RAISE, Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 class Leak:
     """One path on which the lease is lost. `trace` runs from the acquire to `at`.
 
-    `failed` names the other acquire whose failing branch this path takes, if any.
+    `failed` names the other acquire whose failing branch this path takes, if any; `started` is whether a task
+    is started on it.
     """
 
     loss: Loss
@@ -39,6 +40,7 @@ class Leak:
     holder: str
     trace: tuple[Step, ...]
     failed: str | None = None
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class Lease:
     """One recognised acquire call in one function.
 
     `released` and `handed_over` say whether some path ends so, `releases` where; `fields` lists where it was
-    stored; `giving_back` is how a fix would release it.
+    stored; `giving_back` is how a fix would release it. `unasked` is the method that would end it where
+    nothing in the project calls that.
     """
 
     span: Span
@@ -89,6 +92,7 @@ class Lease:
     releases: tuple[Span, ...] = ()
     giving_back: GivingBack | None = None
     value: Value = Value.OBJECT
+    unasked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.indirect import OVER, piece_of
 from auditor.flow.lease import Loss
+from auditor.flow.parted import parts_given, uses
 from auditor.flow.places import begins_exactly, begins_with, below, named
 from auditor.flow.transactions import stays_open
 from auditor.ir.ops import (
@@ -54,10 +55,25 @@ class Ownership(Assuming):
     def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The states after `node` along `edge`; endings are noted on the way."""
         op = self.graph.ops[node]
+        if held.parted and any(self._about(held, path) for path in uses(op)):
+            return ()  # the other part may be given back here, or kept
+        if isinstance(op, Call) and not held.parted and self._gives_a_part(op, held):
+            self.endings.released.setdefault(node, held)
+            return (replace(held, parted=True),)
         if isinstance(op, Call):
             return tuple(limited(after) for after in self._call(node, op, held, edge))
         after = self._after(node, op, held, edge)
         return (limited(after),) if after is not None else ()
+
+    def _gives_a_part(self, call: Call, held: Held) -> bool:
+        """`pool.free(blocks[:n])` of a list that was acquired here, and that nobody else has."""
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        if self.site < 0 or value is Value.TENSOR or any(map(self._outlives, held.places)):
+            return False
+        return any(
+            self.effects.treatment(call, position, (), value, protocol).fate is Fate.RELEASE
+            for position in parts_given(call, held.places, self.graph.ops[self.site].at)
+        )
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:

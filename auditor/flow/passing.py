@@ -11,7 +11,7 @@ from auditor.flow.indirect import WITHIN, lies_within
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
-from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
+from auditor.ir.ops import ANY_ITEM, RAISING, Await, Call, Edge, Move, Path
 
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
@@ -74,8 +74,10 @@ class Passing(Holding):
         for position, operand in self._operands(call):
             perhaps = list(self._perhaps_given(call, position, operand, held))
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
-                self.endings.unknown.add(node)
-                return ()
+                if not self._lent_perhaps(node, operand, held, perhaps):
+                    self.endings.unknown.add(node)
+                    return ()
+                self.trusting.add(node)
             if edge not in RAISING and any(treatment.result is not None for treatment in perhaps):
                 after = replace(after, maybe=after.maybe | {call.target})
             for place in sorted(held.places):
@@ -182,6 +184,24 @@ class Passing(Holding):
         looks = treatment.maybe and self.acquisition.value is not Value.TENSOR
         given_on = treatment.result is not None and not looks
         return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
+
+    def _lent_perhaps(self, node: int, operand: Path, held: Held, perhaps: list[Treatment]) -> bool:
+        """A trusted call has what another one made of the lease no longer than the lease; of a piece of the
+        lease that is not sure: `pool.detach(lease.connection)` may be its end."""
+        if node not in self.trusted or any(treatment.fate is not Fate.UNKNOWN for treatment in perhaps):
+            return False
+        given = (place[0] for place in held.maybe if below(place, operand) is not None)
+        return self._made_by_trusted.issuperset(given)
+
+    @cached_property
+    def _made_by_trusted(self) -> frozenset[str]:
+        """Names of what the trusted calls return."""
+        calls = (self.graph.ops[node] for node in self.trusted if node != self.site)
+        names = {op.target[0] for op in calls if isinstance(op, Call)}
+        for op in self.graph.ops:
+            if isinstance(op, Move | Await) and op.source[:1] == op.source and op.source[0] in names:
+                names.add(op.target[0])
+        return frozenset(names)
 
     def _perhaps_given(
         self, call: Call, position: Position, operand: Path, held: Held

@@ -14,7 +14,6 @@ from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredFi
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Path
 from auditor.model import Failure, ProtocolUse, Step
 from auditor.project.aliases import other_names
 from auditor.project.calls import Calls
@@ -29,7 +28,8 @@ from auditor.project.leases import Follower
 from auditor.project.made_for_caller import made_for_caller
 from auditor.project.misused import Misused
 from auditor.project.modules import Function
-from auditor.project.outcome import Outcome, merged_outcome
+from auditor.project.never_ended import NeverEnded
+from auditor.project.outcome import Outcome, lie_apart, merged_outcome
 from auditor.project.own_records import gives_back_its_records
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
@@ -85,6 +85,7 @@ class Analysis:
         self.calls = Calls(self.model)
         self.recogniser = Recogniser(self.calls, in_force(settings), self._discover())
         self.summaries = Summaries(self.calls, self.effects)
+        self.never_ended = NeverEnded(self.recogniser, sources)
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[Function, list[Outcome]] = {}  # leases that callers got from each function
         self.unfollowed: list[Failure] = []
@@ -161,9 +162,9 @@ class Analysis:
                 self._note_wrapper(function, its, outcome)
         if not reached:
             return
-        outcome = self.outcomes[id(call)] = reduce(merged_outcome, reached)
+        self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))
         for target in self.calls.targets(function, call)[0]:
-            self.received.setdefault(target, []).append(outcome)
+            self.received.setdefault(target, []).extend(reached)
 
     def _follower(self, function: Function) -> Follower:
         if function not in self._followers:
@@ -208,7 +209,7 @@ class Analysis:
     def _beside(self, function: Function, outcome: Outcome, made: Source, first: Source) -> bool:
         """Whether one way out returns both, in places of their own."""
         together = outcome.returned_at & self._returned_at.get(function, frozenset())
-        return bool(together) and all(_apart(made.rest, other.rest) for other in (first, *first.also))
+        return bool(together) and all(lie_apart(made.rest, other.rest) for other in (first, *first.also))
 
     # Results ------------------------------------------------------------------------------------------------
 
@@ -242,7 +243,8 @@ class Analysis:
         )
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
-        lease = replace(outcome.lease, fields=fields, callers=self._callers(outcome))
+        unasked = self.never_ended.of(outcome)
+        lease = replace(outcome.lease, fields=fields, callers=self._callers(outcome), unasked=unasked)
         if not (lease.leaks or fields):
             return lease  # nothing to repair
         way = giving_back(self.recogniser, outcome.function, outcome.call)
@@ -279,6 +281,7 @@ class Analysis:
         if any(place[0] in function.parameters[:1] for place in outcome.beside):
             return None  # a table of the object has it as well, and the object answers for that
         received = self.received.get(function, [])
+        received = [o for o in received if o.acquisition.places[0][1:] == outcome.returned] or received
         losing = [
             Step(
                 o.lease.span.path,
@@ -290,11 +293,6 @@ class Analysis:
             if o.lease.leaks and not (o.lease.released or o.lease.handed_over) and _loses_normally(o.lease)
         ]
         return Callers(len(received), tuple(losing))
-
-
-def _apart(one: Path, other: Path) -> bool:
-    """`[0]` and `[1]` of a tuple, two fields of an object: not one lease that two names hold."""
-    return all(map(len, (one, other))) and one[: len(other)] != other[: len(one)]
 
 
 def _loses_normally(lease: Lease) -> bool:

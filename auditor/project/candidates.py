@@ -15,8 +15,8 @@ DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
 
 def may_define_pair(text: str) -> bool:
-    """Whether the file defines functions whose names could be two halves of a pair, or speaks of a free
-    list."""
+    """Whether the file defines functions whose names could be two halves of a pair, or works on a
+    field as pools do."""
     if MENTIONED.search(text):
         return True
     acquires: list[Name] = []

@@ -25,6 +25,7 @@ from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
 from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
 from auditor.project.shapes import shapes
+from auditor.project.use_counts import use_counts
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
@@ -87,6 +88,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
         yield from _by_shape(cls, methods, paired)
+        yield from _counts(cls, methods, paired)
     plain = [
         f
         for name, f in sorted(module.functions.items())
@@ -126,6 +128,17 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
         if got:
             paired.update(half.function for half in got)
             yield Pair(cls.name, cls, got, tuple(Half(m, releasing, got[0].handle) for m in givers))
+
+
+def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+    """`begin_request` and `end_request` of a number of requests in flight."""
+    up, down = Name("incr", frozenset()), Name("decr", frozenset())
+    for begins, ends in use_counts(
+        [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
+    ):
+        half = _marking_half(begins, up, [ends])
+        if half is not None:
+            yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.follow import EDGES, follow_given
+from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Leave, Path
+from auditor.ir.ops import Call, Leave, Path, Store
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.ended_by_others import has_unknown_base
@@ -81,13 +82,27 @@ class Families:
 
     def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
         """Where a container's entries are thrown away: `clear()`, or another container put in its place."""
-        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
-        try:
-            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
-        except (TooLarge, TooManyStates, RecursionError):
-            return
-        for loss, node, _ in followed.endings.lost:
+        endings = self._from_entry(method, place, acquisition)
+        for loss, node, _ in endings.lost if endings is not None else ():
             op = method.graph.ops[node]
             if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
                 how = op.method if isinstance(op, Call) else ""
                 yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
+
+    def _lets_go(self, method: Function, place: Path, acquisition: Acquisition) -> bool:
+        """What is there when the method begins is lost, or a piece of it is kept: `new.size = old.size`."""
+        endings = self._from_entry(method, place, acquisition)
+        if endings is None:
+            return False
+        return bool(endings.lost) or any(
+            isinstance(method.graph.ops[node], Store) for node in endings.unknown
+        )
+
+    def _from_entry(self, method: Function, place: Path, acquisition: Acquisition) -> Endings | None:
+        """How the method ends what is there when it begins, without any exception."""
+        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
+        try:
+            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return None
+        return followed.endings

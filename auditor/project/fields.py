@@ -29,6 +29,7 @@ from auditor.project.forgetting import (
     CLEANUP,
     CLOSING,
     INITIAL,
+    RESETTING,
     asks_or_releases,
     escaped_by_name,
     for_good,
@@ -39,6 +40,7 @@ from auditor.project.modules import Class, Function
 from auditor.project.other_words import asked_before_it_is_set, properties_of
 from auditor.project.outcome import Outcome
 from auditor.project.project import Project
+from auditor.project.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.sites import last_name
 from auditor.project.summaries import EffectsOf, Summaries
 
@@ -225,19 +227,39 @@ class Fields(Families):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.declared
                 sure = not numbers or declared or for_good(self.project, method)
-                if len(path) > 2 or CLOSING.fullmatch(method.name):
+                if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
         return released_by, escapes, drops
+
+    def _resets(self, outcome: Outcome, method: Function) -> bool:
+        """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
+        gives it back and calls that afterwards."""
+        lent = not outcome.acquisition.declared
+        return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""
         function = outcome.function
         attribute = path[1][1:]
+        if self._replaced(outcome, path, at):
+            return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
         entered = ended and function.name in ENTERS and self._left_open(outcome, path)
         again = function.name in STEPS or entered or self._renewed(outcome, path)
         if not again or len(path) != 2 or asks_or_releases(function, attribute):
             return None
         return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
+
+    def _replaced(self, outcome: Outcome, path: Path, at: Span) -> bool:
+        """The method works with what is in the field, puts another one there, and gives nothing back."""
+        function, attribute = outcome.function, path[1][1:]
+        if len(path) != 2 or outcome.acquisition.declared or function.name in INITIAL:
+            return False
+        if not works_with_the_last(function, attribute, at.line):
+            return False
+        if asks_whether_there_is_one(function, attribute):
+            return False
+        place = (function.parameters[0], *path[1:])
+        return self._lets_go(function, place, outcome.acquisition)
 
     def _renewed(self, outcome: Outcome, path: Path) -> bool:
         """`__init__` has filled the field already, and on some way nobody gives back what it put there."""

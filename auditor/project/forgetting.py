@@ -3,7 +3,7 @@
 import ast
 import re
 
-from auditor.project.bindings import own_name, statements_of
+from auditor.project.bindings import given_to, own_name, statements_of
 from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Function
 from auditor.project.project import Project
@@ -17,6 +17,9 @@ CLOSING = re.compile(
     r"_*(?:close|shutdown|stop|clean_?up|dispose|destroy|tear_?down|terminate|disconnect|finish|abort|__a?exit__)_*"
 )
 """Those of them after which nobody looks at the field again."""
+
+RESETTING = re.compile(r"(?:reset|clear|restart|reinit\w*|start_over)(?:_(?:state|all))?")
+"""Those after which it goes on from the beginning."""
 
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
@@ -34,13 +37,31 @@ def forgets(method: Function, attribute: str) -> bool:
 
 
 def _takes_out(method: Function, attribute: str) -> bool:
-    """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing."""
-    if any(looks_releasing(call) for call in method.calls) or method.name in INITIAL:
+    """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing, or what it has from
+    another field."""
+    releases = (call for call in method.calls if looks_releasing(call))
+    if not all(_from_another(call, method, attribute) for call in releases) or method.name in INITIAL:
         return False
     return not any(
         isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
         for node in ast.walk(method.node)
     )
+
+
+def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
+    """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field."""
+    own = own_name(method)
+    for argument in call.args:
+        given = given_to(method, argument.id) if isinstance(argument, ast.Name) else [argument]
+        fields = {
+            inner.attr
+            for value in given
+            for inner in ast.walk(value)
+            if isinstance(inner, ast.Attribute) and getattr(inner.value, "id", None) == own
+        }
+        if not fields or attribute in fields:
+            return False
+    return bool(call.args)
 
 
 def for_good(project: Project, method: Function) -> bool:

@@ -1,7 +1,6 @@
 """Follow one acquire call and write down what became of it."""
 
 import ast
-import math
 import re
 from dataclasses import replace
 
@@ -35,10 +34,6 @@ BEGINNING = re.compile(
     r"_*(?:start|begin|enter|open|acc?quire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
 )
 """Functions whose counterpart, elsewhere, ends what they begin."""
-
-STARTING = frozenset(
-    {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
-)
 
 AFTERWARDS = frozenset({Loss.RETURN, Loss.FALL_THROUGH})
 
@@ -116,7 +111,7 @@ class Follower:
         elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
             leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         elif acquisition.keyed and endings.released:
-            leaks = tuple(leak for leak in leaks if leak.at.line < self._first_start())
+            leaks = tuple(leak for leak in leaks if not leak.started)
         lease = self._lease(op, acquisition, leaks)
         lease = replace(
             lease,
@@ -139,11 +134,6 @@ class Follower:
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
-
-    def _first_start(self) -> float:
-        """Where a task is started, to which a lock may be left."""
-        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.method in STARTING)
-        return min((op.at.lineno for op in calls), default=math.inf)
 
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
         """The calls that give it back."""

@@ -30,6 +30,10 @@ AFTER_OPENING = re.compile(
 )
 """Failures of what is read, which no opening has."""
 
+STARTING = frozenset(
+    {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
+)
+
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
 
@@ -69,7 +73,7 @@ class Losses:
             seen.add((kind, at))
             ends = [(node, other) for _, there, other in followed.endings.lost if there == node]
             steps = self._trace(site, decisive(self.graph, followed.solution, path, ends), kind, at)
-            yield Leak(kind, at, _name_of(held), steps, self._failed(path, site))
+            yield Leak(kind, at, _name_of(held), steps, self._failed(path, site), self._starts(path))
 
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int
@@ -169,6 +173,11 @@ class Losses:
                 around = any(_swallows(guard) and _encloses(guard, line) for guard in guards)
                 return not around or BROAD.search(caught) is not None
         return True
+
+    def _starts(self, path: list[Station]) -> bool:
+        """Whether a task is started on the way, which a lock may be left to."""
+        ops = (self.graph.ops[station.node] for station in path if station.edge not in RAISING)
+        return any(isinstance(op, Call) and op.method in STARTING for op in ops)
 
     def _where(self, node: int, path: list[Station]) -> Span:
         op = self.graph.ops[node]

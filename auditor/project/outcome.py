@@ -44,3 +44,8 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
     one.stored += other.stored
     one.beside |= other.beside
     return one
+
+
+def lie_apart(one: Path, other: Path) -> bool:
+    """`[0]` and `[1]` of a tuple, two fields of an object: not one lease that two names hold."""
+    return all(map(len, (one, other))) and one[: len(other)] != other[: len(one)]

@@ -21,7 +21,7 @@ FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "s
 """Words in the names of fields that hold what nobody uses."""
 
 MENTIONED = re.compile(
-    r"self\.\w+(?:\[[^\]\n]*\])?\.(?:pop\w*|get|get_nowait|remove|discard)\(|self\.\w+ -= |del self\.\w+\["
+    r"self\.\w+(?:\[[^\]\n]*\])?(?:\.(?:pop\w*|get|get_nowait|remove|discard)\(| -= )|del self\.\w+\["
     r"|heappop\(self|self\.\w+\[\w+\] = (?:None|False|0)\b|self\.\w*(?:free|idle|avail)\w*\["
 )
 """A text without it has no class of these shapes."""

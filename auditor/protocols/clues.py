@@ -21,7 +21,7 @@ OF_FIELDS = (
     (b".discard(", rb"self\.\w+\.discard\("),
     (b".remove(", rb"self\.\w+\.remove\("),
     (b".setdefault(", rb"self\.\w+\.setdefault\([^\n]*\)\.append\("),
-    (b"-= ", rb"self\.\w+ -= "),
+    (b"-= ", rb"self\.\w+(?:\[[^\]\n]*\])? -= "),
     (b"del self.", rb"del self\.\w+\["),
     (b"heappop(", rb"heappop\(self"),
     (b"] = None", rb"self\.\w+\[\w+\] = None"),

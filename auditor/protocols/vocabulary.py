@@ -7,11 +7,13 @@ PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "release",
                 "recycle", "return", "giveback", "putback", "reclaim"})),
     (frozenset({"acquire", "obtain", "lease", "rent", "claim", "grab"}),
-     frozenset({"release", "return", "free", "giveback", "putback", "recycle", "restore", "unclaim"})),
+     frozenset({"release", "return", "free", "giveback", "putback", "recycle", "restore", "unclaim", "revoke",
+                "discard", "relinquish", "surrender"})),
     (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "give", "giveback",
-                "release", "free", "recycle", "push"})),
+                "release", "free", "recycle", "push", "restore", "discard"})),
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
-    (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin"})),
+    (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin",
+                "discard"})),
     (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel", "return", "giveback",
                 "rollback"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
@@ -78,7 +80,7 @@ RELEASE_WORDS = frozenset().union(*(release for _, release in PAIRS)) | {
 
 LEASE_METHODS = frozenset(
     {"release", "free", "close", "ref_count_down", "dec_ref", "decref", "dispose", "recycle", "give_back",
-     "return_to_pool", "deallocate", "unref", "release_memory"}
+     "return_to_pool", "deallocate", "unref", "release_memory", "revoke", "relinquish", "surrender"}
 )  # fmt: skip
 """Methods of a lease that end it."""
 
