@@ -1,0 +1,98 @@
+"""Scores the audit against the programs of strangers/, labelled in the code: `# leak: why`, `# clean: why`.
+
+    python -m tests.field.score_strangers [--verbose]
+
+Each program is audited alone, without configuration but for the built-in protocols of files and locks.
+Findings on exceptions (PA103) and context managers (PA111) are not counted, as in score.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from auditor.config import Settings
+from tests.field.score import FALSE_RATE_GOAL, NOT_JUDGED, RECALL_GOAL
+from tests.marked_code import audited
+
+PROGRAMS = Path(__file__).parent / "strangers"
+SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
+_LABEL = re.compile(r"#\s*(leak|clean):\s*(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """One acquiring call, what its author says of it, and whether the audit reports it."""
+
+    path: str
+    line: int
+    leaks: bool
+    reason: str
+    codes: tuple[str, ...]
+
+
+def programs() -> list[str]:
+    """Modules and packages, each audited for itself."""
+    return sorted(
+        entry.name
+        for entry in PROGRAMS.iterdir()
+        if entry.suffix == ".py" or (entry.is_dir() and any(entry.rglob("*.py")))
+    )
+
+
+def judged(program: str) -> tuple[list[Labelled], list[str]]:
+    """Its labels with what was reported there, and what was reported elsewhere."""
+    run = audited(PROGRAMS, program, SETTINGS)
+    assert not run.failures, run.failures
+    codes: dict[tuple[str, int], list[str]] = {}
+    for finding in run.findings:
+        if finding.code not in NOT_JUDGED:
+            codes.setdefault((finding.span.path, finding.span.line), []).append(finding.code)
+    labels = [
+        Labelled(path, line, leaks, reason, tuple(codes.pop((path, line), ())))
+        for path, line, leaks, reason in _labels(program)
+    ]
+    return labels, [f"{path}:{line}" for path, line in sorted(codes)]
+
+
+def _labels(program: str) -> Iterator[tuple[str, int, bool, str]]:
+    entry = PROGRAMS / program
+    for file in sorted(entry.rglob("*.py")) if entry.is_dir() else [entry]:
+        for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if found := _LABEL.search(text):
+                yield str(file.relative_to(PROGRAMS)), number, found[1] == "leak", found[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--verbose", action="store_true", help="name what is missed and what is wrongly said")
+    options = parser.parse_args()
+    labels: list[Labelled] = []
+    unlabelled: list[str] = []
+    for program in programs():
+        its, others = judged(program)
+        labels += its
+        unlabelled += others
+    leaks = [each for each in labels if each.leaks]
+    clean = [each for each in labels if not each.leaks]
+    missed, false = [each for each in leaks if not each.codes], [each for each in clean if each.codes]
+    if options.verbose:
+        for each in (*missed, *false):
+            said = "missed" if each.leaks else "false"
+            print(f"{said} {each.path}:{each.line} {each.reason} {' '.join(each.codes)}")
+        print(*(f"without a label {place}" for place in unlabelled), sep="\n")
+    found = len(leaks) - len(missed)
+    print(f"leaks found {found} of {len(leaks)} = {found / len(leaks):.1%}")
+    print(f"clean reported {len(false)} of {len(clean)} = {len(false) / len(clean):.1%}")
+    print(f"reported where no label is {len(unlabelled)}")
+    kept = found / len(leaks) >= RECALL_GOAL and len(false) / len(clean) <= FALSE_RATE_GOAL
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
