@@ -96,15 +96,16 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     if sentinel is not None:
         return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")
     key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
-    if kind is ast.Is or (kind is ast.Eq and _plain(left) and _plain(right)):
+    if kind is ast.Is or (kind is ast.Eq and _held_by_another(left, right)):
         return Condition(key, positive, names, left, "same", right)
     stream = asks_for_a_stream(test)
     return Condition(key, positive, names, left, stream) if stream else Condition(key, positive, names)
 
 
-def _plain(node: ast.expr) -> bool:
-    """`fd == self.fd`: what was just handed out equals nothing that others hold."""
-    return isinstance(node, (ast.Name, ast.Attribute))
+def _held_by_another(left: ast.expr, right: ast.expr) -> bool:
+    """`fd == self.fd`: what was just handed out equals nothing that others hold; a number equals a number."""
+    sides = {type(left), type(right)}
+    return ast.Attribute in sides and sides <= {ast.Name, ast.Attribute}
 
 
 def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr, bool] | None:
