@@ -293,8 +293,8 @@ def _hands_out(function: Function, name: Name) -> bool:
     of_class = {*split(function.cls.name if function.cls else "")}
     if name.verb == "pop" and not of_class & POOL_WORDS:
         return False  # an operand stack, an undo list
-    if name.verb in ("get", "fetch") and of_class & PASSING_ON:
-        return False  # what one side puts in, the other gets to keep
+    if name.verb in ("get", "take", "fetch") and not of_class & POOL_WORDS:
+        return False  # what one side puts in, the other may get to keep: told by its shape, if it is a pool
     if name.verb in WEAK:
         return removes_from_state(function)
     if changes_state(function) or removes_from_state(function):

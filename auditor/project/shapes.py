@@ -32,9 +32,6 @@ ENDING = re.compile(
 )
 """Names of methods that hand out what is to go for good."""
 
-OF_CONTAINERS = frozenset({"get", "get_nowait", "pop", "popleft", "popitem", "next"})
-"""What the methods of any queue are called: of an unknown object such a name says nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -49,7 +46,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     works = [field_work(method) for method in methods]
     begun = [work for work in works if work.method.name in ("__init__", "__post_init__", "setup")]
     named = [work for work in works if not work.method.name.startswith("__")]
-    lending = [work for work in named if _may_lend(work.method.name)]
+    lending = [work for work in named if not ENDING.match(work.method.name)]
     queues: set[str] = set()
     for name in sorted({name for work in named for name, _ in work.taken}):
         takers = [work for work in lending if _takes_out_of(work, name)]
@@ -65,10 +62,6 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     yield from _places(lending, given)
     yield from _counts(lending, given)
     yield from _registers(lending, given)
-
-
-def _may_lend(name: str) -> bool:
-    return not ENDING.match(name) and name not in OF_CONTAINERS
 
 
 def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Iterator[Shape]:
