@@ -18,7 +18,7 @@ from auditor.flow.indirect import OVER
 from auditor.flow.passing import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.bindings import own_name
-from auditor.project.bodies import contains_failures
+from auditor.project.bodies import contains_failures, own_exceptions
 from auditor.project.calls import constants_passed, is_bound, parameter_for
 from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Class, Function
@@ -57,6 +57,11 @@ class FunctionEffects(OutsideEffects):
         """Every function it may reach catches whatever goes wrong in it."""
         targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
         return bool(targets) and constructed is None and all(contains_failures(target) for target in targets)
+
+    def raises(self, node: ast.Call) -> frozenset[str]:
+        """What the one function that it reaches raises in its own words."""
+        targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
+        return own_exceptions(targets[0]) if len(targets) == 1 and constructed is None else frozenset()
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
         nested = self.function.module.by_node.get(id(function))

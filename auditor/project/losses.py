@@ -127,10 +127,8 @@ class Losses:
         )
 
     def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
-        """Whoever wrote the handler meant this.
-
-        A raise of his own, an await, another acquire, work on the lease itself; or the `try` begins after
-        the acquire, so that its handler runs with the lease held whatever raised."""
+        """Whoever wrote the handler meant this: a raise of his own, an await, another acquire, work on the
+        lease itself; or the `try` begins after the acquire, so that it is held whatever raised."""
         op, acquired = self.graph.ops[station.node], self.graph.ops[site]
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
@@ -146,7 +144,13 @@ class Losses:
             return self._guarded_since(onward, line) or self._for_what_is_read(onward)
         if holds and self._broadly(onward, line):
             return True
-        return self._guarded_since(onward, line)
+        return self._guarded_since(onward, line) or self._raised_for(op.at, onward)
+
+    def _raised_for(self, call: ast.Call, onward: list[Station]) -> bool:
+        """The function that is called raises, in so many words, what the handler names."""
+        named = " ".join(filter(None, (_named(self.graph.ops[later.node].at) for later in onward)))
+        caught = frozenset(re.findall(r"\w+", named)) - {"suppress", "contextlib"}
+        return bool(caught) and not caught.isdisjoint(self.effects.raises(call))
 
     def _guarded_since(self, onward: list[Station], line: int) -> bool:
         """By a `try` that begins after the acquire."""

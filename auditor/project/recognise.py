@@ -130,11 +130,21 @@ class Recogniser(Releases):
         return 0 < lending < len(targets) and not known and self.calls.guessed(function, call)
 
     def _shape_alone(self, function: Function, call: ast.Call, target: Function) -> bool:
-        """`deck.draw()` of who knows what: the name is no pool's, and the receiver is not called like it."""
+        """`deck.draw()` of who knows what: the name is no pool's, the receiver is not called like it, and
+        nothing is given back to that receiver here."""
         pair, half = self.acquiring.get(target, (None, None))
         if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
             return False
-        return self.calls.guessed(function, call) and not _called_like(call.func.value, pair)
+        if not self.calls.guessed(function, call) or _called_like(call.func.value, pair):
+            return False
+        ways_back = {half.function.name for half in pair.releases}
+        receiver = ast.unparse(call.func.value)
+        return not any(
+            isinstance(other.func, ast.Attribute)
+            and other.func.attr in ways_back
+            and ast.unparse(other.func.value) == receiver
+            for other in function.calls
+        )
 
     def _is_inner(self, function: Function, target: Function) -> bool:
         """A class that asks its own private helper keeps its own books; not where another pool lends. So does
