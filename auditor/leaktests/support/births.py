@@ -81,6 +81,7 @@ class Births:
     turn: int = 0
     """Which window or fault is running: kept with each birth."""
     open: bool = True
+    """Whether what is shown is taken down."""
     placed: bool = False
     """Whether operation and stack are kept too. That costs as much as everything else together, so passes ask
     for it once something grows.

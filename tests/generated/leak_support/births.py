@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 f38bff8f75d71d01: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 bf80b701cffb530b: written again as long as that is the digest of the rest
 """Every storage that came into being, by which operation it was made, and from which lines.
 
 Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is
@@ -82,6 +82,7 @@ class Births:
     turn: int = 0
     """Which window or fault is running: kept with each birth."""
     open: bool = True
+    """Whether what is shown is taken down."""
     placed: bool = False
     """Whether operation and stack are kept too. That costs as much as everything else together, so passes ask
     for it once something grows.
