@@ -89,6 +89,6 @@ def gate_environment() -> dict[str, str]:
     """What targets run in: ours, with our own folder to import from: a checkout may not be installed."""
     here = os.fspath(Path(__file__).parent.parent.parent)
     paths = [here, os.environ.get("PYTHONPATH", "")]
-    # torch's own setting is for one thread: those that code under test starts would each have a team of their own
+    # torch's own setting is for one thread: each that code under test starts would have a team of its own
     usual = {"GLIBC_TUNABLES": _NO_SPARE_CHUNKS, "OMP_NUM_THREADS": "1", **os.environ}
     return {**usual, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -133,7 +133,7 @@ def test_another_malloc_tells_nothing(monkeypatch):
 
 
 def test_threads_that_end_a_little_later_move_nothing(monkeypatch):
-    readings = iter([1000, 5000, 5000, 1000])
+    readings = iter([9000, 1000, 1000, 1000, 5000, 5000, 1000])
     monkeypatch.setattr(calm, "_sees_storages", lambda: True)
     monkeypatch.setattr(calm, "heap_bytes", lambda: next(readings))
     assert calm.stands_still(lambda: None, Ledger().take_stock, windows=1, steps=1)
