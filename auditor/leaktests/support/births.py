@@ -228,9 +228,10 @@ def _innermost_watched() -> FrameType | None:
 
 def _marks_of(frame: FrameType | None) -> Marks:
     found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < DEEPEST_STACK:
-        code = frame.f_code
-        if code.co_filename in _DRIVERS:
+    for _ in range(
+        DEEPEST_STACK
+    ):  # for every lease of every step: what is asked here costs as much as the pool
+        if frame is None or (code := frame.f_code).co_filename in _DRIVERS:
             break
         found.append((code, frame.f_lasti))
         frame = frame.f_back
