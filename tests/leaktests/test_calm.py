@@ -4,15 +4,18 @@ says nothing.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 
+import numpy
 import pytest
 import torch
 
 from auditor.leaktests.support import assert_no_growth, calm
+from auditor.leaktests.support.garbage import free_harmless
 from auditor.leaktests.support.heap import heap_bytes
 from auditor.leaktests.support.ledger import Ledger, Level
 
@@ -137,3 +140,52 @@ def test_threads_that_end_a_little_later_move_nothing(monkeypatch):
     monkeypatch.setattr(calm, "_sees_storages", lambda: True)
     monkeypatch.setattr(calm, "heap_bytes", lambda: next(readings))
     assert calm.stands_still(lambda: None, Ledger().take_stock, windows=1, steps=1)
+
+
+class Opaque:
+    """Might hold anything."""
+
+
+def class_of_a_function():
+    class Local:
+        size = 3
+
+        def grow(self):
+            return Local.size + 1
+
+
+def in_a_cycle(held):
+    record = {"held": held}
+    record["self"] = record
+
+
+def freed(make):
+    """How much garbage in cycles was freed of what this leaves."""
+    gc.collect()
+    gc.disable()
+    try:
+        make()
+        free_harmless()
+        return gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_garbage_that_can_hold_no_storage_is_freed():
+    assert freed(class_of_a_function)
+    assert freed(lambda: in_a_cycle({"size": (1, "x")}))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3),
+        lambda: numpy.zeros(3),
+        lambda: {"deep": (numpy.zeros(3),)},
+        lambda: torch.zeros(3).__dlpack__(),
+        lambda: (WEIGHT * 2).grad_fn,
+        Opaque,
+    ],
+)
+def test_garbage_that_may_hold_one_is_left_to_the_ledger(make):
+    assert not freed(lambda: in_a_cycle(make()))

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from .garbage import free_harmless
 from .heap import heap_bytes
 from .scenarios import Step
 
@@ -68,6 +69,8 @@ def _stood_still(step: Callable[[], object], windows: int, steps: int) -> bool:
         for _ in range(steps):
             step()
         _forget_gradients(step)
+        if not _is_at(start):
+            free_harmless()
         if not _is_back_at(start):
             return False
     return True
@@ -94,10 +97,14 @@ def _at_rest() -> int:
 def _is_back_at(start: int) -> bool:
     """Whether the heap is as large as it was, as soon as threads have ended."""
     for _ in range(READINGS):
-        if abs(heap_bytes() - start) <= ROUNDING:
+        if _is_at(start):
             return True
         time.sleep(PAUSE)
     return False
+
+
+def _is_at(start: int) -> bool:
+    return abs(heap_bytes() - start) <= ROUNDING
 
 
 def _sees_storages() -> bool:
