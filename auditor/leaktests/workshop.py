@@ -14,7 +14,7 @@ from auditor.leaktests.jobs import Job
 TORCH_MISSING = "torch is not installed: pip install 'poolaudit[torch]' (or torch for your CUDA version)"
 
 _NO_SPARE_CHUNKS = "glibc.malloc.tcache_count=0"
-"""Freed chunks that malloc keeps ready hide which call a leak of C's heap is in."""
+"""Freed chunks that malloc keeps ready hide which call a leak of C's heap is in, and whether there is one."""
 
 
 class WorkshopError(Exception):
@@ -89,5 +89,6 @@ def gate_environment() -> dict[str, str]:
     """What targets run in: ours, with our own folder to import from: a checkout may not be installed."""
     here = os.fspath(Path(__file__).parent.parent.parent)
     paths = [here, os.environ.get("PYTHONPATH", "")]
-    tunables = {"GLIBC_TUNABLES": _NO_SPARE_CHUNKS, **os.environ}
-    return {**tunables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # torch's own setting is for one thread: each that code under test starts would have a team of its own
+    usual = {"GLIBC_TUNABLES": _NO_SPARE_CHUNKS, "OMP_NUM_THREADS": "1", **os.environ}
+    return {**usual, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 982f15d76615ffeb: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 aa11e47714fc5b63: written again as long as that is the digest of the rest
 """Leak tests of reference_modules.attention.ring.RingDilatedAttention.
 
 `poolaudit leaktests` wrote this file from its signature. After every step exactly as much must be
@@ -96,7 +96,7 @@ def test_nothing_grows_unseen():
 def test_a_planted_object_is_found():
     step = make_step(lambda: plant(build(), "object"), feed, "train")
     with pytest.raises(Leak, match="Python's heap grows by"):
-        assert_quiet(step, windows=2, steps=4, settle=0, named=False)
+        assert_quiet(step, windows=1, steps=4, settle=0, named=False)
 
 
 def test_nothing_stays_held_after_a_failure():

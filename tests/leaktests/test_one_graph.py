@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.leaktests.support import Leak, count_places, inject_faults, make_step
+from auditor.leaktests.support import InjectedFault, Leak, count_places, inject_faults, make_step
+from auditor.leaktests.support.countdown import Countdown
+from auditor.leaktests.support.watch import Watch
 
 KEPT = []
 
@@ -140,3 +142,85 @@ def test_steps_of_other_kinds_go_their_own_way():
         (weight * 2).sum().backward()
 
     assert inject_faults(step) == count_places(step)
+
+
+class Exp(torch.autograd.Function):
+    """Its backward pass is code of its own, which makes calls of torch's functions."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return (grad * y + y.sin()).add(1).mul(2)
+
+
+class OtherCallsEachTime(Exp):
+    """Whose code goes another way in every pass."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        KEPT.append(None)
+        (y,) = ctx.saved_tensors
+        return grad * y if len(KEPT) % 2 else y.sin() * grad
+
+
+def operations_failed_in(monkeypatch, step):
+    told = []
+    tick = Countdown.tick
+
+    def noted(count, what):
+        try:
+            tick(count, what)
+        except InjectedFault:
+            told.append(count.passed)
+            raise
+
+    monkeypatch.setattr(Countdown, "tick", noted)
+    return inject_faults(step), told
+
+
+def test_every_operation_of_a_node_s_own_code_fails(monkeypatch):
+    step = make_step(lambda: made_by(Exp), feed)
+    faults, told = operations_failed_in(monkeypatch, step)
+    assert sorted(told) == list(range(1, faults + 1))
+
+
+def test_code_that_goes_another_way_each_time_has_a_step_for_each_fault():
+    KEPT.clear()
+    assert inject_faults(make_step(lambda: made_by(OtherCallsEachTime), feed)) > 0
+
+
+def test_few_operations_before_a_fault_are_watched():
+    """In the forward pass, in the backward pass, and in a node's own code."""
+    seen = []
+    dispatch = Watch.__torch_dispatch__
+
+    class Chain(nn.Module):
+        def forward(self, x):
+            for _ in range(20):
+                x = x * 2
+            return Exp.apply(x)
+
+    def counted(watch, *given):
+        seen.append(given[0])
+        return dispatch(watch, *given)
+
+    step = make_step(Chain, feed)
+    places = count_places(step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watch, "__torch_dispatch__", counted)
+        assert inject_faults(step) == places
+    assert len(seen) < 7 * places  # four passes are watched as a whole; each half is what it was
+
+
+def test_what_goes_another_way_when_its_calls_are_listened_to_is_not_listened_to():
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 8, batch_first=True
+    )  # takes its fast path only if nobody listens
+    step = make_step(lambda: layer, lambda turn: ((torch.randn(2, 3, 8),), {}), "no_grad")
+    assert inject_faults(step) == count_places(step) < 5

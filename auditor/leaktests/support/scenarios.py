@@ -159,9 +159,9 @@ class Step:
                 if self.scenario == "autocast"
                 else nullcontext()
             ):
-                self.backward(loss, lambda: self._forget_gradients(args, kwargs))
+                self.backward(loss, lambda: self.forget_gradients(args, kwargs))
 
-    def _forget_gradients(self, *inputs: Any) -> None:
+    def forget_gradients(self, *inputs: Any) -> None:
         """As it was before a backward pass."""
         for leaf in tensors_in(inputs):
             leaf.grad = None

@@ -35,7 +35,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.before(func)
         call = func._op if type(func) is OpOverload else func  # what its `__call__` passes everything on to
         births = self._births
-        if not births.open:  # a thread that outlived the pass
+        if not births.open:  # in a thread that outlived the pass, or before anything is followed
             return call(*args, **(kwargs or {}))
         births.note_all(args, _unseen_before, func)
         if kwargs:

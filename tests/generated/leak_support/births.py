@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 f38bff8f75d71d01: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 844932dfe90c608d: written again as long as that is the digest of the rest
 """Every storage that came into being, by which operation it was made, and from which lines.
 
 Operations are shown by `watch.Watch`; what is made past the dispatcher (numpy's memory, raw storages) is
@@ -82,6 +82,7 @@ class Births:
     turn: int = 0
     """Which window or fault is running: kept with each birth."""
     open: bool = True
+    """Whether what is shown is taken down."""
     placed: bool = False
     """Whether operation and stack are kept too. That costs as much as everything else together, so passes ask
     for it once something grows.
@@ -228,9 +229,10 @@ def _innermost_watched() -> FrameType | None:
 
 def _marks_of(frame: FrameType | None) -> Marks:
     found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < DEEPEST_STACK:
-        code = frame.f_code
-        if code.co_filename in _DRIVERS:
+    for _ in range(
+        DEEPEST_STACK
+    ):  # for every lease of every step: what is asked here costs as much as the pool
+        if frame is None or (code := frame.f_code).co_filename in _DRIVERS:
             break
         found.append((code, frame.f_lasti))
         frame = frame.f_back

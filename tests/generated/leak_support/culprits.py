@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 326dfcec58e43d94: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 e8509a151ac8d074: written again as long as that is the digest of the rest
 """Names what grew: per place of birth how much a step, by which operation, from whose line, held by whom."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from .births import Births, Place, readable
 from .errors import Culprit, CycleGarbage, Leak
+from .garbage import unreachable
 from .referrers import cycle_of, holders
 from .unseen import where_grown, where_unseen
 
@@ -66,7 +67,7 @@ def cycle_report(births: Births, storages: int, steps: int, step: Callable[[], o
     births.turn, births.placed = births.turn + 1, True
     step()
     before = {birth.place for birth, _ in births.living() if birth.turn == births.turn}
-    garbage = _unreachable()
+    garbage = unreachable()
     culprits = []
     for place in before:
         newest = _newest(births, place)
@@ -116,17 +117,6 @@ def fault_report(head: str, births: Births, before: Level, after: Level, names: 
         listed = ", ".join(f"{turn} ({names[turn]})" for turn in sorted(faults)[:MOST_NAMED])
         head += f"; first of all after fault {listed}"
     return Leak(_told(head, culprits, each=""), tuple(culprits))
-
-
-def _unreachable() -> list[object]:
-    """What a collection now would free, kept for a look."""
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        gc.collect()
-        return list(gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
 
 
 def _newest(births: Births, place: Place) -> torch.UntypedStorage | None:

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 93fd2af19c463000: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 76661fd189f783ce: written again as long as that is the digest of the rest
 """The fault pass: a failure at every operation, and at every acquire; afterwards nothing may stay held.
 
 A step is run once to count, then once for each place with a failure there, but that the places of a backward
@@ -9,7 +9,7 @@ before the first failure. It is quadratic, so steps are small here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,6 +94,8 @@ class _Run:
     births: Births
     nodes: bool
     """Whether more nodes of graphs are alive, which may hold what a late watch did not see."""
+    changed: bool
+    """Whether a step has other operations when nobody listens to its calls."""
     shared: bool
     """Whether some faults shared a graph."""
     placed: bool
@@ -107,7 +109,7 @@ class _Run:
     @property
     def unsure(self) -> bool:
         """Whether a run that watches everything, with a step for each fault, has to decide."""
-        return self.nodes or (self.grew and self.shared)
+        return self.nodes or self.changed or (self.grew and self.shared)
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,14 @@ class _Attempt:
             first = 1 if self.last is None else places + 1 - self.last
             shared = fail.on_one_graph()
             if len(counter.standing()) != len(fail.leases):
-                return _Run(before, before, {}, ledger.births, False, True, placed, out=True)
+                return _Run(before, before, {}, ledger.births, False, False, True, placed, out=True)
             left = (place for place in range(first, places + 1) if place not in shared)
             names = shared | {place: fail.once(place) for place in left}
             ledger.births.turn = 0
-            fail.count()
+            changed = not fail.ends_well()
             after = ledger.take_stock()
             more = share and living_nodes() > nodes
-            return _Run(before, after, names, ledger.births, more, bool(shared), placed)
+            return _Run(before, after, names, ledger.births, more, changed, bool(shared), placed)
 
     def named(self, head: str, run: _Run) -> Leak:
         """The failure, with the lines that made what stayed."""
@@ -208,12 +210,21 @@ class _Fail:
         run()
         return self.countdown.passed
 
+    def ends_well(self) -> bool:
+        """One more good step; whether it goes as the first one did, as far as that is known."""
+        self.countdown.arm(None)
+        if self.graph is not None:
+            return self.graph.goes_as_learned()
+        self.step()
+        return True
+
     def on_one_graph(self) -> dict[int, str]:
         """The faults of the backward pass, as far as one graph serves for them."""
         if self.graph is None:
             return {}
-        with self.ledger.unwatched() if isinstance(self.late, Unwatched) else nullcontext():
-            return self.graph.fail(lambda: len(self.counter.standing()) == len(self.leases))
+        watch = self.ledger.watch if isinstance(self.late, LateWatch) else None
+        with self.ledger.unwatched():
+            return self.graph.fail(lambda: len(self.counter.standing()) == len(self.leases), watch)
 
     def once(self, place: int) -> str:
         """Fail at this place; returns in which operation's place that was."""
@@ -221,8 +232,8 @@ class _Fail:
         if self.late is not None:
             with self.ledger.unwatched(), self.late.before(place):
                 self._step(place)
-        if not self.countdown.failed_in or self.late is None:  # a step that was shorter this time
-            self._step(place)
+        if self.graph is None or not self.graph.stands_at(place, self.countdown.failed_in):
+            self._step(place)  # watched from its first operation on
         more = len(self.counter.standing()) - len(self.leases)
         if more > 0:
             when = f"after fault {place}, in the place of {self.countdown.failed_in}"

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 149aff961214e009: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 49c5cf09299dd114: written again as long as that is the digest of the rest
 """The ways a module is used: each scenario makes one step, a call without arguments that may run again and
 again.
 """
@@ -160,9 +160,9 @@ class Step:
                 if self.scenario == "autocast"
                 else nullcontext()
             ):
-                self.backward(loss, lambda: self._forget_gradients(args, kwargs))
+                self.backward(loss, lambda: self.forget_gradients(args, kwargs))
 
-    def _forget_gradients(self, *inputs: Any) -> None:
+    def forget_gradients(self, *inputs: Any) -> None:
         """As it was before a backward pass."""
         for leaf in tensors_in(inputs):
             leaf.grad = None

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 e7dbffcc1b4d3052: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 e160b5fa90764793: written again as long as that is the digest of the rest
 """Sees every operation: those of this thread and of the threads started below it, those of the backward pass
 included.
 """
@@ -36,7 +36,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.before(func)
         call = func._op if type(func) is OpOverload else func  # what its `__call__` passes everything on to
         births = self._births
-        if not births.open:  # a thread that outlived the pass
+        if not births.open:  # in a thread that outlived the pass, or before anything is followed
             return call(*args, **(kwargs or {}))
         births.note_all(args, _unseen_before, func)
         if kwargs:
