@@ -25,13 +25,14 @@ _ATOMS = {str, int, float, complex, bool, bytes, NoneType, CodeType, type}
 
 def unreachable() -> list[object]:
     """What a collection now would free, kept for a look."""
+    flags, before = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
-        return list(gc.garbage)
+        return gc.garbage[before:]
     finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
+        gc.set_debug(flags)
+        del gc.garbage[before:]
 
 
 def free_harmless() -> None:
@@ -52,10 +53,7 @@ def _holds_nothing(garbage: list[object]) -> bool:
         behind = left.pop()
         if id(behind) in members or gc.is_tracked(behind):
             continue  # looked at already, or held by something else: it would be garbage otherwise
-        if type(behind) in (
-            dict,
-            tuple,
-        ):  # the collector leaves them alone as long as they hold no containers
+        if type(behind) in (dict, tuple):  # not tracked as long as they hold no containers
             left += gc.get_referents(behind)
         elif type(behind) not in _ATOMS:
             return False
