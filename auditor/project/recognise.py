@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
-from auditor.ir.ops import Call, Make, Move, Path, Unpack, is_temporary
+from auditor.ir.ops import Call, Make, Move, Path, is_temporary
 from auditor.project.bodies import fronts_a_pool
 from auditor.project.calls import COMMON_NAMES, Calls
 from auditor.project.deciding import decided_otherwise, told_of_arguments
 from auditor.project.discovery import Half, Pair
+from auditor.project.lent_or_keyed import LentOrKeyed
 from auditor.project.modules import Function
+from auditor.project.parting import never_parted
 from auditor.project.releases import Releases, callee_text, names_of
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
@@ -21,7 +23,6 @@ from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, singular, 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
 """Words of classes' names by which no pool is told from another thing."""
 
-SOCKETS = re.compile(r"sock|listener|\bs\.", re.IGNORECASE)
 EMPTYING = re.compile(
     r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
 )
@@ -70,6 +71,8 @@ class Recogniser(Releases):
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
+        self._lent_or_keyed = LentOrKeyed(calls)
+        self._lent: set[Function] = set()
         for pair in pairs:
             self._add(pair)
 
@@ -77,6 +80,9 @@ class Recogniser(Releases):
         for half in pair.acquires:
             self.acquiring.setdefault(half.function, (pair, half))
             self._names.setdefault(half.function.name, []).append((pair, half))
+            for end in self._lent_or_keyed.endings(pair, half):
+                self._lent.add(half.function)
+                self.releasing.setdefault(end, (pair, Half(end, half.name, Handle.RECEIVER)))
 
     @property
     def words(self) -> set[str]:
@@ -110,7 +116,7 @@ class Recogniser(Releases):
         if declared is not None:
             return declared
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
-            found = None if self._shape_alone(function, call, target) else self._of_function(target)
+            found = None if self._shape_alone(function, call, target) else self._of_function(function, target)
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
@@ -155,10 +161,13 @@ class Recogniser(Releases):
         in_turns = take_apart(function.name, ACQUIRE_WORDS) is not None and function.name != target.name
         return target.name.startswith("_") or in_turns or EMPTYING.fullmatch(function.name) is not None
 
-    def _of_function(self, target: Function) -> Source | None:
+    def _of_function(self, function: Function, target: Function) -> Source | None:
         if target in self.acquiring:
             pair, half = self.acquiring[target]
-            return _discovered(pair, half)
+            found = _discovered(pair, half)
+            if target in self._lent and not self._lent_or_keyed.gives_back_keys(function.module, pair):
+                return replace(found, handle=Handle.RESULT)
+            return found
         return self.wrappers.get(target)
 
     def _by_pattern(
@@ -223,7 +232,7 @@ class Recogniser(Releases):
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:
-            whole = source.rest == FIRST_OF_TWO and call.method == "accept" and _never_parted(function, call)
+            whole = source.rest == FIRST_OF_TWO and call.method == "accept" and never_parted(function, call)
             return (call.target + (() if whole else source.rest),)
         if source.handle is Handle.RECEIVER:
             return (call.receiver,) if call.receiver is not None else (PROCESS,)
@@ -267,21 +276,6 @@ def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
             elif op.target in same and len(op.source) == 1:
                 same.add(op.source)
     return (path, *sorted(same - {path}))
-
-
-def _never_parted(function: Function, call: Call) -> bool:
-    """What other libraries accept is the connection alone: `client = listener.accept()`, and never an item of
-    it."""
-    ops = function.graph.ops
-    names = {op.target[0] for op in ops if isinstance(op, Move) and op.source == call.target}
-    if SOCKETS.search(callee_text(call.at)):
-        return False  # a socket's is a pair, whoever takes it apart
-    if not names or any(name.startswith(("%", "@")) for name in names):
-        return False
-    if any(isinstance(op, Unpack) and op.source[0] in names for op in ops):
-        return False
-    subscripts = (node.value for node in ast.walk(function.node) if isinstance(node, ast.Subscript))
-    return not any(isinstance(value, ast.Name) and value.id in names for value in subscripts)
 
 
 def _called_like(receiver: ast.expr, pair: Pair) -> bool:
