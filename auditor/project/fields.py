@@ -16,6 +16,7 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
+from auditor.project.cutting import cut_off
 from auditor.project.elsewhere import Elsewhere, looks_releasing
 from auditor.project.ended_by_others import (
     closed_by_its_base,
@@ -216,6 +217,8 @@ class Fields(Families):
             if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
                 escapes = True
             answer = self._asked(outcome, method, path)
+            if len(path) > 2:
+                drops += self._cut_off(method, attribute)
             if answer.fate is Fate.RELEASE:
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
@@ -230,6 +233,10 @@ class Fields(Families):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
         return released_by, escapes, drops
+
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        spans = [span_of(method.module.path, at, method.module.lines) for at in cut_off(method, attribute)]
+        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
 
     def _resets(self, outcome: Outcome, method: Function) -> bool:
         """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
