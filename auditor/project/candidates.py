@@ -17,10 +17,12 @@ DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
 
 def may_define_pair(text: str) -> bool:
-    """Whether the file defines functions whose names could be two halves of a pair, or speaks of a free
-    list, or counts down."""
-    if MENTIONED.search(text) or COUNTING_DOWN.search(text):
-        return True
+    """Whether the file has names that pair, or speaks of a free list, or counts down."""
+    return bool(MENTIONED.search(text) or COUNTING_DOWN.search(text)) or names_pair(text)
+
+
+def names_pair(text: str) -> bool:
+    """Whether the file defines functions whose names could be two halves of a pair."""
     acquires: list[Name] = []
     releases: list[Name] = []
     for name in set(DEFINITION.findall(text)):
