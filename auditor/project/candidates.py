@@ -15,10 +15,12 @@ DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
 
 def may_define_pair(text: str) -> bool:
-    """Whether the file defines functions whose names could be two halves of a pair, or works on a
-    field as pools do."""
-    if MENTIONED.search(text):
-        return True
+    """Whether the file has names that pair, or works on a field as pools do."""
+    return MENTIONED.search(text) is not None or names_pair(text)
+
+
+def names_pair(text: str) -> bool:
+    """Whether the file defines functions whose names could be two halves of a pair."""
     acquires: list[Name] = []
     releases: list[Name] = []
     for name in set(DEFINITION.findall(text)):

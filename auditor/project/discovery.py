@@ -20,6 +20,7 @@ from auditor.project.bodies import (
     told_nothing,
     value_of,
 )
+from auditor.project.candidates import names_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
@@ -78,13 +79,15 @@ QUEUES = frozenset({"queue", "fifo", "lifo", "channel", "stream", "mailbox", "in
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
-    """The pairs that one module defines."""
+    """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
+    lending: nobody owes whatever has a `close()`."""
+    lending = names_pair(module.text)
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
         found = list(_pairs_of(cls.name, cls, methods))
         yield from found
         paired = {half.function for pair in found for half in pair.acquires}
-        ending = list(_self_ending(model, cls, [method for method in methods if method not in paired]))
+        ending = list(_self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
         yield from _by_shape(cls, methods, paired)

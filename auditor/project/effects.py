@@ -253,8 +253,8 @@ class FunctionEffects(OutsideEffects):
         if isinstance(position, int) and gathered is not None and not target.is_abstract:
             question = Question(target, (gathered.arg, ANY_ITEM, *rest), value, protocol)
             answer = self.summaries.answer(question)
-            if answer.fate is Fate.RELEASE:
-                return RELEASED
+            if answer.fate is not Fate.UNKNOWN and answer.result is None:
+                return answer.treatment
         return self.outside(call, None, position, rest, value)
 
     def _constructed(

@@ -10,7 +10,7 @@ PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
      frozenset({"release", "return", "free", "giveback", "putback", "recycle", "restore", "unclaim", "revoke",
                 "discard", "relinquish", "surrender"})),
     (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "give", "giveback",
-                "release", "free", "recycle", "push", "restore", "discard"})),
+                "release", "free", "recycle", "push"})),
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin",
                 "discard"})),
