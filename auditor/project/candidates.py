@@ -5,18 +5,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 
 from auditor.project.modules import CALL, Function
-from auditor.project.shapes import MENTIONED
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, Name, pairs_with, take_apart
+from auditor.protocols.vocabulary import (
+    ACQUIRE_WORDS,
+    RELEASE_WORDS,
+    Name,
+    pairs_with,
+    some_undo_others,
+    take_apart,
+)
+from auditor.source.both_ways import works_both_ways
 
 FEW = 40
 """So many names are looked for in a text one by one before all its calls are listed."""
+
+CLASS = re.compile(r"\n(?=class )")
 
 DEFINITION = re.compile(r"\bdef[ \t]+(\w+)")
 
 
 def may_define_pair(text: str) -> bool:
     """Whether the file has names that pair, or works on a field as pools do."""
-    return MENTIONED.search(text) is not None or names_pair(text)
+    return names_pair(text) or may_have_shape(text)
+
+
+def may_have_shape(text: str) -> bool:
+    """Whether one of its classes works on a field both ways, or has names of which one undoes another."""
+    return any(
+        works_both_ways(part.encode(errors="replace")) or some_undo_others(set(DEFINITION.findall(part)))
+        for part in CLASS.split(text)
+    )
 
 
 def names_pair(text: str) -> bool:
@@ -49,6 +66,8 @@ class CalledNames:
         """Those files that call something with one of these last names (`*` allowed)."""
         exact = {word for word in words if "*" not in word}
         wild = wild_pattern(words)
+        if not exact and wild is None:
+            return  # and no file is read
         few = exact if len(exact) <= FEW and wild is None else None
         for path in paths:
             if few is not None and path not in self._names:

@@ -20,7 +20,7 @@ from auditor.project.bodies import (
     told_nothing,
     value_of,
 )
-from auditor.project.candidates import names_pair
+from auditor.project.candidates import may_have_shape, names_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
@@ -117,7 +117,7 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
 
 def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
-    if not PASSING_ON.isdisjoint(split(cls.name)):
+    if not PASSING_ON.isdisjoint(split(cls.name)) or not may_have_shape(cls.text):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):

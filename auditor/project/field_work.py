@@ -1,5 +1,7 @@
 """What a method does to the fields of its own object: takes out, puts in, records, counts."""
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
@@ -23,6 +25,18 @@ class Put:
     value: ast.expr
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Names that a statement gives a value, and what that mentions."""
+
+    bound: frozenset[str]
+    names: frozenset[str]
+    nodes: frozenset[int]
+
+    def mentions(self, names: Set[str], marked: Set[int]) -> bool:
+        return not (self.names.isdisjoint(names) and self.nodes.isdisjoint(marked))
+
+
 @dataclass(slots=True)
 class FieldWork:
     """Everything in the order of the text. `taken` are fields with the expression that takes, `removed`
@@ -36,6 +50,7 @@ class FieldWork:
     counted: list[tuple[str, int]] = field(default_factory=list)
     summed: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
+    _bindings: list[Binding] | None = None
 
     def hands_out(self, taken: Set[int], names: Set[str] = frozenset()) -> bool:
         """Whether a return mentions one of these expressions or names, or what comes from them."""
@@ -44,12 +59,16 @@ class FieldWork:
 
     def derived(self, names: Set[str], marked: Set[int]) -> Set[str]:
         """Local names that are given, or go over, something that has to do with these."""
+        if self._bindings is None:
+            statements = statements_of(self.method.node)
+            self._bindings = [made for node in statements if (made := _binding(node)) is not None]
         found = set(names)
         before = -1
         while before != len(found):
             before = len(found)
-            for node in statements_of(self.method.node):
-                found.update(_bound_from(node, found, marked))
+            for made in self._bindings:
+                if not made.bound <= found and made.mentions(found, marked):
+                    found |= made.bound
         return found
 
 
@@ -169,19 +188,23 @@ def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(child.context_expr)
 
 
-def _bound_from(node: ast.stmt, names: Set[str], marked: Set[int]) -> Iterator[str]:
+def _binding(node: ast.stmt) -> Binding | None:
     match node:
-        case ast.Assign(targets=targets, value=value) if mentions(value, names, marked):
-            for target in targets:
-                yield from _bound(target)
-        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.For(target=target, iter=value) if (
-            mentions(value, names, marked)
-        ):
-            yield from _bound(target)
+        case ast.Assign(targets=targets, value=value):
+            return _made({name for target in targets for name in _bound(target)}, value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.For(target=target, iter=value):
+            return _made(set(_bound(target)), value)
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=way), args=[*_, value])
-        ) if way in FILLING and mentions(value, names, marked):
-            yield name
+        ) if way in FILLING:
+            return _made({name}, value)
+    return None
+
+
+def _made(bound: set[str], value: ast.expr) -> Binding:
+    nodes = list(ast.walk(value))
+    names = frozenset(node.id for node in nodes if isinstance(node, ast.Name))
+    return Binding(frozenset(bound), names, frozenset(map(id, nodes)))
 
 
 def _bound(target: ast.expr) -> Iterator[str]:

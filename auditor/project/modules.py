@@ -134,6 +134,11 @@ class Class:
     def name(self) -> str:
         return self.qualname.rpartition(".")[2]
 
+    @property
+    def text(self) -> str:
+        """Its source lines, decorators left out."""
+        return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+
     def __repr__(self) -> str:
         return f"{self.module.path}:{self.qualname}"
 

@@ -20,12 +20,6 @@ from auditor.protocols.vocabulary import ends, split, undoes
 FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
 """Words in the names of fields that hold what nobody uses."""
 
-MENTIONED = re.compile(
-    r"self\.\w+(?:\[[^\]\n]*\])?(?:\.(?:pop\w*|get|get_nowait|remove|discard)\(| -= )|del self\.\w+\["
-    r"|heappop\(self|self\.\w+\[\w+\] = (?:None|False|0)\b|self\.\w*(?:free|idle|avail)\w*\["
-)
-"""A text without it has no class of these shapes."""
-
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
     r"|complete|end|collect|extract)"
@@ -234,8 +228,8 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
 
 
 def _registers(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
-    for taker in lending:
-        for giver in given:
+    for taker in (work for work in lending if work.put):
+        for giver in (work for work in given if work.removed):
             if (
                 giver is not taker
                 and undoes(giver.method.name, taker.method.name)

@@ -16,22 +16,8 @@ VERBS = (
 WEAKER = ("take", "get", "fetch", "give", "put", "grab", "pop")
 """Verbs that say something where they are asked of a pool."""
 
-OF_FIELDS = (
-    (b".pop", rb"self\.\w+(?:\[[^\]\n]*\])?\.pop\w*\("),
-    (b".discard(", rb"self\.\w+\.discard\("),
-    (b".remove(", rb"self\.\w+\.remove\("),
-    (b".setdefault(", rb"self\.\w+\.setdefault\([^\n]*\)\.append\("),
-    (b"-= ", rb"self\.\w+(?:\[[^\]\n]*\])? -= "),
-    (b"del self.", rb"del self\.\w+\["),
-    (b"heappop(", rb"heappop\(self"),
-    (b"] = None", rb"self\.\w+\[\w+\] = None"),
-    (b"] = False", rb"self\.\w+\[\w+\] = False"),
-    (b"] = 0", rb"self\.\w+\[\w+\] = 0\b"),
-)
-"""What a class does with a field from which it lends, whatever its methods are called."""
-
-FREE_LISTS = ("free", "idle", "avail", "unused", "spare", "vacant")
-"""Words in the names of fields from which a pool hands out."""
+UNDONE = Clue(b"def ", rb"def (?:close_|end_|deregister|unregister|unmap|untake|revoke|destroy)\w*\(self, \w")
+"""Methods that strike off, by their names, what others have entered."""
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 _WILD = re.compile(r"[*?.]+")
@@ -44,11 +30,7 @@ def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
     found.append(
         Clue(b"pool", rb"pool\w*\.(?:take|get|fetch|give|put|grab|pop)(?:_\w+)?\(")
     )  # weaker verbs, of a pool
-    found += [Clue(literal, pattern) for literal, pattern in OF_FIELDS]
-    found += [
-        Clue(word.encode(), rb"%b\w*\.(?:pop\w*|get|get_nowait|append|add|put)\(" % word.encode())
-        for word in FREE_LISTS
-    ]
+    found.append(UNDONE)
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:

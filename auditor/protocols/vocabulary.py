@@ -1,6 +1,7 @@
 """The verbs by which pools are recognised: they propose a pair, the bodies decide."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
@@ -204,6 +205,20 @@ def undoes(release: str, acquire: str) -> bool:
     )
     about, other = ({singular(word) for word in words[1:]} for words in (first, second))
     return opposite and (not about or not other or bool(about & other))
+
+
+UNDOERS = frozenset().union(*(others for _, others in UNDOING))
+
+
+def some_undo_others(names: Iterable[str]) -> bool:
+    """Whether the names of any two say that one undoes the other."""
+    known = list(names)
+    undoing = [name for name in known if _may_undo(split(name)[:1])]
+    return any(undoes(one, other) for one in undoing for other in known)
+
+
+def _may_undo(first: list[str]) -> bool:
+    return bool(first) and (first[0] in UNDOERS or first[0].startswith(("un", "de", "dis")))
 
 
 def ends(release: str, acquire: str) -> bool:

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from auditor.source.both_ways import works_both_ways
+
 
 @dataclass(frozen=True, slots=True)
 class Clue:
@@ -20,7 +22,7 @@ def is_relevant(data: bytes, looked_for: tuple[Clue, ...]) -> bool:
             for clue in clues:
                 if clue.needle in data and _compiled(clue.pattern).search(data):
                     return True
-    return False
+    return bool(looked_for) and works_both_ways(data)
 
 
 @cache
