@@ -92,13 +92,13 @@ class Calls:
         ):
             return ()
         named = [f for f in self._by_name.get(call.func.attr, ()) if not f.is_abstract]
-        named = [f for f in named if _accepts(f, call)]
+        named = [f for f in named if accepts(f, call)]
         if len(named) > MAX_CANDIDATES:
             return ()
         return tuple(f for f in named if not _called_otherwise(call.func.value, f))
 
 
-def _accepts(function: Function, call: ast.Call) -> bool:
+def accepts(function: Function, call: ast.Call) -> bool:
     """Whether the number of arguments can fit."""
     if any(isinstance(arg, ast.Starred) for arg in call.args) or isinstance(function.node, ast.Module):
         return True

@@ -10,10 +10,12 @@ from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import SETTING, Station, path_by_its_own_failure, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, is_temporary
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Op, is_temporary
 from auditor.model import Span, Step
 from auditor.project.effects import FunctionEffects
+from auditor.project.guards import WITHS, caught_by, encloses, swallows
 from auditor.project.modules import Function
+from auditor.protocols.vocabulary import split
 
 BROAD = re.compile(
     r"Exception\b|RuntimeError|MemoryError|OSError|ValueError|IOError|EnvironmentError|\b(?:socket|select)\.error\b"
@@ -123,7 +125,7 @@ class Losses:
         """Whether the exception ends on the way, in a handler or a `suppress`."""
         guards = [self.graph.ops[station.node].at for station in onward]
         return any(
-            isinstance(at, ast.ExceptHandler) or (isinstance(at, WITHS) and _swallows(at)) for at in guards
+            isinstance(at, ast.ExceptHandler) or (isinstance(at, WITHS) and swallows(at)) for at in guards
         )
 
     def _expected(self, station: Station, onward: list[Station], site: int) -> bool:
@@ -142,23 +144,29 @@ class Losses:
             return False
         if op.method in READING and acquisition is not None and OPENED.search(acquisition.text):
             return self._guarded_since(onward, line) or self._for_what_is_read(onward)
-        if holds and self._broadly(onward, line):
+        if holds and self._broadly(onward, line) and not self._for_the_acquire(acquired, onward):
             return True
         return self._guarded_since(onward, line) or self._raised_for(op.at, onward)
 
+    def _for_the_acquire(self, acquired: Op, onward: list[Station]) -> bool:
+        """`except ZKLockException` around `zk.lockNode(node)` says what that one raises."""
+        asked = set(split(acquired.method)) if isinstance(acquired, Call) else set()
+        named = filter(None, (caught_by(self.graph.ops[later.node].at) for later in onward))
+        return any(not asked.isdisjoint(split(caught.rpartition(".")[2])) for caught in named)
+
     def _raised_for(self, call: ast.Call, onward: list[Station]) -> bool:
         """The function that is called raises, in so many words, what the handler names."""
-        named = " ".join(filter(None, (_named(self.graph.ops[later.node].at) for later in onward)))
+        named = " ".join(filter(None, (caught_by(self.graph.ops[later.node].at) for later in onward)))
         caught = frozenset(re.findall(r"\w+", named)) - {"suppress", "contextlib"}
         return bool(caught) and not caught.isdisjoint(self.effects.raises(call))
 
     def _guarded_since(self, onward: list[Station], line: int) -> bool:
         """By a `try` that begins after the acquire."""
         guards = (self.graph.ops[later.node].at for later in onward)
-        return any(_swallows(guard) and not _encloses(guard, line) for guard in guards)
+        return any(swallows(guard) and not encloses(guard, line) for guard in guards)
 
     def _for_what_is_read(self, onward: list[Station]) -> bool:
-        named = (_named(self.graph.ops[later.node].at) for later in onward)
+        named = (caught_by(self.graph.ops[later.node].at) for later in onward)
         return any(caught is not None and AFTER_OPENING.search(caught) for caught in named)
 
     def _asserted_away(self, path: list[Station], site: int) -> bool:
@@ -172,9 +180,9 @@ class Losses:
         raise."""
         guards = [self.graph.ops[later.node].at for later in onward]
         for handler in guards:
-            caught = _named(handler)
+            caught = caught_by(handler)
             if caught is not None:
-                around = any(_swallows(guard) and _encloses(guard, line) for guard in guards)
+                around = any(swallows(guard) and encloses(guard, line) for guard in guards)
                 return not around or BROAD.search(caught) is not None
         return True
 
@@ -268,30 +276,8 @@ LAST_WORDS = {
 }
 
 
-WITHS = (ast.With, ast.AsyncWith)
 IN_PASSING = frozenset({Loss.REBOUND, Loss.DELETED, Loss.OVERWRITTEN, Loss.DROPPED})
 """Losses that a `finally` can cause while an exception passes through it."""
-
-
-def _swallows(guard: ast.AST) -> bool:
-    """A statement that can turn an exception into an ordinary way on."""
-    if isinstance(guard, (ast.With, ast.AsyncWith)):
-        return any("suppress" in ast.unparse(item.context_expr) for item in guard.items)
-    return isinstance(guard, (ast.Try, ast.TryStar))
-
-
-def _named(guard: ast.AST) -> str | None:
-    """The failures that a handler or a `suppress` names."""
-    if isinstance(guard, ast.ExceptHandler) and guard.type is not None:
-        return ast.unparse(guard.type)
-    if isinstance(guard, WITHS) and _swallows(guard):
-        return " ".join(ast.unparse(item.context_expr) for item in guard.items)
-    return None
-
-
-def _encloses(guard: ast.AST, line: int) -> bool:
-    body: list[ast.stmt] = getattr(guard, "body", [])
-    return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
 
 
 def _name_of(held: Held) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
 from auditor.project.bodies import fronts_a_pool
-from auditor.project.calls import COMMON_NAMES, Calls
+from auditor.project.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.deciding import decided_otherwise, told_of_arguments
 from auditor.project.discovery import Half, Pair
 from auditor.project.lent_or_keyed import LentOrKeyed
@@ -27,6 +27,9 @@ EMPTYING = re.compile(
     r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
 )
 """Methods by which a pool gets rid of what it has."""
+
+GUARDS = frozenset({"lock", "mutex", "semaphore", "condition", "event", "queue"})
+"""Last words of names that say what a thing is."""
 
 GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
@@ -203,7 +206,7 @@ class Recogniser(Releases):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
-            if distinct and _called_like(call.func.value, pair):
+            if distinct and _called_like(call.func.value, pair) and accepts(half.function, call):
                 return pair, half
         return None
 
@@ -285,4 +288,6 @@ def _called_like(receiver: ast.expr, pair: Pair) -> bool:
     name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
     words = {singular(word) for word in split(name)} - {"self", "get"}
     mine = {singular(word) for word in split(pair.name)} - UNSAYING
+    if GUARDS & set(split(name)[-1:]) - mine:
+        return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
     return bool(words & mine)
