@@ -25,6 +25,7 @@ from auditor.project.class_model import ClassModel
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
 from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
+from auditor.project.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
 from auditor.project.shapes import shapes
 from auditor.project.use_counts import use_counts
 from auditor.protocols.vocabulary import (
@@ -43,13 +44,8 @@ from auditor.protocols.vocabulary import (
 
 STRONG = ACQUIRE_WORDS - WEAK
 
-PASSING_ON = frozenset({"queue", "mailbox", "channel", "inbox", "outbox"})
-"""Of classes so called nobody owes what he got."""
-
 LENDING = frozenset({"contextmanager", "asynccontextmanager", "property", "cached_property"})
 """Decorators of what gives back by itself, and of what is no call."""
-
-POOL_WORDS = frozenset({"pool", "allocator", "free", "freelist", "arena", "slab"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +68,6 @@ class Pair:
     owner: Class | None
     acquires: tuple[Half, ...]
     releases: tuple[Half, ...]
-
-
-QUEUES = frozenset({"queue", "fifo", "lifo", "channel", "stream", "mailbox", "inbox", "pipe"})
-"""Words in the names of classes through which things pass."""
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
@@ -177,7 +169,9 @@ def _behaving(
         partners = [
             (other, its)
             for other, its in partners
-            if _gives_back(other, name) and not _is_store(function, name, other)
+            if _gives_back(other, name)
+            and not is_store(function, name, other)
+            and not passes_on(function, name, its)
         ]
         if (
             not function.is_method
@@ -232,18 +226,6 @@ def _is_told_a_measure(function: Function) -> bool:
     )
 
 
-def _is_store(acquire: Function, name: Name, release: Function) -> bool:
-    """`get(key)` and `put(key, value)` are a store's, not a pool's; nobody puts back what a queue handed
-    out."""
-    if name.verb not in ("get", "take", "fetch", "pop"):
-        return False
-    words = set(split(acquire.cls.name)) if acquire.cls is not None else set()
-    if words & QUEUES and not words & POOL_WORDS:
-        return True
-    keyed = any("key" in parameter or parameter in ("name", "id") for parameter in own_parameters(acquire))
-    return keyed or len(own_parameters(release)) > 1
-
-
 def _only_passes(function: Function) -> bool:
     """A body of `pass` that nobody declared abstract does nothing."""
     body = function.node.body if isinstance(function.node.body, list) else []
@@ -296,8 +278,8 @@ def _hands_out(function: Function, name: Name) -> bool:
     of_class = {*split(function.cls.name if function.cls else "")}
     if name.verb == "pop" and not of_class & POOL_WORDS:
         return False  # an operand stack, an undo list
-    if name.verb in ("get", "take", "fetch") and not of_class & POOL_WORDS:
-        return False  # what one side puts in, the other may get to keep: told by its shape, if it is a pool
+    if name.verb in ("get", "fetch") and of_class & PASSING_ON:
+        return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK:
         return removes_from_state(function)
     if changes_state(function) or removes_from_state(function):
