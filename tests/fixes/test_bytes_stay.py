@@ -186,8 +186,10 @@ def test_any_function_body_can_be_indented_and_means_the_same(file: Path) -> Non
         tree = ast.parse(text)
     lines = split(text)
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.body[0].lineno == node.lineno:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
+        if lines[node.body[0].lineno - 1].encode()[: node.body[0].col_offset].strip():
+            continue  # `) -> int: ...` has no body of its own lines
         decorators = getattr(node.body[0], "decorator_list", [])
         first = min([node.body[0].lineno, *(each.lineno for each in decorators)])
         body = lines[first - 1 : node.end_lineno]
