@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 6fc65a9e2903ade8: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 84cb5b69ff4c0248: written again as long as that is the digest of the rest
 """What only the cycle collector frees, and whether it could hold a storage."""
 
 from __future__ import annotations
