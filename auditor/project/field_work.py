@@ -52,9 +52,9 @@ class FieldWork:
     returned: list[ast.expr] = field(default_factory=list)
     _bindings: list[Binding] | None = None
 
-    def hands_out(self, taken: Set[int], names: Set[str] = frozenset()) -> bool:
-        """Whether a return mentions one of these expressions or names, or what comes from them."""
-        derived = self.derived(names, taken)
+    def hands_out(self, taken: Set[int]) -> bool:
+        """Whether a return mentions one of these expressions, or what comes from them."""
+        derived = self.derived(frozenset(), taken)
         return any(mentions(value, derived, taken) for value in self.returned)
 
     def derived(self, names: Set[str], marked: Set[int]) -> Set[str]:

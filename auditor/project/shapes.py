@@ -27,6 +27,13 @@ ENDING = re.compile(
 """Names of methods that hand out what is to go for good."""
 
 
+MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
+"""Functions of torch and numpy that make a new tensor."""
+
+MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn"})
+"""Words in the names of methods and fields that make something new."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The methods that hand out, and those that are given it back."""
@@ -119,7 +126,7 @@ def _makes_where_empty(work: FieldWork, name: str) -> bool:
         for value in work.returned
         for way in _ways(value)
         if not mentions(way, names, taken)
-    ) or any(_is_new(value, counted) for value in _also_given(work, names, taken))
+    ) or any(_is_new(value, counted) for value in _also_given(work))
 
 
 def _ways(value: ast.expr) -> Iterator[ast.expr]:
@@ -130,7 +137,7 @@ def _ways(value: ast.expr) -> Iterator[ast.expr]:
         yield value
 
 
-def _also_given(work: FieldWork, names: object, taken: object) -> Iterator[ast.expr]:
+def _also_given(work: FieldWork) -> Iterator[ast.expr]:
     """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements."""
     returned = {each.id for each in work.returned if isinstance(each, ast.Name)}
     for node in ast.walk(work.method.node):
@@ -153,10 +160,6 @@ def _is_new(value: ast.expr, counted: set[str]) -> bool:
         case ast.Call(func=ast.Attribute(attr=attr)):
             return attr[:1].isupper() or not MAKING.isdisjoint(split(attr))
     return False
-
-
-MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
-MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "dial", "spawn"})
 
 
 # Places, counts, registers ----------------------------------------------------------------------------------
@@ -243,8 +246,7 @@ def _records(work: FieldWork, put: Put) -> bool:
     if put.key is not None and isinstance(put.value, ast.Name) and put.value.id in work.told:
         return False
     recorded = {ast.unparse(each) for each in (put.key, put.value) if each is not None}
-    told = work.told
-    returned = {ast.unparse(value) for value in work.returned} - told
+    returned = {ast.unparse(value) for value in work.returned} - work.told
     of_returned = {text for text in recorded if text.partition(".")[0] in returned}
     return bool(recorded & returned or of_returned)
 

@@ -185,8 +185,6 @@ UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
     ("connect", frozenset({"disconnect"})),
     ("allot", frozenset({"reclaim", "deallot"})),
     ("take", frozenset({"drop", "return", "give"})),
-    ("buy", frozenset({"refund"})),
-    ("hire", frozenset({"fire", "dismiss"})),
     ("enter", frozenset({"leave", "exit"})),
     ("spawn", frozenset({"reap", "kill"})),
     ("attach", frozenset({"detach"})),
