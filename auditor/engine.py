@@ -97,13 +97,18 @@ def remembered_or_new(
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
-    """What an examination builds it keeps until its end: to look for garbage meanwhile finds next to none."""
+def without_collecting(*, last: bool = False) -> Iterator[None]:
+    """What an examination builds it keeps until its end: to look for garbage meanwhile finds next to none.
+
+    `last` is for what a process does before it ends, which else looks through all of it twice more.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if last:
+            gc.freeze()
         if collecting:
             gc.enable()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from auditor.source.entries import Source
 from auditor.source.load import lines_of
 from auditor.source.newer_syntax import in_older_syntax
 
@@ -51,6 +52,11 @@ class Draft:
     @property
     def tree(self) -> ast.Module:
         return self._parsed[0]
+
+    @property
+    def as_source(self) -> Source:
+        """The same for those who read files."""
+        return Source(self.path, "\n".join(self.lines), self.tree)
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:

@@ -11,7 +11,7 @@ from auditor.fixes.document import Document
 from auditor.model import Failure
 from auditor.project.class_table import ClassTable
 from auditor.source.discover import SourceFile
-from auditor.source.entries import ClassIndex, FileIndex, Source
+from auditor.source.entries import ClassIndex, FileIndex
 from auditor.source.imports import dotted_text, origins
 from auditor.source.index import index_file
 from auditor.source.load import Unreadable, read
@@ -37,8 +37,7 @@ class Project:
 
     def origins(self, path: str) -> dict[str, str]:
         """What the file's imported names stand for."""
-        draft = self.draft(path)
-        return origins(Source(path, list(draft.lines), draft.tree))
+        return origins(self.draft(path).as_source)
 
     def lineage(self, entry: ClassIndex) -> list[ClassIndex]:
         """The class and its bases in the project, nearest first."""

@@ -16,7 +16,7 @@ from auditor.changed_lines import ChangedLines, changed_since
 from auditor.cli.output import colored, show_effort, targets, width, write
 from auditor.cli.progress import ProgressBar
 from auditor.cli.settings_options import codes
-from auditor.engine import Audited, Request, audit
+from auditor.engine import Audited, Request, audit, without_collecting
 from auditor.leaktests.proofs import FILE as PROOFS
 from auditor.model import Finding, Run, Severity
 from auditor.settings_file import Effective, effective
@@ -54,6 +54,11 @@ class AuditOptions:
 
 def run_audit(options: AuditOptions) -> int:
     """Audit, write every report, say the rest on standard error; the exit status."""
+    with without_collecting(last=True):
+        return _audited_and_told(options)
+
+
+def _audited_and_told(options: AuditOptions) -> int:
     wanted = targets(options.format, options.output)
     settings = settings_of(options)
     with ProgressBar(shown=not (options.quiet or options.no_progress)) as progress:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from auditor.project.bindings import statements_of
 from auditor.project.modules import Class, Function
 
-BOUND = re.compile(
-    r"\b(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:(?:functools\.)?partial\([ \t]*)?(?:\w+\.)+(\w+)[ \t]*(?=[,)#\n]|$)"
-)
+_METHOD = re.compile(r"=[ \t]*(?:(?:functools\.)?partial\([ \t]*)?(?:\w+\.)+(\w+)[ \t]*(?=[,)#\n]|$)")
+_ALIAS = re.compile(r"\b(\w+)[ \t]*(?::[^=\n]+)?$")
 
 Meant = tuple[Function, ast.Call]
 """The function in whose words the call is now written, and the call as it would be without the alias."""
@@ -19,9 +18,11 @@ def other_names(sources: Mapping[str, str], paths: Iterable[str]) -> dict[str, s
     """By the last name of a method, the names that some file binds to a method so called."""
     found: dict[str, set[str]] = {}
     for path in paths:
-        for alias, word in BOUND.findall(sources[path]):
-            if alias != word:
-                found.setdefault(word, set()).add(alias)
+        text = sources[path]
+        for method in _METHOD.finditer(text):  # from its rare half on: what is bound is then looked up
+            alias = _ALIAS.search(text, text.rfind("\n", 0, method.start()) + 1, method.start())
+            if alias and alias[1] != method[1]:
+                found.setdefault(method[1], set()).add(alias[1])
     return found
 
 

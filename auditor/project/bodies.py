@@ -160,7 +160,7 @@ def _root_name(node: ast.expr) -> str:
 
 def value_of(function: Function) -> Value:
     """What the acquire hands out, from its name, its annotation and what its body makes."""
-    owner_words = split(function.cls.name) if function.cls is not None else []
+    owner_words = split(function.cls.name) if function.cls is not None else ()
     if NUMBERED & {*split(function.name), *owner_words}:
         return Value.INDEX
     returns = getattr(function.node, "returns", None)

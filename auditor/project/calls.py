@@ -112,8 +112,8 @@ def accepts(function: Function, call: ast.Call) -> bool:
 
 def _called_otherwise(receiver: ast.expr, function: Function) -> bool:
     """`buffer_pool.allocate()` is no method of a class `Handles`, even where no other class has one."""
-    said = split(receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", ""))
-    said = [word for word in said if word not in ("self", "my", "the")]
+    name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
+    said = [word for word in split(name) if word not in ("self", "my", "the")]
     if len(said) < 2 or said[-1] not in POOLS or function.cls is None:
         return False  # what is called just `pool` may be of any class
     return set(said).isdisjoint(split(function.cls.name))

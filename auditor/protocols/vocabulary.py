@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "release",
@@ -130,7 +131,9 @@ class Name:
         return verb if verb in MARKS else ""
 
 
-def split(name: str) -> list[str]:
+@lru_cache(maxsize=1 << 14)
+def split(name: str) -> tuple[str, ...]:
+    """The words of a name, small; a project asks of few names many times."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     words = [word for word in spaced.split("_") if word]
     joined: list[str] = []
@@ -147,7 +150,7 @@ def split(name: str) -> list[str]:
             joined[-1] += word
         else:
             joined.append(word)
-    return joined
+    return tuple(joined)
 
 
 def take_apart(name: str, verbs: frozenset[str]) -> Name | None:
@@ -215,7 +218,7 @@ def some_undo_others(names: Iterable[str]) -> bool:
     return any(undoes(one, other) for one in undoing for other in known)
 
 
-def _may_undo(first: list[str]) -> bool:
+def _may_undo(first: tuple[str, ...]) -> bool:
     return bool(first) and (first[0] in UNDOERS or first[0].startswith(("un", "de", "dis")))
 
 

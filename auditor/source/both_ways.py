@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 _FIELD = re.compile(rb"self\.(\w+)(?:\[[^\]\n]*\]|\.(?:get|setdefault)\([^\n]*\))?$")
 _PLACE = re.compile(rb"self\.(\w+)\[\w+$")
-_HEAP = re.compile(rb"heappop\(self\.(\w+)")
+_HEAP = re.compile(rb"\(self\.(\w+)")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
+_EMPTIED = re.compile(rb"\] = (?:None|False|0)")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
@@ -40,10 +41,15 @@ def _any(fields: Iterator[bytes], undone: bytes, data: bytes) -> bool:
 
 def _taken(data: bytes) -> Iterator[bytes]:
     locals_ = set()
-    for start, at in _places(b".pop", data):
-        if found := _FIELD.search(data, start, at):
+    for start, at in _places(b"pop", data):
+        if data.endswith(b"heap", start, at):
+            if found := _HEAP.match(data, at + len(b"pop")):
+                yield found[1]
+        elif not data.endswith(b".", start, at):
+            continue
+        elif found := _FIELD.search(data, start, at - 1):
             yield found[1]
-        elif found := _LOCAL.search(data, max(start, at - LONGEST), at):
+        elif found := _LOCAL.search(data, max(start, at - LONGEST), at - 1):
             locals_.add(found[1])
     for local in locals_:
         if local + b" = self." in data:
@@ -51,13 +57,13 @@ def _taken(data: bytes) -> Iterator[bytes]:
     if b".put" in data:
         for needle in (b".get()", b".get_nowait()"):
             yield from _before(needle, _FIELD, data)
-    if b"heappop(" in data:
-        yield from _HEAP.findall(data)
 
 
 def _cleared(data: bytes) -> Iterator[bytes]:
-    for needle in (b"] = None", b"] = False", b"] = 0"):
-        yield from _before(needle, _PLACE, data)
+    for emptied in _EMPTIED.finditer(data):
+        at = emptied.start()
+        if found := _PLACE.search(data, data.rfind(b"\n", 0, at) + 1, at):
+            yield found[1]
 
 
 def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:

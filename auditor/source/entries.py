@@ -2,10 +2,11 @@
 
 import ast
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from auditor.model import Span
 from auditor.source.lifetime.sighting import Sighting
+from auditor.source.load import lines_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +138,18 @@ def module_name(path: str) -> str:
     return ".".join(parts[:-1] if parts and parts[-1] == "__init__" else parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """One parsed file, with what turns a node into a span."""
 
     path: str
-    lines: list[str]
+    text: str
     tree: ast.Module
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Split on demand: of most files nobody asks for a line."""
+        return lines_of(self.text)
 
     def span(self, node: ast.stmt | ast.expr, end: ast.stmt | ast.expr | None = None) -> Span:
         last = end or node

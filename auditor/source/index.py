@@ -6,7 +6,6 @@ from auditor.source.class_reader import ClassReader
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport, Source
 from auditor.source.imports import origins, pool_imports, renames
 from auditor.source.lifetime.read import sightings, suspects
-from auditor.source.load import lines_of
 from auditor.source.nodes import every_node
 from auditor.source.vocabulary import Need, count_lines, prefilter
 
@@ -41,7 +40,7 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE, readers: tuple[int
     if need is Need.NOTHING and not readers:
         return FileIndex(path, lines)
     text = text.removeprefix("\ufeff")
-    source = Source(path, lines_of(text), ast.parse(text))
+    source = Source(path, text, ast.parse(text))
     outlived = sightings(source, readers)
     if need is Need.NOTHING:
         return FileIndex(path, lines, sightings=outlived)

@@ -7,7 +7,6 @@ import pytest
 
 from auditor.adopt.draft import Draft
 from auditor.adopt.temporaries import Temporary, judged
-from auditor.source.entries import Source
 from auditor.source.imports import origins
 
 HEAD = """\
@@ -26,7 +25,7 @@ class M(nn.Module):
 def verdicts(body: str, head: str = HEAD) -> list[str]:
     """`pooled`, or the reason, of each tensor that the body makes."""
     draft = Draft.of("m.py", head + textwrap.indent(textwrap.dedent(body), "        "))
-    found = origins(Source("m.py", list(draft.lines), draft.tree))
+    found = origins(draft.as_source)
     owner = next(node for node in draft.tree.body if isinstance(node, ast.ClassDef))
     return ["pooled" if isinstance(each, Temporary) else each.reason for each in judged(draft, owner, found)]
 

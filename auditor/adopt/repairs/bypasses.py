@@ -8,7 +8,6 @@ from auditor.adopt.temporaries import Temporary, judged
 from auditor.case import Case
 from auditor.model import FixOffer
 from auditor.project.class_table import ClassTable
-from auditor.source.entries import Source
 from auditor.source.imports import origins
 
 
@@ -19,7 +18,7 @@ def through_mixin(case: Case) -> FixOffer | None:
         return None
     try:
         draft = draft_of(file)
-        stands_for = origins(Source(file.path, list(draft.lines), draft.tree))
+        stands_for = origins(draft.as_source)
         for each in judged(draft, draft.class_named(owner), stands_for):
             if isinstance(each, Temporary) and draft.start(each.call) == (span.line, span.column - 1):
                 after = pooled(draft, each)

@@ -33,7 +33,8 @@ class Code:
             node = waiting.pop()
             kinds[node.__class__].append(node)
             if below := children(node):
-                parents.update(dict.fromkeys(below, node))
+                for each in below:
+                    parents[each] = node
                 below.reverse()
                 waiting += below
 
