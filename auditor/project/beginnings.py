@@ -1,5 +1,7 @@
 """What is known where a lease begins: of the object that is asked for it, of the parameters that decide."""
 
+import ast
+
 from auditor.flow.effects import Acquisition
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
@@ -36,3 +38,19 @@ def always_in_a_table(endings: Endings, own: str | None) -> bool:
         if (path[0] == own and len(path) > 2) or (path[0].startswith("@") and len(path) > 1)
     }
     return tabled.issuperset(endings.returned)
+
+
+def reads_field(value: ast.expr | None, own: str) -> bool:
+    """`self.handles[-1]`, `self.local.pair[0]`: a place in a field that is written out in full."""
+    if not isinstance(value, ast.Subscript):
+        return False
+    while isinstance(value, ast.Subscript | ast.Attribute):
+        if isinstance(value, ast.Subscript) and not _is_number(value.slice):
+            return False
+        value = value.value
+    return isinstance(value, ast.Name) and value.id == own
+
+
+def _is_number(index: ast.expr) -> bool:
+    operand = index.operand if isinstance(index, ast.UnaryOp) else index
+    return isinstance(operand, ast.Constant)

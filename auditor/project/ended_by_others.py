@@ -3,7 +3,7 @@ another library, by a caller who reaches them through the object itself."""
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
@@ -74,6 +74,68 @@ def only_compared(acquire: Call, graph: Graph) -> bool:
         isinstance(op, Fresh) and acquire.target in op.uses and isinstance(op.at, ast.Compare)
         for op in graph.ops
     )
+
+
+def of_an_allocator_of_its_own(acquire: ast.Call, function: Function) -> bool:
+    """`arena = Arena()` of a class that nobody here knows, `arena.allocate(n)`, and nothing else is done with
+    the arena: what it lent ends with it."""
+    match acquire.func:
+        case ast.Attribute(value=ast.Name(id=allocator)):
+            names = [
+                node
+                for node in ast.walk(function.node)
+                if isinstance(node, ast.Name) and node.id == allocator
+            ]
+            bound = [node for node in names if isinstance(node.ctx, ast.Store)]
+            owners = {id(node.value) for node in ast.walk(function.node) if isinstance(node, ast.Attribute)}
+            return len(bound) == 1 and all(node in bound or id(node) in owners for node in names)
+    return False
+
+
+def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) -> Iterator[ast.Call]:
+    """`try: reader = Reader(file)` and `except: file.close(); raise`: where it can be made, the reader has
+    the file. Only where nothing else releases it, and what is made of it is an object, or is closed."""
+    tries = [node for node in ast.walk(function.node) if isinstance(node, ast.Try)]
+    for release in releases:
+        around = [each for each in tries if any(_rolls_back(handler, release) for handler in each.handlers)]
+        if not around:
+            return
+        for statement in around[-1].body:
+            value = getattr(statement, "value", None)
+            call = value.value if isinstance(value, ast.Await) else value
+            given = isinstance(call, ast.Call) and any(_is_named(each, holder) for each in call.args)
+            if given and isinstance(call, ast.Call) and (_makes(call) or _is_closed(statement, function)):
+                yield call
+
+
+def _rolls_back(handler: ast.ExceptHandler, release: ast.AST) -> bool:
+    return isinstance(handler.body[-1], ast.Raise) and any(node is release for node in ast.walk(handler))
+
+
+def _makes(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return str(name)[:1].isupper()
+
+
+def _is_closed(statement: ast.stmt, function: Function) -> bool:
+    """Whether what it binds has a `close()` later."""
+    bound = {
+        node.id
+        for target in getattr(statement, "targets", [])
+        for node in ast.walk(target)
+        if isinstance(node, ast.Name)
+    }
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("close", "aclose")
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id in bound
+        for call in function.calls
+    )
+
+
+def _is_named(argument: ast.expr, name: str) -> bool:
+    return isinstance(argument, ast.Name) and argument.id == name
 
 
 def destroyed_with_its_maker(acquire: ast.Call, function: Function, family: Iterable[Function]) -> bool:

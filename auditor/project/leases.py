@@ -13,14 +13,23 @@ from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Leave, Move, is_temporary
 from auditor.model import Span
-from auditor.project.beginnings import always_in_a_table, asked, missing, of_parameters, of_receiver
+from auditor.project.beginnings import (
+    always_in_a_table,
+    asked,
+    missing,
+    of_parameters,
+    of_receiver,
+    reads_field,
+)
 from auditor.project.bindings import own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
     counts_places,
     ends_with_its_script,
     expected_to_fail,
+    of_an_allocator_of_its_own,
     only_compared,
+    taking_over,
 )
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
@@ -106,6 +115,8 @@ class Follower:
         elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
         elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
+        elsewhere = elsewhere or self._taken_over(op, endings)
+        elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
         if elsewhere:
             leaks = ()
         elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
@@ -121,7 +132,7 @@ class Follower:
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
-        if endings.returned:
+        if endings.returned and not self._shown(endings):
             outcome.flags = self._flags(endings)
             known = self.known[node] | acquisition.given
             outcome.own = self._own(known | of_receiver(op, acquisition))
@@ -139,6 +150,25 @@ class Follower:
         """The calls that give it back."""
         calls = (self.graph.ops[node] for node in endings.released)
         return tuple(sorted({self.losses.span(op.at) for op in calls if isinstance(op, Call)}))
+
+    def _shown(self, endings: Endings) -> bool:
+        """`return self.handles[-1]` of a list that the object keeps: its callers look at what is there."""
+        own = own_name(self.function)
+        values = [getattr(self.graph.ops[node].at, "value", None) for node in endings.returned]
+        return all(own and reads_field(value, own) for value in values)
+
+    def _taken_over(self, op: Call, endings: Endings) -> bool:
+        """Given back only where a call of which nothing is known did not take it."""
+        releases = [self.graph.ops[node].at for node in endings.released]
+        calls = self.effects.recogniser.calls
+        taking = list(taking_over(self._holder(op), releases, self.function))
+        return bool(taking) and not any(calls.targets(self.function, call)[0] for call in taking)
+
+    def _ends_with_its_allocator(self, op: Call) -> bool:
+        root = op.receiver[0] if op.receiver is not None else ""
+        known = self.effects.recogniser.calls.targets(self.function, op.at)[0]
+        made_here = root in self.graph.fresh_roots and not known
+        return made_here and of_an_allocator_of_its_own(op.at, self.function)
 
     def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
         """What is known of the fields of the method's own object, without its name."""

@@ -135,7 +135,7 @@ class Releases:
         return any(
             position in pattern.operands
             and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
-            for protocol in self.declared
+            for protocol in (*self.declared, *self.built_in)
             for pattern in protocol.transfer
         )
 
