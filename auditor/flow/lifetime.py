@@ -112,6 +112,8 @@ class Lifetime:
             return None
         if isinstance(op, Enter) and not self.reused and _expects_failure(op.at):
             return None
+        if isinstance(op, Enter) and op.context == self.exits and not self.reused:
+            return None  # of a loop: what is entered now is another
         if isinstance(op, Exit) and op.context == self.exits:
             return replace(life, closed=True) if self.reused else self._released(node, life, Release())
         if isinstance(op, Call):
