@@ -23,13 +23,30 @@ THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream"
 
 def counts_places(acquire: ast.Call, function: Function) -> bool:
     """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
-    back when it is free again."""
+    back when it is free again. A semaphore that begins at 0 counts what has arrived: nobody gives that back."""
     match acquire.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr)) if (
+            function.cls is not None and any(_begins_empty(m, attr) for m in function.cls.methods.values())
+        ):
+            return True
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr) as semaphore) if (
             "sem" in attr.lower() and function.cls is not None
         ):
             others = (method for method in function.cls.methods.values() if method is not function)
             return any(_called_on(method, semaphore) == {"release"} for method in others)
+    return False
+
+
+def _begins_empty(method: Function, field: str) -> bool:
+    """`self.arrived = Semaphore(0)`."""
+    for node in ast.walk(method.node):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr=attr)], value=ast.Call(func=made) as call) if (
+                attr == field
+            ):
+                counts = [*call.args, *(keyword.value for keyword in call.keywords)]
+                empty = any(isinstance(each, ast.Constant) and each.value == 0 for each in counts)
+                return empty and ast.unparse(made).endswith("Semaphore")
     return False
 
 
