@@ -23,7 +23,7 @@ THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream"
 
 def counts_places(acquire: ast.Call, function: Function) -> bool:
     """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
-    back when it is free again. A semaphore that begins at 0 counts what has arrived: nobody gives that back."""
+    back when it is free again. A semaphore that begins at 0 counts arrivals, which nobody gives back."""
     match acquire.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr)) if (
             function.cls is not None and any(_begins_empty(m, attr) for m in function.cls.methods.values())
