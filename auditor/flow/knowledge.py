@@ -6,6 +6,7 @@ from auditor.flow.clauses import Fact, clause, decided, is_clause, literals, whe
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     Assume,
+    Await,
     Call,
     Constant,
     Define,
@@ -53,7 +54,7 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             return frozenset(fact for fact in known if op.keys.isdisjoint(_keys(fact)))
         case Constant(target=target):
             return _constant(forget(graph, target, known), target, op.value)
-        case Move(target=target, source=source):
+        case Move(target=target, source=source) | Await(target=target, source=source):
             if target == source:
                 return known
             return _copy(forget(graph, target, known), target, source)

@@ -14,6 +14,12 @@ def asked(op: Call) -> Knowledge:
     return frozenset({(owner, True), (f"{owner} is None", False)}) if owner else NOTHING
 
 
+def handed_out(op: Call) -> Knowledge:
+    """What holds the lease is something, whatever flag says so later: `fits = pages is not None`."""
+    given = "".join(op.target)
+    return frozenset({(given, True), (f"{given} is None", False)})
+
+
 def of_receiver(op: Call, acquisition: Acquisition) -> Knowledge:
     """`self._get_buffer()` lends under `if self.pool:`, so the pool is there where there is a lease."""
     owner = "".join(op.receiver).lstrip("@") if op.receiver is not None else ""

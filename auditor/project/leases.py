@@ -16,6 +16,7 @@ from auditor.model import Span
 from auditor.project.beginnings import (
     always_in_a_table,
     asked,
+    handed_out,
     missing,
     of_parameters,
     of_receiver,
@@ -91,6 +92,8 @@ class Follower:
         if acquisition.handle is not Handle.RESULT:
             known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
             known = known | asked(op)
+        else:
+            known = known | handed_out(op)
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         known = known | of_receiver(op, acquisition) | acquisition.given
         lends = self.function.is_context_manager
