@@ -40,7 +40,8 @@ class Binding:
 @dataclass(slots=True)
 class FieldWork:
     """Everything in the order of the text. `taken` are fields with the expression that takes, `removed`
-    fields with what is named to go, `counted` fields with 1 or -1, `summed` those that change by more."""
+    fields with what is named to go, `counted` fields with 1 or -1, `summed` those that change by more, as
+    `amounts` say. `counters` are fields that count by themselves."""
 
     method: Function
     told: frozenset[str]
@@ -49,6 +50,8 @@ class FieldWork:
     removed: list[tuple[str, ast.expr]] = field(default_factory=list)
     counted: list[tuple[str, int]] = field(default_factory=list)
     summed: set[str] = field(default_factory=set)
+    amounts: list[tuple[str, int, ast.expr]] = field(default_factory=list)
+    counters: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
     _bindings: list[Binding] | None = None
 
@@ -130,6 +133,8 @@ class _Reader:
 
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
         name = self.field_of(value)
+        if isinstance(target, ast.Attribute) and _counts_by_itself(value):
+            self.work.counters.add(target.attr)
         if isinstance(target, ast.Name) and name is not None and not isinstance(value, ast.Name):
             self.aliases[target.id] = name
         elif isinstance(target, ast.Subscript) and (into := self.field_of(target.value)) is not None:
@@ -144,6 +149,7 @@ class _Reader:
         self.work.counted.append((name, 1 if isinstance(op, ast.Add) else -1))
         if not (isinstance(value, ast.Constant) and value.value == 1):
             self.work.summed.add(name)
+            self.work.amounts.append((name, 1 if isinstance(op, ast.Add) else -1, value))
 
     def _note_removed(self, container: ast.expr, key: ast.expr) -> None:
         name = self.field_of(container)
@@ -171,6 +177,16 @@ class _Reader:
                     self.work.put.append(Put(name, None, args[-1]))
                 if way in ("remove", "discard", "pop") and args:
                     self.work.removed.append((name, args[0]))
+
+
+def _counts_by_itself(value: ast.expr) -> bool:
+    """`itertools.count(1)`."""
+    match value:
+        case ast.Call(
+            func=ast.Name(id="count") | ast.Attribute(value=ast.Name(id="itertools"), attr="count")
+        ):
+            return True
+    return False
 
 
 def mentions(node: ast.AST, names: Set[str], marked: Set[int]) -> bool:

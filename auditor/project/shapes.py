@@ -1,11 +1,11 @@
 """Pools told by their shape: two methods that undo one another's work on one field, whatever they are called.
 
-Four shapes. A free list: one takes out and hands out, the other puts in what it is told, and the list is
+Five shapes. A free list: one takes out and hands out, the other puts in what it is told, and the list is
 called free, is full from the start, or something new is made where it is empty (a queue or a stack is none of
 these). Places: one finds and marks a place and says which, the other clears the place it is told. A count:
 one counts up and hands out something new, the other is told something and counts down. A register: one makes,
 records and hands out, the other takes out of the record; so do catalogues, so the names must belong together,
-too.
+too. Two lists: one takes out of the first, the other, so called, puts into the second.
 """
 
 import ast
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.project.amounts import carries_the_amount
 from auditor.project.field_work import FieldWork, Put, field_work, mentions
 from auditor.project.modules import Function
 from auditor.protocols.vocabulary import ends, split, undoes
@@ -58,6 +59,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
                 yield Shape(_methods(takers), _methods(givers))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
+    yield from _put_elsewhere(lending, named)
     lending = [work for work in lending if work.method.name not in queues]
     given = [work for work in named if work.method.name not in queues]
     yield from _places(lending, given)
@@ -99,7 +101,7 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
     return (
         not FREE.isdisjoint(split(name))
         or any(_full_from_the_start(work.method, name) for work in begun)
-        or any(_makes_where_empty(work, name) for work in takers)
+        or any(_makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
 
 
@@ -116,11 +118,15 @@ def _full_from_the_start(method: Function, name: str) -> bool:
     return False
 
 
-def _makes_where_empty(work: FieldWork, name: str) -> bool:
-    """One of its ways out hands out something new."""
+def _counters(begun: Sequence[FieldWork]) -> set[str]:
+    return set().union(*(work.counters for work in begun))
+
+
+def _makes_where_empty(work: FieldWork, name: str, counters: set[str]) -> bool:
+    """One of its ways out hands out something new, or the next number."""
     taken = {id(node) for each, node in work.taken if each == name}
     names = work.derived(frozenset(), taken)
-    counted = {field for field, _ in work.counted}
+    counted = counters.union(field for field, _ in work.counted)
     return any(
         _is_new(way, counted)
         for value in work.returned
@@ -147,11 +153,14 @@ def _also_given(work: FieldWork) -> Iterator[ast.expr]:
 
 
 def _is_new(value: ast.expr, counted: set[str]) -> bool:
-    """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up."""
+    """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up,
+    `next(self.numbers)` of what counts."""
     match value:
         case ast.Await(value=inner):
             return _is_new(inner, counted)
         case ast.Attribute(value=ast.Name(), attr=attr):
+            return attr in counted
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name(), attr=attr)]):
             return attr in counted
         case ast.Call(func=ast.Name(id=name)):
             return name[:1].isupper() or name in ("bytearray", "object")
@@ -196,7 +205,8 @@ def _is_nothing(value: ast.expr) -> bool:
 
 
 def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
-    """One by one; amounts are counted up and down everywhere, so there the names must belong together."""
+    """One by one; amounts are counted up and down everywhere, so there the names must belong together, or
+    what is handed out says how much it was."""
     for name in sorted({name for work in lending for name, _ in work.counted}):
         for way in (1, -1):
             takers = [work for work in lending if (name, way) in work.counted and _hands_out_new(work, name)]
@@ -208,7 +218,8 @@ def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterato
 
 def _undone(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
     one_by_one = counter not in taker.summed and counter not in giver.summed
-    return one_by_one or ends(giver.method.name, taker.method.name)
+    named = ends(giver.method.name, taker.method.name)
+    return one_by_one or named or carries_the_amount(taker, giver, counter)
 
 
 def _hands_out_new(work: FieldWork, counter: str) -> bool:
@@ -254,3 +265,13 @@ def _records(work: FieldWork, put: Put) -> bool:
 def _strikes(work: FieldWork, name: str) -> bool:
     names = work.derived(work.told, frozenset())
     return any(each == name and mentions(key, names, frozenset()) for each, key in work.removed)
+
+
+def _put_elsewhere(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    """`next_frame` takes out of the full ones, `return_frame` puts into the empty ones."""
+    for taker in lending:
+        sources = {name for name, _ in taker.taken if _takes_out_of(taker, name)}
+        for giver in given if sources else ():
+            kept = {put.field for put in giver.put if _puts_into(giver, put.field)}
+            if kept and sources.isdisjoint(kept) and undoes(giver.method.name, taker.method.name):
+                yield from _shape([taker], [giver])

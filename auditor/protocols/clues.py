@@ -16,8 +16,10 @@ VERBS = (
 WEAKER = ("take", "get", "fetch", "give", "put", "grab", "pop")
 """Verbs that say something where they are asked of a pool."""
 
-UNDONE = Clue(b"def ", rb"def (?:close_|end_|deregister|unregister|unmap|untake|revoke|destroy)\w*\(self, \w")
-"""Methods that strike off, by their names, what others have entered."""
+UNDONE = Clue(
+    b"def ", rb"def (?:close_|end_|deregister|unregister|unmap|untake|revoke|destroy|return_)\w*\(self, \w"
+)
+"""Methods that strike off, by their names, what others have entered, or take back what others hand out."""
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 _WILD = re.compile(r"[*?.]+")

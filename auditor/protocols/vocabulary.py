@@ -191,6 +191,7 @@ UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
     ("enter", frozenset({"leave", "exit"})),
     ("spawn", frozenset({"reap", "kill"})),
     ("attach", frozenset({"detach"})),
+    ("next", frozenset({"return"})),
 )
 """Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""
 
