@@ -9,7 +9,7 @@ from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Call, Edge, Next, Path, is_temporary
+from auditor.ir.ops import RAISING, RESULT, Call, Edge, Leave, Move, Next, Path, Unpack, is_temporary
 
 ENTRY = 0
 EDGES = {
@@ -59,8 +59,10 @@ def follow_acquire(
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
 
-    def followed(trusted: frozenset[int]) -> tuple[Ownership, Solution[Held]]:
-        domain = Ownership(graph, effects, acquisition, site, lends, trusted)
+    def followed(
+        trusted: frozenset[int], others: frozenset[str] = frozenset()
+    ) -> tuple[Ownership, Solution[Held]]:
+        domain = Ownership(graph, effects, acquisition, site, lends, trusted, others)
         return domain, solve(graph, start, domain.step, edges)
 
     domain, solution = followed(frozenset())
@@ -69,6 +71,9 @@ def follow_acquire(
         trusted = _only_lent(*followed(_all_calls(graph)))
         if trusted:
             domain, solution = followed(trusted)
+    others = _gone_on_with(graph, domain.endings)
+    if others:
+        domain, solution = followed(domain.trusted, others)
     return Followed(domain.endings, solution)
 
 
@@ -88,6 +93,32 @@ def _only_lent(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
                 seen.add((node, held))
                 pending.append((node, held))
     return frozenset(domain.trusting & {node for node, _ in seen})
+
+
+def _gone_on_with(graph: Graph, endings: Endings) -> frozenset[str]:
+    """`y = self.layer(buffer); pool.free(buffer); return y`: who wrote that knows that y is no buffer, so it
+    is none on the ways that return y without `free` either."""
+    if not any(isinstance(graph.ops[node], Leave) for node in endings.unknown):
+        return frozenset()
+    perhaps = {(node, place[0]) for node, held in endings.released.items() for place in held.maybe}
+    return frozenset(name for node, name in sorted(perhaps) if _returned_after(graph, node, name))
+
+
+def _returned_after(graph: Graph, node: int, name: str) -> bool:
+    """Whether what the name means at this node is returned later on."""
+    pending, seen = [node], {node}
+    while pending:
+        for following, edge in graph.successors[pending.pop()]:
+            op = graph.ops[following]
+            if edge in RAISING or following in seen:
+                continue
+            if isinstance(op, Move) and op.target == RESULT and op.source == (name,):
+                return True
+            unpacked = (target for _, target in op.targets) if isinstance(op, Unpack) else ()
+            if (name,) not in (getattr(op, "target", None), *unpacked):
+                seen.add(following)
+                pending.append(following)
+    return False
 
 
 def follow_given(

@@ -21,6 +21,7 @@ class Holding:
         site: int,
         lends: bool,
         trusted: frozenset[int] = frozenset(),
+        others: frozenset[str] = frozenset(),
     ) -> None:
         self.graph = graph
         self.effects = effects
@@ -28,6 +29,7 @@ class Holding:
         self.site = site
         self.lends = lends  # a context manager's yield gives nothing away
         self.trusted = trusted  # calls of unknown functions that are taken to borrow
+        self.others = others  # names of what is surely another thing
         self.trusting: set[int] = set()  # those of them that were given the lease
         self.parameters = frozenset(graph.parameters)
         self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)

@@ -55,6 +55,9 @@ class Ownership(Assuming):
     def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The states after `node` along `edge`; endings are noted on the way."""
         op = self.graph.ops[node]
+        if self.others:
+            maybe = frozenset(place for place in held.maybe if place[0] not in self.others)
+            held = replace(held, maybe=maybe) if maybe != held.maybe else held
         if held.parted and any(self._about(held, path) for path in uses(op)):
             return ()  # the other part may be given back here, or kept
         if isinstance(op, Call) and not held.parted and self._gives_a_part(op, held):
