@@ -3,17 +3,16 @@
 A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is
 the set of places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the
 function is left while only locals hold it. The state is in `held`, its places in `holding`, calls in
-`passing`, conditions in `assuming`; the other operations are here."""
+`passing`, conditions in `assuming`, parts of lists in `parted`; the other operations are here."""
 
 import ast
 from dataclasses import replace
 
-from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.indirect import OVER, piece_of
 from auditor.flow.lease import Loss
-from auditor.flow.parted import parts_given, uses
+from auditor.flow.parted import Parted, uses
 from auditor.flow.places import begins_exactly, begins_with, below, named
 from auditor.flow.transactions import stays_open
 from auditor.ir.ops import (
@@ -49,7 +48,7 @@ OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
 
 
-class Ownership(Assuming):
+class Ownership(Parted):
     """The step function of one lease in one function."""
 
     def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
@@ -66,17 +65,8 @@ class Ownership(Assuming):
         if isinstance(op, Call):
             return tuple(limited(after) for after in self._call(node, op, held, edge))
         after = self._after(node, op, held, edge)
-        return (limited(after),) if after is not None else ()
-
-    def _gives_a_part(self, call: Call, held: Held) -> bool:
-        """`pool.free(blocks[:n])` of a list that was acquired here, and that nobody else has."""
-        value, protocol = self.acquisition.value, self.acquisition.protocol
-        if self.site < 0 or value is Value.TENSOR or any(map(self._outlives, held.places)):
-            return False
-        return any(
-            self.effects.treatment(call, position, (), value, protocol).fate is Fate.RELEASE
-            for position in parts_given(call, held.places, self.graph.ops[self.site].at)
-        )
+        left = self._left_out(node, op, held, edge)
+        return tuple(limited(each) for each in (after, left) if each is not None)
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:

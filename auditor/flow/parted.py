@@ -2,13 +2,19 @@
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
-from auditor.flow.effects import Position
+from auditor.flow.assuming import Assuming
+from auditor.flow.effects import Fate, Position, Value
+from auditor.flow.held import Held
 from auditor.flow.passing import operands
+from auditor.flow.places import below
 from auditor.ir.ops import (
+    ANY_ITEM,
     Await,
     Call,
     Capture,
+    Edge,
     Fresh,
     InPlace,
     Lookup,
@@ -21,6 +27,39 @@ from auditor.ir.ops import (
     Unpack,
     Yield,
 )
+
+
+class Parted(Assuming):
+    """A list that was acquired here, and that nobody else has, as far as it is parted."""
+
+    def _gives_a_part(self, call: Call, held: Held) -> bool:
+        """`pool.free(blocks[:n])`."""
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        if not self._may_be_parted(held):
+            return False
+        return any(
+            self.effects.treatment(call, position, (), value, protocol).fate is Fate.RELEASE
+            for position in parts_given(call, held.places, self.graph.ops[self.site].at)
+        )
+
+    def _left_out(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
+        """`for block in blocks[1:]`: behind the loop it may be the one that the loop does not go over."""
+        if not isinstance(op, Next) or edge is not Edge.EXHAUSTED or held.parted or node in held.seen:
+            return None
+        if not _leaves_one(op.part) or not self._may_be_parted(held):
+            return None
+        whole = (*op.source, ANY_ITEM)
+        others = (place for place in held.places if "~" not in place[0] and place != op.target)
+        return replace(held, parted=True) if all(below(place, whole) == () for place in others) else None
+
+    def _may_be_parted(self, held: Held) -> bool:
+        lent_here = self.site >= 0 and self.acquisition.value is not Value.TENSOR
+        return lent_here and not any(map(self._outlives, held.places))
+
+
+def _leaves_one(part: str) -> bool:
+    """All but the first, or all but the last: `1:`, `:-1`; of `2:` it is not said that there are two."""
+    return part in ("1:", ":-1")
 
 
 def parts_given(call: Call, lists: frozenset[Path], acquire: ast.AST) -> Iterator[Position]:
