@@ -13,7 +13,7 @@ from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.indirect import OVER, piece_of
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted, uses
-from auditor.flow.places import begins_exactly, begins_with, below, named
+from auditor.flow.places import begins_exactly, begins_with, below, joined, named
 from auditor.flow.transactions import stays_open
 from auditor.ir.ops import (
     RAISING,
@@ -140,6 +140,8 @@ class Ownership(Parted):
         return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
 
     def _fresh(self, node: int, op: Fresh, held: Held) -> Held | None:
+        if within := joined(op, held.places):
+            return self._rebind(node, held, op.target, [(within, NOWHERE)])
         piece = piece_of(op.at)
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         told = told and any(self._about(held, use) for use in op.uses)

@@ -1,7 +1,9 @@
 """Access paths against each other: what names the lease, contains it, or is a part of it."""
 
+import ast
+
 from auditor.flow.effects import Value
-from auditor.ir.ops import Path, is_temporary
+from auditor.ir.ops import ANY_ITEM, Fresh, Path, is_temporary
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
@@ -59,6 +61,14 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
     if not DESCRIPTIONS.isdisjoint(rest):
         return None
     return "same" if all(piece.startswith("[") for piece in rest) else "maybe"
+
+
+def joined(op: Fresh, places: frozenset[Path]) -> frozenset[Path]:
+    """`self.running + self.waiting` holds what lies in either list."""
+    if not isinstance(op.at, ast.BinOp) or not isinstance(op.at.op, ast.Add):
+        return frozenset()
+    inside = (below(place, use) for use in op.uses for place in places)
+    return frozenset((*op.target, ANY_ITEM, *rest[1:]) for rest in inside if rest and rest[0].startswith("["))
 
 
 def _unsliced(operand: Path) -> Path:

@@ -23,6 +23,7 @@ from auditor.project.calls import constants_passed, is_bound, parameter_for
 from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Class, Function
 from auditor.project.outside import OutsideEffects
+from auditor.project.put_off import never_run
 from auditor.project.recognise import Recogniser
 from auditor.project.started import started
 from auditor.project.summaries import PROCESS, Question, Summaries
@@ -169,6 +170,8 @@ class FunctionEffects(OutsideEffects):
 
     def _passes_release(self, call: Call, position: Position) -> bool:
         """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease."""
+        if never_run(self.function, call):
+            return False
         for index, argument in enumerate(call.at.args):
             if index == position or not isinstance(argument, (ast.Attribute, ast.Name)):
                 continue

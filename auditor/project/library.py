@@ -52,9 +52,7 @@ SERVING = frozenset({"server", "make_server"})
 
 GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",
                          "enter_async_context", "closing_later", "addCleanup", "addfinalizer"})  # fmt: skip
-APPENDING = frozenset(
-    {"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault", "heappush"}
-)
+APPENDING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault"})
 EXTENDING = frozenset({"extend", "extendleft", "update", "union"})
 WATCHER = re.compile(r"poll|selector|epoll|kqueue")
 """What waits for events on descriptors that it does not own."""
@@ -139,6 +137,18 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
         inner = rest[1:] if rest and rest[0].startswith("[") else rest
         return Treatment(moved_to=(*call.receiver, ANY_ITEM, *inner))
     return None
+
+
+def heap(call: Call, position: Position, rest: Path) -> Treatment | None:
+    """`heappush(self.waiting, (due, lease))` and `heappop(self.waiting)`: the list is the first argument."""
+    if not call.args or call.method not in ("heappush", "heappop"):
+        return None
+    if call.method == "heappush" and position == 1:
+        into = call.args[0][0]
+        return TAKEN if is_temporary(into) else Treatment(moved_to=(*into, ANY_ITEM, *rest))
+    if call.method == "heappop" and position == 0 and rest and rest[0].startswith("["):
+        return Treatment(result=rest[1:], leaves=True)
+    return BORROWED
 
 
 def through(dotted: str, position: Position, rest: Path) -> Treatment | None:

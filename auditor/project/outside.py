@@ -48,6 +48,7 @@ class OutsideEffects:
             return Treatment(result=(SPELT,), maybe=True)
         for found in (
             library.container_method(call, position, rest),
+            library.heap(call, position, rest),
             library.stored_by_method(call, position, rest),
             library.default(call, position),
             library.function(call, position, rest)
