@@ -11,13 +11,14 @@ from auditor.flow.lease import Leak, Loss
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Leave, Path, Store
+from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.ended_by_others import has_unknown_base
 from auditor.project.forgetting import CLEANUP
 from auditor.project.modules import Class, Function
 from auditor.project.outcome import Outcome
+from auditor.project.outgrown import outgrown
 from auditor.project.project import Project
 from auditor.project.summaries import Answer, EffectsOf, Question, Summaries
 
@@ -97,6 +98,19 @@ class Families:
         return bool(endings.lost) or any(
             isinstance(method.graph.ops[node], Store) for node in endings.unknown
         )
+
+    def _outgrown(self, outcome: Outcome, path: Path) -> bool:
+        """Nobody but the field has it, and it is lost where another one is made because it does no more."""
+        function = outcome.function
+        assert function.cls is not None
+        family = list(self._family(function.cls))
+        others = {place[:2] for place in outcome.beside} - {path[:2], RESULT}
+        declared = outcome.acquisition.declared
+        if others or ANY_ITEM in path or not outgrown(function, path[1][1:], family, declared):
+            return False
+        place = (function.parameters[0], *path[1:])
+        found = self._drops(function, place, outcome.acquisition)
+        return any(drop.loss is Loss.OVERWRITTEN for drop in found)
 
     def _from_entry(self, method: Function, place: Path, acquisition: Acquisition) -> Endings | None:
         """How the method ends what is there when it begins, without any exception."""

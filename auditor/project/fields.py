@@ -248,7 +248,7 @@ class Fields(Families):
         """A step that stores into the field again, without asking and without giving the last one back."""
         function = outcome.function
         attribute = path[1][1:]
-        if self._replaced(outcome, path, at):
+        if self._replaced(outcome, path, at) or (ended and self._outgrown(outcome, path)):
             return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
         entered = ended and function.name in ENTERS and self._left_open(outcome, path)
         again = function.name in STEPS or entered or self._renewed(outcome, path)
