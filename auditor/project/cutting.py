@@ -1,22 +1,32 @@
-"""Containers that a method shortens without a look at what goes: `self.held = self.held[:4]`."""
+"""Containers that a method shortens without a look at what goes: `self.held = self.held[:4]`, a deque with a
+length that it fills again, a dict that it makes anew of some keys."""
 
 import ast
 from collections.abc import Iterator
 
 from auditor.project.bindings import own_attribute, own_name, statements_of
 from auditor.project.elsewhere import looks_releasing
+from auditor.project.forgetting import for_good
 from auditor.project.modules import Function
+from auditor.project.project import Project
 
 FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
 FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
 
 
-def cut_off(method: Function, attribute: str) -> Iterator[ast.stmt]:
+def cut_off(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
     """The statements that do so, in a method that gives nothing back and looks at nothing inside."""
     own = own_name(method)
     if own is None or any(looks_releasing(call) for call in method.calls):
         return
-    shortening = [node for node in statements_of(method.node) if _shortens(node, own, attribute)]
+    bounded = _has_a_length(method, attribute)
+    shortening = [
+        node
+        for node in statements_of(method.node)
+        if _shortens(node, own, attribute)
+        or (bounded and _appends(node, own, attribute))
+        or (_keeps_some_keys(node, own, attribute) and for_good(project, method))
+    ]
     if shortening and not _looks_inside(method, own, attribute, shortening):
         yield from shortening
 
@@ -32,6 +42,48 @@ def _shortens(node: ast.stmt, own: str, attribute: str) -> bool:
             return _is(whole, own, attribute)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=way), args=args)):
             return way in FROM_AN_END and _is(whole, own, attribute) and all(map(_is_number, args))
+    return False
+
+
+def _has_a_length(method: Function, attribute: str) -> bool:
+    """`self.recent = deque(maxlen=limit)`: one more, and the first is gone."""
+    init = method.cls.methods.get("__init__") if method.cls is not None else None
+    for node in statements_of(init.node) if init is not None else ():
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call(keywords=[length]))
+                | ast.AnnAssign(target=ast.Attribute(attr=name), value=ast.Call(keywords=[length]))
+            ) if name == attribute:
+                fixed = not isinstance(length.value, ast.Constant) or length.value.value is not None
+                return length.arg == "maxlen" and fixed
+    return False
+
+
+def _appends(node: ast.stmt, own: str, attribute: str) -> bool:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr="append" | "appendleft"))):
+            return _is(whole, own, attribute)
+    return False
+
+
+def _keeps_some_keys(node: ast.stmt, own: str, attribute: str) -> bool:
+    """`self.tables = {key: table for key, table in self.tables.items() if key in survivors}`: whoever says
+    which are to stay has not ended the others; who says which are to go may have."""
+    match node:
+        case ast.Assign(
+            targets=[target],
+            value=ast.DictComp(
+                key=ast.Name(id=key),
+                generators=[
+                    ast.comprehension(
+                        iter=ast.Call(func=ast.Attribute(value=whole, attr="items")),
+                        ifs=[ast.Compare(left=ast.Name(id=asked), ops=[ast.In()], comparators=[kept])],
+                    )
+                ],
+            ),
+        ):
+            same = _is(target, own, attribute) and _is(whole, own, attribute)
+            return same and asked == key and isinstance(kept, ast.Name)
     return False
 
 

@@ -235,7 +235,8 @@ class Fields(Families):
         return released_by, escapes, drops
 
     def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        spans = [span_of(method.module.path, at, method.module.lines) for at in cut_off(method, attribute)]
+        cuts = cut_off(self.project, method, attribute)
+        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
         return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
 
     def _resets(self, outcome: Outcome, method: Function) -> bool:

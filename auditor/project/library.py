@@ -158,9 +158,13 @@ def through(dotted: str, position: Position, rest: Path) -> Treatment | None:
 
 
 def default(call: Call, position: Position) -> Treatment | None:
-    """`cache.get(key, pool.allocate())`: where the key is there, nobody gets what was made in vain."""
-    eager = call.receiver is not None and call.method in ("get", "pop") and len(call.args) == 2
-    return Treatment(result=(), split=True) if eager and position == 1 else None
+    """`cache.get(key, pool.allocate())`: where the key is there, nobody gets what was made in vain. So of
+    `setdefault`, which keeps it where it is not."""
+    if call.receiver is None or len(call.args) != 2 or position != 1:
+        return None
+    if call.method == "setdefault" and is_temporary(call.args[1][0]) and not is_temporary(call.receiver):
+        return Treatment(moved_to=(*call.receiver, ANY_ITEM), split=True)
+    return Treatment(result=(), split=True) if call.method in ("get", "pop") else None
 
 
 def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:

@@ -19,6 +19,7 @@ from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
 from auditor.project.bindings import own_name
+from auditor.project.lookups import looked_up_before
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser, Source
 from auditor.protocols.tensor_operations import treatment_of
@@ -49,8 +50,8 @@ class OutsideEffects:
         for found in (
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
+            None if rest or self._is_missing(call) else library.default(call, position),
             library.stored_by_method(call, position, rest),
-            library.default(call, position),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
@@ -89,6 +90,10 @@ class OutsideEffects:
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
+
+    def _is_missing(self, call: Call) -> bool:
+        """`if key not in table: table.setdefault(key, pool.allocate())`: somebody has asked before."""
+        return call.method == "setdefault" and looked_up_before(self.function, call.at)
 
     def _own_method(self, call: Call, rest: Path, value: Value) -> Treatment:
         """A method of the lease itself, or of an object that holds it."""
