@@ -7,7 +7,7 @@ from auditor.flow.held import Endings, Held, Places
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Move, Path
+from auditor.ir.ops import Await, Move, Path
 
 
 class Holding:
@@ -161,6 +161,6 @@ def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[st
         return frozenset()
     names = {root}
     for op in graph.ops:
-        if isinstance(op, Move) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
+        if isinstance(op, Move | Await) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
             names.add(op.target[0])
     return frozenset(name for name in names if not name.startswith("@")) - frozenset(graph.parameters)

@@ -29,6 +29,7 @@ key that begins with `|` that one of two facts holds (`clauses`)."""
 
 NOTHING: Knowledge = frozenset()
 FILLING = frozenset({"append", "appendleft", "add", "insert"})
+EXTENDING = frozenset({"extend", "extendleft", "update"})
 EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"})
 """Lists that are filled together are tested for one another: `if keys:` after `keys.append`,
 `blocks.append`."""
@@ -86,6 +87,9 @@ def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
     if call.receiver is None or len(call.receiver) != 1:
         return known
     name = call.receiver[0]
+    if call.method in FILLING | EXTENDING:
+        counted = f"len({name.lstrip('@')})"  # `while len(blocks) < n:` ends some time
+        known = frozenset(fact for fact in known if counted not in fact[0])
     if call.method in FILLING and not name.startswith("%"):
         return known | {(name.lstrip("@"), True)}
     emptied = call.method in EMPTYING and name not in OWN  # `self.clear()` is a method like any other

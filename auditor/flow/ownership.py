@@ -64,6 +64,8 @@ class Ownership(Parted):
             return (replace(held, parted=True),)
         if isinstance(op, Call):
             return tuple(limited(after) for after in self._call(node, op, held, edge))
+        if isinstance(op, Unpack) and (apart := self._one_of(op, held)):
+            return tuple(limited(each) for each in apart)
         after = self._after(node, op, held, edge)
         left = self._left_out(node, op, held, edge)
         return tuple(limited(each) for each in (after, left) if each is not None)

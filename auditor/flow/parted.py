@@ -14,6 +14,7 @@ from auditor.ir.ops import (
     Await,
     Call,
     Capture,
+    Constant,
     Edge,
     Fresh,
     InPlace,
@@ -51,6 +52,37 @@ class Parted(Assuming):
         whole = (*op.source, ANY_ITEM)
         others = (place for place in held.places if "~" not in place[0] and place != op.target)
         return replace(held, parted=True) if all(below(place, whole) == () for place in others) else None
+
+    def _one_of(self, op: Unpack, held: Held) -> list[Held]:
+        """`first, second = acquire_two()`: one of the list's leases gets one of the names."""
+        element = (*op.source, ANY_ITEM)
+        if not self._is_a_list(op.source):
+            return []
+        plain = all(component != ANY_ITEM and len(target) == 1 for component, target in op.targets)
+        if not plain or element not in held.places or not self._may_be_parted(held):
+            return []
+        targets = {target for _, target in op.targets}
+        kept = frozenset(place for place in held.places if place[:1] not in targets)
+        return [replace(held, places=kept | {target}) for target in sorted(targets)]
+
+    def _is_a_list(self, path: Path) -> bool:
+        """Made here, or by the acquire: of `key, lease = table.popitem()` one is no lease."""
+        seen, pending = {path}, [path]
+        while pending:
+            made = pending.pop()
+            for node, op in enumerate(self.graph.ops):
+                if (
+                    getattr(op, "target", None) != made
+                    or isinstance(op, Make | Constant)
+                    or node == self.site
+                ):
+                    continue
+                if not isinstance(op, Move | Await):
+                    return False
+                if op.source not in seen:
+                    seen.add(op.source)
+                    pending.append(op.source)
+        return True
 
     def _may_be_parted(self, held: Held) -> bool:
         lent_here = self.site >= 0 and self.acquisition.value is not Value.TENSOR
