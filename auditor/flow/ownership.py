@@ -184,7 +184,7 @@ class Ownership(Parted):
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
         value = self.acquisition.value
-        if op.sliced and value is Value.TENSOR:
+        if op.sliced and (value is Value.TENSOR or self._copies_into_another(op, held)):
             return held
         target = (*op.target[:-1], "[*]") if op.target[-1] == "[:]" else op.target
         sure, maybe = self._copied(held, target, op.source)

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Position, Value
@@ -64,6 +65,23 @@ class Parted(Assuming):
         targets = {target for _, target in op.targets}
         kept = frozenset(place for place in held.places if place[:1] not in targets)
         return [replace(held, places=kept | {target}) for target in sorted(targets)]
+
+    def _copies_into_another(self, op: Store, held: Held) -> bool:
+        """`bigger[:used] = block[:used]`, both from this pool: what is written in the block, not the block."""
+        whole = op.source[:-1] if op.source[-1] == "[:]" else op.source
+        return whole in held.places and op.target[:1] in self._of_the_same_pool
+
+    @cached_property
+    def _of_the_same_pool(self) -> frozenset[Path]:
+        """What this function's acquires from it are called."""
+        protocol = self.acquisition.protocol
+        calls = [op for op in self.graph.ops if isinstance(op, Call)]
+        asked = {op.target: self.effects.acquisition(op) for op in calls}
+        names = {target for target, found in asked.items() if found and found.protocol == protocol}
+        for op in self.graph.ops:
+            if isinstance(op, Move | Await) and op.source in names:
+                names.add(op.target)
+        return frozenset(names)
 
     def _is_a_list(self, path: Path) -> bool:
         """Made here, or by the acquire: of `key, lease = table.popitem()` one is no lease."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
+from auditor.project.bindings import own_name
 from auditor.project.bodies import fronts_a_pool
 from auditor.project.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.deciding import decided_otherwise, told_of_arguments
@@ -140,7 +141,7 @@ class Recogniser(Releases):
 
     def _shape_alone(self, function: Function, call: ast.Call, target: Function) -> bool:
         """`deck.draw()` of who knows what: the name is no pool's, the receiver is not called like it, and
-        nothing is given back to that receiver here."""
+        nothing is given back to that receiver here, or by another method of the object whose field it is."""
         pair, half = self.acquiring.get(target, (None, None))
         if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
             return False
@@ -148,11 +149,14 @@ class Recogniser(Releases):
             return False
         ways_back = {half.function.name for half in pair.releases}
         receiver = ast.unparse(call.func.value)
+        of_own = receiver.startswith(f"{own_name(function)}.") and function.cls is not None
+        near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
         return not any(
             isinstance(other.func, ast.Attribute)
             and other.func.attr in ways_back
             and ast.unparse(other.func.value) == receiver
-            for other in function.calls
+            for each in near
+            for other in each.calls
         )
 
     def _is_inner(self, function: Function, target: Function) -> bool:
