@@ -67,7 +67,7 @@ class Parted(Assuming):
         return [replace(held, places=kept | {target}) for target in sorted(targets)]
 
     def _copies_into_another(self, op: Store, held: Held) -> bool:
-        """`bigger[:used] = block[:used]`, both from this pool: what is written in the block, not the block."""
+        """`bigger[:used] = block[:used]`, both of this pool: what is written in it, not the block."""
         whole = op.source[:-1] if op.source[-1] == "[:]" else op.source
         return whole in held.places and op.target[:1] in self._of_the_same_pool
 

@@ -27,7 +27,7 @@ from auditor.project.modules import Class, Function, Module
 from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
 from auditor.project.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
 from auditor.project.shapes import shapes
-from auditor.project.use_counts import use_counts
+from auditor.project.use_counts import reference_counts, use_counts
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
@@ -126,7 +126,7 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
 
 
 def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
-    """`begin_request` and `end_request` of a number of requests in flight."""
+    """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in use_counts(
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
@@ -134,6 +134,9 @@ def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Itera
         half = _marking_half(begins, up, [ends])
         if half is not None:
             yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
+    for begins, ends in reference_counts([m for m in methods if m not in paired]):
+        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from auditor.project.bindings import own_attribute, own_name
 from auditor.project.modules import Function
-from auditor.protocols.vocabulary import Name, take_apart
+from auditor.project.pool_state import own_parameters
+from auditor.protocols.vocabulary import Name, split, take_apart
 
 OPPOSITES = (
     (frozenset({"begin", "start", "enter"}), frozenset({"end", "finish", "stop", "leave", "exit", "done"})),
@@ -17,6 +18,9 @@ OPPOSITES = (
     ),
 )
 """What begins and what ends, where both work on one number. What was added to something may stay there."""
+
+REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
+"""Words in the names of counts of those who need an object."""
 
 BEGINNINGS = frozenset().union(*(begins for begins, _ in OPPOSITES))
 ENDINGS = frozenset().union(*(ends for _, ends in OPPOSITES))
@@ -30,6 +34,32 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
         for ends, other, lowered in down:
             if raised & lowered and _opposite(its, other):
                 yield begins, ends
+
+
+def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`retain(page)` raises the `page.refs` that `drop(page)` lowers: the count is the object's own."""
+    raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
+    lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
+    for begins in methods:
+        for ends in methods:
+            both = raised[id(begins)] & lowered[id(ends)]
+            if both and not (raised[id(ends)] or lowered[id(begins)]):
+                yield begins, ends
+
+
+def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
+    """Numbers of references, by their names, of the first thing that it is told."""
+    told = own_parameters(method)[:1]
+    return {
+        node.target.attr
+        for node in ast.walk(method.node)
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.op, way)
+        and isinstance(node.target, ast.Attribute)
+        and isinstance(node.target.value, ast.Name)
+        and node.target.value.id in told
+        and not REFERENCES.isdisjoint(split(node.target.attr))
+    }
 
 
 def _named(methods: list[Function], verbs: frozenset[str]) -> Iterator[tuple[Function, Name]]:
