@@ -7,7 +7,7 @@ from auditor.flow.held import Endings, Held, Places
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Await, Move, Path
+from auditor.ir.ops import ANY_ITEM, Await, Move, Path
 
 
 class Holding:
@@ -74,7 +74,7 @@ class Holding:
         loss: Loss = Loss.REBOUND,
     ) -> Held | None:
         """`target` now names something else, or what `gained` says."""
-        if self.acquisition.keyed and target == (self._key_root(),):
+        if self.acquisition.keyed and target == (self._key_root(),) and not self._listed(held):
             self.endings.unknown.add(node)
             return None
         if target in held.noted:
@@ -94,6 +94,10 @@ class Holding:
 
     def _outlives(self, place: Path) -> bool:
         return escaped(place, self.parameters, self.own_roots)
+
+    def _listed(self, held: Held) -> bool:
+        """What was marked is in a list of this function, which may go over that to unmark it."""
+        return any(ANY_ITEM in place and not self._outlives(place) for place in held.places)
 
     def _key_root(self) -> str:
         return self.acquisition.places[0][0]
@@ -123,7 +127,7 @@ class Holding:
             for place in held.places
             if len(target) > 1 and "[*]" not in target and begins_with(place, target) and place not in sure
         )
-        if sure and self.acquisition.keyed:
+        if sure and self.acquisition.keyed and self._outlives(target):
             self.endings.unknown.add(node)  # others can reach the object now
             return None
         if sure or maybe:

@@ -16,6 +16,7 @@ from auditor.flow.parted import Parted, uses
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named
 from auditor.flow.transactions import stays_open
 from auditor.ir.ops import (
+    ANY_ITEM,
     RAISING,
     RESULT,
     Assume,
@@ -284,6 +285,9 @@ class Ownership(Parted):
     def _returned(self, node: int, held: Held) -> bool:
         """A lease that also lies in a table is the table's to count and the caller's to release."""
         results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
+        if self.acquisition.keyed and any(ANY_ITEM in place for place in results):
+            self.endings.unknown.add(node)  # others have the object, and now a list of such objects
+            return True
         if results:
             siblings = len(results) > 1 and len({place[:-1] for place in results}) == 1
             self.endings.returned.setdefault(node, results[0][:-1] if siblings else results[0])

@@ -126,7 +126,7 @@ class Passing(Holding):
                 maybe |= {result}
             else:
                 places |= {result}
-        if treatment.moved_to is not None and self.acquisition.keyed:
+        if treatment.moved_to is not None and self.acquisition.keyed and self._outlives(treatment.moved_to):
             self.endings.unknown.add(node)
             return None
         if treatment.moved_to is not None:
