@@ -10,9 +10,13 @@ from auditor.project.bindings import own_name, statements_of
 from auditor.project.modules import Function
 from auditor.project.pool_state import REMOVERS, own_parameters
 
+FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
+"""Words in the names of fields that hold what nobody uses."""
+
 TAKING = REMOVERS - {"remove", "discard"}
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push", "extend",
                      "extendleft", "update", "append_n"})  # fmt: skip
+SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
 LOOKING_UP = frozenset({"get", "setdefault", "values", "items"})
 
 
@@ -159,9 +163,9 @@ class _Reader:
     def _called(self, call: ast.Call) -> None:
         match call:
             case ast.Call(
-                func=ast.Attribute(attr="heappop" | "heappush") | ast.Name(id="heappop" | "heappush"),
+                func=ast.Attribute(attr=way) | ast.Name(id=way),
                 args=[heap, *given],
-            ):
+            ) if way in SORTED:
                 name = self.field_of(heap)
                 if name is not None and given:
                     self.work.put.append(Put(name, None, given[0]))

@@ -14,12 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.project.amounts import carries_the_amount
-from auditor.project.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.field_work import FREE, FieldWork, Put, field_work, mentions
+from auditor.project.marked_places import clears, marks
 from auditor.project.modules import Function
 from auditor.protocols.vocabulary import ends, split, undoes
-
-FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
-"""Words in the names of fields that hold what nobody uses."""
 
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
@@ -55,7 +53,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
         givers = [work for work in named if _puts_into(work, name) and work not in takers]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
-            if _is_free(name, takers, begun):
+            if _is_free(name, takers, begun) or _there_and_back(name, takers, givers, named):
                 yield Shape(_methods(takers), _methods(givers))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
@@ -103,6 +101,24 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
         or any(_full_from_the_start(work.method, name) for work in begun)
         or any(_makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
+
+
+def _there_and_back(
+    name: str, takers: Sequence[FieldWork], givers: Sequence[FieldWork], named: Sequence[FieldWork]
+) -> bool:
+    """What leaves the list of those at rest is in a list of those at work until it comes back; a task that is
+    struck off the second list without coming back is done."""
+    kept = {put.field for work in takers for put in work.put if _comes_from(work, name, put)} - {name}
+    return any(
+        any(_strikes(work, other) for work in givers)
+        and all(work in givers for work in named if _strikes(work, other))
+        for other in kept
+    )
+
+
+def _comes_from(work: FieldWork, name: str, put: Put) -> bool:
+    taken = {id(node) for each, node in work.taken if each == name}
+    return mentions(put.value, work.derived(frozenset(), taken), taken)
 
 
 def _full_from_the_start(method: Function, name: str) -> bool:
@@ -176,32 +192,10 @@ def _is_new(value: ast.expr, counted: set[str]) -> bool:
 
 def _places(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
     for name in sorted({put.field for work in lending for put in work.put if put.key is not None}):
-        takers = [work for work in lending if any(_marks(work, put) for put in work.put if put.field == name)]
-        givers = [work for work in given if any(_clears(work, put) for put in work.put if put.field == name)]
+        takers = [work for work in lending if any(marks(work, put) for put in work.put if put.field == name)]
+        givers = [work for work in given if any(clears(work, put) for put in work.put if put.field == name)]
         if takers and givers:
             yield from _shape(takers, [work for work in givers if work not in takers])
-
-
-def _marks(work: FieldWork, put: Put) -> bool:
-    """`self.used[place] = request` of a place that nobody told it, and `return place`."""
-    if put.key is None or _is_nothing(put.value):
-        return False
-    names = {each.id for each in ast.walk(put.key) if isinstance(each, ast.Name)}
-    told = work.derived(work.told, frozenset())
-    return (
-        bool(names)
-        and names.isdisjoint(told)
-        and any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
-    )
-
-
-def _clears(work: FieldWork, put: Put) -> bool:
-    names = work.derived(work.told, frozenset())
-    return put.key is not None and _is_nothing(put.value) and mentions(put.key, names, frozenset())
-
-
-def _is_nothing(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and not value.value
 
 
 def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:

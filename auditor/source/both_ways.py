@@ -17,7 +17,7 @@ _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
 
 _PUT = (
     rb"self\.%b(?:\[[^\]\n]*\]|\.(?:get|setdefault)\([^\n]*?\))?\.(?:append\w*|add|put\w*|insert|push|extend\w*"
-    rb")\(|heappush\(self\.%b\b"
+    rb")\(|(?:heappush|insort\w*)\(self\.%b\b"
 )
 _ENTERED = rb"self\.%b\[\w+\] = (?!None|False|0\b)"
 _RAISED = rb"self\.%b(?:\[[^\]\n]*\])? \+= "
