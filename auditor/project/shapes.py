@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from auditor.project.amounts import carries_the_amount
 from auditor.project.field_work import FREE, FieldWork, Put, field_work, mentions
+from auditor.project.full_at_first import beginning, full_at_first
 from auditor.project.marked_places import clears, marks
 from auditor.project.modules import Function
 from auditor.protocols.vocabulary import ends, split, undoes
@@ -44,13 +45,13 @@ class Shape:
 def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     """One for each field of a class, of which these are methods, that is worked on like a pool's."""
     works = [field_work(method) for method in methods]
-    begun = [work for work in works if work.method.name in ("__init__", "__post_init__", "setup")]
+    begun = beginning(works)
     named = [work for work in works if not work.method.name.startswith("__")]
     lending = [work for work in named if not ENDING.match(work.method.name)]
     queues: set[str] = set()
     for name in sorted({name for work in named for name, _ in work.taken}):
         takers = [work for work in lending if _takes_out_of(work, name)]
-        givers = [work for work in named if _puts_into(work, name) and work not in takers]
+        givers = [w for w in named if _puts_into(w, name) and w not in takers and w not in begun]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
             if _is_free(name, takers, begun) or _there_and_back(name, takers, givers, named):
@@ -98,7 +99,7 @@ def _puts_into(work: FieldWork, name: str) -> bool:
 def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:
     return (
         not FREE.isdisjoint(split(name))
-        or any(_full_from_the_start(work.method, name) for work in begun)
+        or full_at_first(begun, takers[0].method, name)
         or any(_makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
 
@@ -119,19 +120,6 @@ def _there_and_back(
 def _comes_from(work: FieldWork, name: str, put: Put) -> bool:
     taken = {id(node) for each, node in work.taken if each == name}
     return mentions(put.value, work.derived(frozenset(), taken), taken)
-
-
-def _full_from_the_start(method: Function, name: str) -> bool:
-    """`self.slots = list(range(count))`: what is in a backlog comes from elsewhere."""
-    for node in ast.walk(method.node):
-        match node:
-            case (
-                ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
-                | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.expr() as value)
-            ) if attr == name:
-                if any(isinstance(each, ast.Name) and each.id == "range" for each in ast.walk(value)):
-                    return True
-    return False
 
 
 def _counters(begun: Sequence[FieldWork]) -> set[str]:

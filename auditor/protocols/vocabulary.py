@@ -179,7 +179,7 @@ def pairs_with(acquire: Name, release: Name) -> bool:
 
 
 UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
-    ("open", frozenset({"close"})),
+    ("open", frozenset({"close", "seal"})),
     ("lease", frozenset({"revoke", "end"})),
     ("issue", frozenset({"revoke", "retire", "withdraw"})),
     ("begin", frozenset({"end", "finish", "abort"})),
@@ -189,9 +189,14 @@ UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
     ("allot", frozenset({"reclaim", "deallot"})),
     ("take", frozenset({"drop", "return", "give"})),
     ("enter", frozenset({"leave", "exit"})),
-    ("spawn", frozenset({"reap", "kill"})),
+    ("spawn", frozenset({"reap", "kill", "retire", "dismiss"})),
     ("attach", frozenset({"detach"})),
     ("next", frozenset({"return"})),
+    ("summon", frozenset({"dismiss", "banish"})),
+    ("hire", frozenset({"fire", "dismiss"})),
+    ("mint", frozenset({"burn", "redeem"})),
+    ("admit", frozenset({"discharge", "dismiss", "expel"})),
+    ("carve", frozenset({"absorb", "merge"})),
 )
 """Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""
 
