@@ -102,6 +102,9 @@ class Effects(Protocol):
         """Whether a method of the lease ends it: then it is no list, and what a loop over it yields is not
         it."""
 
+    def owed_behind_its_with(self, protocol: str) -> bool:
+        """Whether `with lease:` leaves it to whoever took it to give it back."""
+
     def only_releases(self, call: Call) -> bool:
         """Whether the call gives something back: such calls are not expected to raise."""
 

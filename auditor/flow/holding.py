@@ -4,10 +4,15 @@ from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Effects, Handle
 from auditor.flow.held import Endings, Held, Places
+from auditor.flow.indirect import OVER
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
+from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import ANY_ITEM, Await, Move, Path
+
+OWN_OBJECT = frozenset({("self",), ("this",)})
+"""What a method enters as `with self:`; its own exit says what that gives back."""
 
 
 class Holding:
@@ -44,6 +49,15 @@ class Holding:
             if part(place, operand, self.acquisition.value) == "same":
                 return ()
         return None
+
+    def _ended_behind(self, held: Held, context: Path) -> bool:
+        """Whether `with context:` gives the lease back where it ends."""
+        if stays_open(self.graph, self.acquisition.text, context) or context in OWN_OBJECT:
+            return False
+        inside = self._inside(held, context)
+        if inside is None or OVER in inside:
+            return False
+        return not self.effects.owed_behind_its_with(self.acquisition.protocol)
 
     def _copied(self, held: Held, target: Path, source: Path) -> tuple[Places, Places]:
         """Places, and maybe-places, that `target = source` adds."""

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
-from auditor.flow.indirect import OVER, piece_of
+from auditor.flow.indirect import piece_of
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted, uses
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named
-from auditor.flow.transactions import stays_open
 from auditor.ir.ops import (
     ANY_ITEM,
     RAISING,
@@ -44,9 +43,6 @@ from auditor.ir.ops import (
     Yield,
     is_temporary,
 )
-
-OWN_OBJECT = frozenset({("self",), ("this",)})
-"""What a method enters as `with self:`; its own exit says what that gives back."""
 
 
 class Ownership(Parted):
@@ -110,10 +106,7 @@ class Ownership(Parted):
                     self.endings.released.setdefault(node, held)
                     return None  # taken again inside `with lock:`, whose end releases it
             case Enter(context=context):
-                if stays_open(self.graph, self.acquisition.text, context):
-                    return held
-                inside = None if context in OWN_OBJECT else self._inside(held, context)
-                if inside is not None and OVER not in inside:
+                if self._ended_behind(held, context):
                     self.endings.released.setdefault(node, held)
                     return None
         return held

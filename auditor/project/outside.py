@@ -19,6 +19,7 @@ from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
 from auditor.project.bindings import own_name
+from auditor.project.entered import owed_behind_its_with
 from auditor.project.lookups import looked_up_before
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser, Source
@@ -40,6 +41,9 @@ class OutsideEffects:
 
     def ends_itself(self, protocol: str) -> bool:
         return protocol in self.recogniser.ending_themselves
+
+    def owed_behind_its_with(self, protocol: str) -> bool:
+        return owed_behind_its_with(self.recogniser, protocol)
 
     def outside(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value

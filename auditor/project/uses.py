@@ -156,6 +156,9 @@ class FunctionUses:
     def ends_itself(self, protocol: str) -> bool:
         return self.effects.ends_itself(protocol)
 
+    def owed_behind_its_with(self, protocol: str) -> bool:
+        return self.effects.owed_behind_its_with(protocol)
+
     def only_releases(self, call: Call) -> bool:
         return self.effects.only_releases(call)
 
