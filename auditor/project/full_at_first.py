@@ -25,6 +25,17 @@ def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> boo
     return any(_fills(work.method, name) for work in begun) or any(_is_default(each, name) for each in body)
 
 
+def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
+    """`self.resting = list(people)`; a history begins empty."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Attribute) and target.attr == name for target in node.targets)
+        and any(isinstance(each, ast.Name) and each.id in work.told for each in ast.walk(node.value))
+        for work in begun
+        for node in statements_of(work.method.node)
+    )
+
+
 def _own_methods_called(method: Function) -> Iterator[str]:
     own = own_name(method)
     for call in method.calls:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from auditor.project.amounts import carries_the_amount
 from auditor.project.field_work import FREE, FieldWork, Put, field_work, mentions
-from auditor.project.full_at_first import beginning, full_at_first
+from auditor.project.full_at_first import beginning, full_at_first, given_at_first
 from auditor.project.marked_places import clears, marks
 from auditor.project.modules import Function
 from auditor.protocols.vocabulary import ends, split, undoes
@@ -54,7 +54,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
         givers = [w for w in named if _puts_into(w, name) and w not in takers and w not in begun]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
-            if _is_free(name, takers, begun) or _there_and_back(name, takers, givers, named):
+            back = given_at_first(begun, name) and _there_and_back(name, takers, givers, named)
+            if back or _is_free(name, takers, begun):
                 yield Shape(_methods(takers), _methods(givers))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
