@@ -244,6 +244,8 @@ class Ownership(Parted):
     def _leave(self, node: int, op: Leave, held: Held) -> None:
         """The function is left: by whom is the lease held now?"""
         endings = self.endings
+        if op.way is Way.RAISE and self.acquisition.keyed and self._listed(held):
+            return  # of several that were marked one after the other, none is anybody's to undo then
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
         elsewhere = [place for place in outside if place not in self.acquisition.places]
         fields = [
