@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.aliases import Aliases
-from auditor.project.calls import Calls
+from auditor.project.calls import Calls, is_bound, parameter_for
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
 from auditor.protocols.protocol import Protocol
@@ -64,7 +64,7 @@ class Releases:
                     return None
                 if half.handle is Handle.RECEIVER:
                     return position == -1
-                return position != -1
+                return position != -1 and is_told_of_it(half, call, position)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         names = names_of(targets, None, dotted)
@@ -153,6 +153,14 @@ def kind_of(protocol: str) -> str:
     """`pin` of the discovered protocol `Entry.pin`."""
     kind = protocol.rpartition(".")[2]
     return kind if kind in MARKS else ""
+
+
+def is_told_of_it(half: Half, call: ast.Call, position: Position) -> bool:
+    """Of `put(address, link)` the link is given back."""
+    if not isinstance(half.argument, str):
+        return True
+    bound = is_bound(half.function, call)
+    return parameter_for(half.function, position, bound) == half.argument
 
 
 def _by_methods_alone(protocol: Protocol) -> bool:
