@@ -192,7 +192,7 @@ def _behaving(
 
 
 def _told_of(release: Function, acquire: Half) -> Position:
-    """`put(address, link)` after `get(address)`: it is told of the link by that name; 0 for what comes first."""
+    """`put(address, link)` after `get(address)`: the link, by that name; 0 for what comes first."""
     told = not_shared(release, acquire.function) if acquire.handle is Handle.RESULT else None
     return told[0] if told is not None and told[0] != own_parameters(release)[0] else 0
 

@@ -1,4 +1,4 @@
-"""Pools that mark their entries: `entry.in_use = True` where one is handed out, `False` where it comes back."""
+"""Pools that mark their entries: `entry.in_use = True` when one is handed out, `False` when it is back."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ Flag = tuple[str, bool]
 
 
 def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
-    """It goes over entries, sets a flag of one and hands out that one, or a part of it; a partner sets the flag
+    """It goes over entries, sets a flag of one and hands that out, or a part of it; a partner sets the flag
     back."""
     set_back = {(name, not value) for partner in partners for _, (name, value) in _flags(partner)}
     entries = {entry for entry, flag in _flags(function) if flag in set_back}
