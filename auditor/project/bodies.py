@@ -142,8 +142,9 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
 
 
 def not_shared(partner: Function, function: Function) -> tuple[str, str] | None:
-    """The first parameter of `put(address, link)` that `get(address)` does not have, with its annotation."""
-    own, shared = own_parameters(partner), set(own_parameters(function))
+    """The first or second parameter of `put(address, link)` that `get(address)` does not have, with its
+    annotation."""
+    own, shared = own_parameters(partner)[:2], set(own_parameters(function))
     args = getattr(partner.node, "args", None)
     for arg in args.args if isinstance(args, ast.arguments) else ():
         if arg.arg in own and arg.arg not in shared:

@@ -79,7 +79,7 @@ class Fields(Families):
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
-        wanted = list(outcomes)
+        wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
         attributes = frozenset(
             path[1][1:]
             for outcome in wanted

@@ -21,7 +21,7 @@ from auditor.project.beginnings import (
     of_receiver,
     reads_field,
 )
-from auditor.project.bindings import own_name
+from auditor.project.bindings import TEST_FILE, own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
     counts_places,
@@ -48,8 +48,6 @@ AFTERWARDS = frozenset({Loss.RETURN, Loss.FALL_THROUGH})
 
 AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complete", "as_completed"})
 """Functions that run the coroutines they are given and hand on what these return."""
-
-TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
 
 class Follower:
@@ -132,12 +130,12 @@ class Follower:
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
+        known = self.known[node] | acquisition.given
+        outcome.unless = missing(self.graph.parameters, known)
+        outcome.asked = of_parameters(self.graph.parameters, known)
         if endings.returned and not self._shown(endings):
             outcome.flags = self._flags(endings)
-            known = self.known[node] | acquisition.given
             outcome.own = self._own(known | of_receiver(op, acquisition))
-            outcome.unless = missing(self.graph.parameters, known)
-            outcome.asked = of_parameters(self.graph.parameters, known)
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
             outcome.recorded = always_in_a_table(endings, own_name(self.function))

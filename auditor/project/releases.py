@@ -36,6 +36,7 @@ class Releases:
             for protocol in protocols
             if protocol.name in self.of_library or _by_methods_alone(protocol)
         }
+        self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         for pair in pairs:
             for half in pair.releases:
@@ -58,6 +59,8 @@ class Releases:
         if self._release_pattern(self.declared, names, text, call, position, protocol):
             return True
         for target in targets:
+            if position == -1 and protocol and self.closing.get(target) == protocol:
+                return True
             if target in self.releasing:
                 _, half = self.releasing[target]
                 if protocol and half.name.kind != kind_of(protocol):
