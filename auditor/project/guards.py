@@ -1,6 +1,12 @@
 """Statements that catch what is raised in them: `try` and its handlers, `with suppress(...)`."""
 
 import ast
+import re
+
+QUIET = re.compile(
+    r"\w*(?:lock|mutex|sem|semaphore|cond|condition|timeout|timeout_at|move_on_after|fail_after)_?", re.I
+)
+"""Last names of contexts that come and go without failing, or fail only what is within."""
 
 WITHS = (ast.With, ast.AsyncWith)
 
@@ -24,3 +30,19 @@ def caught_by(guard: ast.AST) -> str | None:
 def encloses(guard: ast.AST, line: int) -> bool:
     body: list[ast.stmt] = getattr(guard, "body", [])
     return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
+
+
+def comes_and_goes(at: ast.AST) -> bool:
+    """`async with self.lock:`, `async with asyncio.timeout(10):`, entered (its context) or left."""
+    contexts = [item.context_expr for item in at.items] if isinstance(at, WITHS) else [at]
+    called = [each.func if isinstance(each, ast.Call) else each for each in contexts]
+    named = [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called]
+    return all(QUIET.fullmatch(name) for name in named)
+
+
+def in_a_finally(function: ast.AST, node: ast.AST) -> bool:
+    """The node stands in a `try` within a `finally`."""
+    tries = (each for each in ast.walk(function) if isinstance(each, ast.Try | ast.TryStar))
+    within = (inner for outer in tries for statement in outer.finalbody for inner in ast.walk(statement))
+    guarded = (part for inner in within if isinstance(inner, ast.Try | ast.TryStar) for part in inner.body)
+    return any(each is node for part in guarded for each in ast.walk(part))
