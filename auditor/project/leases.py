@@ -25,10 +25,12 @@ from auditor.project.bindings import TEST_FILE, own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
     counts_places,
+    empties_itself,
     ends_with_its_script,
     expected_to_fail,
     of_an_allocator_of_its_own,
     only_compared,
+    taken_at_birth,
     taking_over,
 )
 from auditor.project.losses import Losses
@@ -115,6 +117,7 @@ class Follower:
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
         elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
+        elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
         if elsewhere:
             leaks = ()
         elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
