@@ -89,9 +89,12 @@ def taken_at_birth(acquire: ast.Call, function: Function) -> bool:
 def _made(function: Function) -> Iterator[ast.expr]:
     """What is assigned a new object of a class."""
     for node in statements_of(function.node):
-        made = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(made, ast.Call) and _last_name(made.func)[:1].isupper():
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_new(node.value):
             yield from node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _is_new(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and _last_name(value.func)[:1].isupper()
 
 
 def empties_itself(acquire: ast.Call, function: Function) -> bool:
