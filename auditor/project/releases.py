@@ -12,7 +12,6 @@ from auditor.project.modules import Class, Function
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING
 
-
 FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
 """Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
 
@@ -62,9 +61,9 @@ class Releases:
         names = names_of(targets, constructed, dotted)
         if self._release_pattern(self.declared, names, text, call, position, protocol):
             return True
-        if position == -1 and protocol in self._speechless and isinstance(call.func, ast.Attribute):
-            if call.func.attr in FOR_GOOD:
-                return True
+        named = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if position == -1 and protocol in self._speechless and named in FOR_GOOD:
+            return True
         for target in targets:
             if position == -1 and protocol and self.closing.get(target) == protocol:
                 return True
