@@ -167,9 +167,11 @@ class Losses:
 
     def _for_the_acquire(self, acquired: Op, onward: list[Station]) -> bool:
         """`except ZKLockException` around `zk.lockNode(node)` says what that one raises."""
-        asked = set(split(acquired.method)) if isinstance(acquired, Call) else set()
+        asked = (
+            [word for word in split(acquired.method) if len(word) > 3] if isinstance(acquired, Call) else []
+        )
         named = filter(None, (caught_by(self.graph.ops[later.node].at) for later in onward))
-        return any(not asked.isdisjoint(split(caught.rpartition(".")[2])) for caught in named)
+        return any(word in caught.rpartition(".")[2].lower() for caught in named for word in asked)
 
     def _raised_for(self, call: ast.Call, onward: list[Station]) -> bool:
         """The function that is called raises, in so many words, what the handler names."""
