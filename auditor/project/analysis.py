@@ -25,7 +25,7 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back, returns_several
 from auditor.project.leases import Follower
-from auditor.project.made_for_caller import made_for_caller
+from auditor.project.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.misused import Misused
 from auditor.project.modules import Class, Function
 from auditor.project.never_ended import NeverEnded
@@ -190,7 +190,7 @@ class Analysis:
             function.name.startswith(("<", "__")) and function.name != "__call__"
         ):
             return
-        if function in self.recogniser.acquiring or any("cache" in each for each in function.decorators):
+        if function in self.recogniser.acquiring or shows_the_same(function):
             return
         assert outcome.returned is not None
         if OVER in outcome.returned:
