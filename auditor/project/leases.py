@@ -25,17 +25,16 @@ from auditor.project.bindings import TEST_FILE, own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
     counts_places,
-    empties_itself,
     ends_with_its_script,
     expected_to_fail,
     of_an_allocator_of_its_own,
     only_compared,
-    taken_at_birth,
     taking_over,
 )
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
 from auditor.project.outcome import Outcome, merged_outcome
+from auditor.project.own_pools import empties_itself, taken_at_birth
 from auditor.project.recognise import Source
 from auditor.project.released_alone import ended_alone, release_lent
 from auditor.project.rewriting import note_rewritten_flags
