@@ -8,6 +8,8 @@ QUIET = re.compile(
 )
 """Last names of contexts that come and go without failing, or fail only what is within."""
 
+TIMED = re.compile(r"timeout|move_on|fail_after")
+
 WITHS = (ast.With, ast.AsyncWith)
 
 
@@ -32,12 +34,16 @@ def encloses(guard: ast.AST, line: int) -> bool:
     return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)
 
 
-def comes_and_goes(at: ast.AST) -> bool:
-    """`async with self.lock:`, `async with asyncio.timeout(10):`, entered (its context) or left."""
+def comes_and_goes(at: ast.AST, line: int) -> bool:
+    """`async with self.lock:`, `async with asyncio.timeout(10):`, entered (its context) or left. A time-out
+    that is left late ends what was awaited in it after this line."""
     contexts = [item.context_expr for item in at.items] if isinstance(at, WITHS) else [at]
     called = [each.func if isinstance(each, ast.Call) else each for each in contexts]
     named = [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called]
-    return all(QUIET.fullmatch(name) for name in named)
+    if not all(QUIET.fullmatch(name) for name in named):
+        return False
+    timed = isinstance(at, WITHS) and any(TIMED.search(name) for name in named)
+    return not timed or not any(isinstance(node, ast.Await) and node.lineno > line for node in ast.walk(at))
 
 
 def in_a_finally(function: ast.AST, node: ast.AST) -> bool:

@@ -135,7 +135,8 @@ class Losses:
         """Whoever wrote the handler meant this: a raise of his own, an await, another acquire, work on the
         lease itself; or the `try` begins after the acquire, so that it is held whatever raised."""
         op, acquired = self.graph.ops[station.node], self.graph.ops[site]
-        if isinstance(op, Enter | Exit) and comes_and_goes(op.at):
+        line = self.span(acquired.at).line
+        if isinstance(op, Enter | Exit) and comes_and_goes(op.at, line):
             return False
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
@@ -143,7 +144,6 @@ class Losses:
             return False
         acquisition = self.effects.acquisition(acquired) if isinstance(acquired, Call) else None
         declared = acquisition is not None and acquisition.declared
-        line = self.span(self.graph.ops[site].at).line
         holds = station.holds or (declared and station.uses)
         if self.effects.acquisition(op) is not None:
             return True
