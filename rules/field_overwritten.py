@@ -3,7 +3,8 @@
 ## What
 A field that holds a lease gets another one, or None, while the first was not released: in the same
 function, or in a method that neither asks whether the field is empty nor gives back what is in it, and that
-runs once a step (`forward`, `step`, ...) or finds the field filled by `__init__`.
+runs once a step (`forward`, `step`, ...), finds the field filled by `__init__`, or is called by a handler
+because work with what is in the field failed (`except OSError: self.connect()`).
 
 ## Why
 One lease a step is lost; the cleanup at the end releases the last one only.

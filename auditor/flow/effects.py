@@ -82,6 +82,7 @@ class Acquisition:
     given: frozenset[tuple[str, bool]] = frozenset()  # what is true of the call's arguments where it lends
     recorded: bool = False  # in a table of the object that lends: who does not want it may leave it there
     fresh: bool = False  # the object that it lies in was made for whoever gets it
+    opened: bool = False  # an object of the tree that holds something open
 
     @property
     def keyed(self) -> bool:

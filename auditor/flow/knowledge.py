@@ -21,6 +21,7 @@ from auditor.ir.ops import (
     Path,
     Store,
     Unpack,
+    is_temporary,
 )
 
 Knowledge = frozenset[Fact]
@@ -59,6 +60,8 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             if target == source:
                 return known
             return _copy(forget(graph, target, known), target, source)
+        case Await(target=target, source=source) if is_temporary(source):
+            return _copy(forget(graph, target, known), target, source)  # `if not await gate.acquire():`
         case Fresh(target=target) | InPlace(target=target) | Delete(target=target) | Next(target=target):
             return forget(graph, target, known)
         case Store(target=target, source=source):

@@ -13,7 +13,7 @@ from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.indirect import piece_of
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted, uses
-from auditor.flow.places import begins_exactly, begins_with, below, joined, named
+from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
 from auditor.ir.ops import (
     ANY_ITEM,
     RAISING,
@@ -206,15 +206,15 @@ class Ownership(Parted):
     def _capture(self, node: int, op: Capture, held: Held) -> Held | None:
         """A closure that gives the lease back holds it too."""
         added: set[Path] = set()
-        for name in op.names:
-            for place in held.places:
-                if place[0] != name:
-                    continue
-                fate = self.effects.captured(
-                    op.function, name, place[1:], self.acquisition.value, self.acquisition.protocol
-                )
-                if fate in (Fate.RELEASE, Fate.TAKE):
-                    added.add((*op.target, f"<{name}>", *place[1:]))
+        for place in held.places:
+            name = place[0].lstrip("@")
+            if name not in op.names and not (place[0].startswith("@") and reads(op.function, name)):
+                continue
+            fate = self.effects.captured(
+                op.function, name, place[1:], self.acquisition.value, self.acquisition.protocol
+            )
+            if fate in (Fate.RELEASE, Fate.TAKE):
+                added.add((*op.target, f"<{name}>", *place[1:]))
         kept = frozenset(place for place in held.places if not begins_exactly(op.target, place))
         return replace(held, places=kept | added) if added else held
 

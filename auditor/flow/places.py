@@ -91,3 +91,8 @@ def escaped(path: Path, parameters: frozenset[str], fresh: frozenset[str]) -> bo
 def named(places: frozenset[Path]) -> bool:
     """Whether anything but an intermediate value holds it."""
     return any(not is_temporary(place) and "~" not in place[0] for place in places)
+
+
+def reads(function: ast.AST, name: str) -> bool:
+    """A lambda within a nested function names what the outermost one made."""
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))

@@ -10,11 +10,11 @@ from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
 from auditor.flow.indirect import OVER
 from auditor.flow.knowledge import Knowledge
-from auditor.flow.lease import EXCEPTIONAL, Callers, GivingBack, Lease, StoredField
+from auditor.flow.lease import GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
-from auditor.model import Failure, ProtocolUse, Step
+from auditor.model import Failure, ProtocolUse
 from auditor.project.aliases import other_names
 from auditor.project.calls import Calls
 from auditor.project.candidates import CalledNames, called_as, may_define_pair
@@ -25,14 +25,16 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back, returns_several
 from auditor.project.leases import Follower
-from auditor.project.made_for_caller import made_for_caller
+from auditor.project.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.misused import Misused
-from auditor.project.modules import Function
+from auditor.project.modules import Class, Function
 from auditor.project.never_ended import NeverEnded
+from auditor.project.openers import keep_lost, made_as, openers
 from auditor.project.outcome import Outcome, lie_apart, merged_outcome
 from auditor.project.own_records import gives_back_its_records
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
+from auditor.project.received import callers_of
 from auditor.project.recognise import Recogniser, Source
 from auditor.project.sites import acquires, functions_with
 from auditor.project.summaries import Summaries
@@ -121,7 +123,19 @@ class Analysis:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
+        self._follow_openers()
         return self._result()
+
+    def _follow_openers(self) -> None:
+        """What the fields of a class hold open its objects hold open."""
+        self.recogniser.add_openers(openers(self.outcomes.values(), self.model, self.summaries, self._pools))
+        words = self._with_aliases(made_as(self.recogniser.openers, self.model))
+        self._wave(sorted(self.called.calling(self.project.sources, words)), words)
+        keep_lost(self.outcomes)
+
+    @property
+    def _pools(self) -> set[Class]:
+        return {half.cls for half in self.recogniser.acquiring if half.cls is not None}
 
     def _with_aliases(self, words: set[str]) -> set[str]:
         return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))
@@ -176,7 +190,7 @@ class Analysis:
             function.name.startswith(("<", "__")) and function.name != "__call__"
         ):
             return
-        if function in self.recogniser.acquiring:
+        if function in self.recogniser.acquiring or shows_the_same(function):
             return
         assert outcome.returned is not None
         if OVER in outcome.returned:
@@ -197,6 +211,7 @@ class Analysis:
             unless=outcome.unless,
             asked=outcome.asked,
             recorded=outcome.recorded,
+            opened=source.opened,
             fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.calls, function),
         )
         first = self.recogniser.wrappers.get(function)
@@ -215,8 +230,7 @@ class Analysis:
 
     def _result(self) -> FlowResult:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        pools = {half.cls for half in self.recogniser.acquiring if half.cls is not None}
-        fields = Fields(self.project, self.model, self.summaries, self.effects, pools).stored(outcomes)
+        fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         leases = tuple(
             self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes
@@ -244,7 +258,12 @@ class Analysis:
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         unasked = self.never_ended.of(outcome)
-        lease = replace(outcome.lease, fields=fields, callers=self._callers(outcome), unasked=unasked)
+        lease = replace(
+            outcome.lease,
+            fields=fields,
+            callers=callers_of(outcome, self.received.get(outcome.function, ())),
+            unasked=unasked,
+        )
         if not (lease.leaks or fields):
             return lease  # nothing to repair
         way = giving_back(self.recogniser, outcome.function, outcome.call)
@@ -265,35 +284,10 @@ class Analysis:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
         misused = Misused(self.project, self.recogniser, endings, self._calling, self._known)
-        return misused.misuses(outcomes)
+        return misused.misuses([outcome for outcome in outcomes if not outcome.acquisition.opened])
 
     def _calling(self, words: set[str]) -> list[str]:
         return sorted(self.called.calling(self.relevant, words))
 
     def _known(self, function: Function) -> dict[int, Knowledge]:
         return self._follower(function).known
-
-    def _callers(self, outcome: Outcome) -> Callers | None:
-        """Who gets the lease that a public function returns."""
-        function = outcome.function
-        if outcome.returned is None or function.name.startswith("_") or function.parent is not None:
-            return None
-        if any(place[0] in function.parameters[:1] for place in outcome.beside):
-            return None  # a table of the object has it as well, and the object answers for that
-        received = self.received.get(function, [])
-        received = [o for o in received if o.acquisition.places[0][1:] == outcome.returned] or received
-        losing = [
-            Step(
-                o.lease.span.path,
-                o.lease.span.line,
-                o.lease.span.column,
-                f"`{o.function.qualname}` gets it and loses it",
-            )
-            for o in received
-            if o.lease.leaks and not (o.lease.released or o.lease.handed_over) and _loses_normally(o.lease)
-        ]
-        return Callers(len(received), tuple(losing))
-
-
-def _loses_normally(lease: Lease) -> bool:
-    return any(leak.loss not in EXCEPTIONAL for leak in lease.leaks)

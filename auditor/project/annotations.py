@@ -19,6 +19,9 @@ MAPPINGS = frozenset({"dict", "Dict", "Mapping", "MutableMapping", "defaultdict"
 TUPLES = frozenset({"tuple", "Tuple"})
 OPTIONAL = frozenset({"Optional", "Final", "ClassVar", "Annotated"})
 VIEWS = frozenset({"items", "values", "keys", "get", "pop", "popleft", "setdefault"})
+SAYING_NOTHING = frozenset({"typing.Any", "typing_extensions.Any"})
+"""A field that is declared so is what it is given: `self.limiter: Any = None`, and later a `Limiter()`."""
+
 RESULT_WRAPPERS = frozenset(
     {"Awaitable", "Coroutine", "AbstractContextManager", "AbstractAsyncContextManager"}
 )
@@ -54,7 +57,7 @@ def type_named(project: Project, written: Written | None) -> Type | None:
             return None
         return type_named(project, (module, node.value))
     found = named(project, module, node)
-    return found if isinstance(found, (Class, str)) else None
+    return found if isinstance(found, (Class, str)) and found not in SAYING_NOTHING else None
 
 
 def element(written: Written | None) -> Written | None:

@@ -1,9 +1,12 @@
-"""The statements of one function, and what they assign to fields of its own object."""
+"""The statements of one function, what they assign to fields of its own object; whether it is a test's."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from auditor.project.modules import Function
+
+TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
 
 def statements_of(function: ast.AST) -> Iterator[ast.stmt]:

@@ -128,28 +128,32 @@ def shared_key(function: Function, partners: list[Function]) -> Position | None:
 def given_back_itself(function: Function, partners: list[Function]) -> bool:
     """`acquire_server(request_id)` returns `server_id`, and `release_server(server_id)` is told that: what is
     returned is the handle, whatever table it stands in meanwhile."""
-    told = {name for names in map(own_parameters, partners) for name in names[:1]}
-    if told & set(own_parameters(function)):
-        return False
+    given = [parameter for partner in partners if (parameter := not_shared(partner, function)) is not None]
+    told = {name for name, _ in given}
     for node in statements_of(function.node):
         if isinstance(node, ast.Return) and node.value is not None:
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-            if any(isinstance(part, ast.Name) and part.id in told for part in parts):
+            if any(_last_name(part) in told for part in parts):
                 return True
     returns = getattr(function.node, "returns", None)
     kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
-    return kind not in SIMPLE and any(
-        kind == each for partner in partners for each in _annotations(partner)[:1]
-    )
+    kind = kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
+    return kind not in SIMPLE and any(kind == annotation for _, annotation in given)
 
 
-def _annotations(function: Function) -> list[str]:
-    """Of its own parameters."""
-    args = getattr(function.node, "args", None)
-    if not isinstance(args, ast.arguments):
-        return []
-    own = set(own_parameters(function))
-    return [ast.unparse(arg.annotation) if arg.annotation else "" for arg in args.args if arg.arg in own]
+def not_shared(partner: Function, function: Function) -> tuple[str, str] | None:
+    """The first or second parameter of `put(address, link)` that `get(address)` does not have, with its
+    annotation."""
+    own, shared = own_parameters(partner)[:2], set(own_parameters(function))
+    args = getattr(partner.node, "args", None)
+    for arg in args.args if isinstance(args, ast.arguments) else ():
+        if arg.arg in own and arg.arg not in shared:
+            return arg.arg, ast.unparse(arg.annotation) if arg.annotation else ""
+    return None
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _root_name(node: ast.expr) -> str:

@@ -15,6 +15,7 @@ from auditor.project.bodies import (
     given_back_itself,
     keeps_what_it_is_told,
     kept_under_parameter,
+    not_shared,
     returns_something,
     shared_key,
     told_nothing,
@@ -28,6 +29,7 @@ from auditor.project.pool_state import called, changes_state, own_parameters, re
 from auditor.project.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
 from auditor.project.shapes import shapes
 from auditor.project.use_counts import reference_counts, use_counts
+from auditor.project.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
@@ -98,7 +100,7 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
         name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
         if name is None or method.is_abstract or LENDING & set(method.decorators):
             continue
-        if not _hands_out(method, name) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
+        if not _hands_out(method, name, []) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
             continue
         lent = lent_class(model, cls, method)
         ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
@@ -173,8 +175,10 @@ def _behaving(
             (other, its)
             for other, its in partners
             if _gives_back(other, name)
-            and not is_store(function, name, other)
-            and not passes_on(function, name, its)
+            and (
+                marks_an_entry(function, [other])
+                or not (is_store(function, name, other) or passes_on(function, name, its))
+            )
         ]
         if (
             not function.is_method
@@ -183,11 +187,17 @@ def _behaving(
         half = _acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
             got.append(half)
-            given += [Half(other, its, half.handle) for other, its in partners]
+            given += [Half(other, its, half.handle, _told_of(other, half)) for other, its in partners]
     if not got:
         return None
     unique = {half.function: half for half in given}
     return tuple(got), tuple(unique.values())
+
+
+def _told_of(release: Function, acquire: Half) -> Position:
+    """`put(address, link)` after `get(address)`: the link, by that name; 0 for what comes first."""
+    told = not_shared(release, acquire.function) if acquire.handle is Handle.RESULT else None
+    return told[0] if told is not None and told[0] != own_parameters(release)[0] else 0
 
 
 def _settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator[Half]:
@@ -256,7 +266,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
         return _marking_half(function, name, partners)
     if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
         return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
-    if not _hands_out(function, name):
+    if not _hands_out(function, name, partners):
         return None
     keyed = kept_under_parameter(function)
     if keyed is None:
@@ -277,14 +287,14 @@ def _marking_half(function: Function, name: Name, partners: list[Function]) -> H
     return Half(function, name, Handle.ARGUMENT if marks_argument else Handle.RECEIVER, 0, Value.OBJECT)
 
 
-def _hands_out(function: Function, name: Name) -> bool:
+def _hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
     of_class = {*split(function.cls.name if function.cls else "")}
     if name.verb == "pop" and not of_class & POOL_WORDS:
         return False  # an operand stack, an undo list
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK:
-        return removes_from_state(function)
+        return removes_from_state(function) or marks_an_entry(function, partners)
     if changes_state(function) or removes_from_state(function):
         return True
     return any(not STRONG.isdisjoint(split(name)) for name in called(function))

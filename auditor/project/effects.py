@@ -89,6 +89,8 @@ class FunctionEffects(OutsideEffects):
 
     def _treat(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         function, node = self.function, call.at
+        if self.never_runs(node):
+            return BORROWED
         if position == PROCESS_POSITION:
             return self._process_wide(call, value, protocol)
         if position == -1 and rest and rest[0] == OVER:

@@ -1,5 +1,7 @@
 """Paths of what a method's own object holds."""
 
+import ast
+
 from auditor.ir.ops import Path
 from auditor.project.modules import Function
 
@@ -25,3 +27,12 @@ def shortened(path: Path) -> Path:
             of_a_pair = index == len(path) - 1 and piece[1:-1].isdigit()
             return path if of_a_pair else (*path[:index], "[*]")
     return path
+
+
+def mentions(method: Function, attribute: str) -> bool:
+    """By an attribute of that name, or by the name as a text."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == attribute)
+        or (isinstance(node, ast.Constant) and node.value == attribute)
+        for node in ast.walk(method.node)
+    )

@@ -25,7 +25,7 @@ from auditor.project.ended_by_others import (
     reached_through,
 )
 from auditor.project.families import EXITS, Families
-from auditor.project.field_paths import in_anothers_table, own_field, shortened
+from auditor.project.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.forgetting import (
     CLEANUP,
     CLOSING,
@@ -41,6 +41,7 @@ from auditor.project.modules import Class, Function
 from auditor.project.other_words import asked_before_it_is_set, properties_of
 from auditor.project.outcome import Outcome
 from auditor.project.project import Project
+from auditor.project.reconnecting import refilled_by_a_handler
 from auditor.project.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.sites import last_name
 from auditor.project.summaries import EffectsOf, Summaries
@@ -78,7 +79,7 @@ class Fields(Families):
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
-        wanted = list(outcomes)
+        wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
         attributes = frozenset(
             path[1][1:]
             for outcome in wanted
@@ -212,7 +213,7 @@ class Fields(Families):
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes
-            if own_name(method) is None or not _mentions(method, attribute):
+            if own_name(method) is None or not mentions(method, attribute):
                 continue
             if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
                 escapes = True
@@ -249,7 +250,8 @@ class Fields(Families):
         """A step that stores into the field again, without asking and without giving the last one back."""
         function = outcome.function
         attribute = path[1][1:]
-        if self._replaced(outcome, path, at) or (ended and self._outgrown(outcome, path)):
+        replaced = self._replaced(outcome, path, at) or self._refilled(function, path, at)
+        if replaced or (ended and self._outgrown(outcome, path)):
             return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
         entered = ended and function.name in ENTERS and self._left_open(outcome, path)
         again = function.name in STEPS or entered or self._renewed(outcome, path)
@@ -268,6 +270,10 @@ class Fields(Families):
             return False
         place = (function.parameters[0], *path[1:])
         return self._lets_go(function, place, outcome.acquisition)
+
+    def _refilled(self, function: Function, path: Path, at: Span) -> bool:
+        family = list(self._family(function.cls)) if function.cls is not None else []
+        return len(path) == 2 and refilled_by_a_handler(function, family, path[1][1:], at.line)
 
     def _renewed(self, outcome: Outcome, path: Path) -> bool:
         """`__init__` has filled the field already, and on some way nobody gives back what it put there."""
@@ -290,11 +296,3 @@ class Fields(Families):
         exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
         answers = [self._asked(outcome, method, path) for method in exits]
         return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
-
-
-def _mentions(method: Function, attribute: str) -> bool:
-    return any(
-        (isinstance(node, ast.Attribute) and node.attr == attribute)
-        or (isinstance(node, ast.Constant) and node.value == attribute)
-        for node in ast.walk(method.node)
-    )

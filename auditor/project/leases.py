@@ -22,7 +22,7 @@ from auditor.project.beginnings import (
     of_receiver,
     reads_field,
 )
-from auditor.project.bindings import own_name
+from auditor.project.bindings import TEST_FILE, own_name
 from auditor.project.effects import FunctionEffects
 from auditor.project.ended_by_others import (
     counts_places,
@@ -35,6 +35,7 @@ from auditor.project.ended_by_others import (
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
 from auditor.project.outcome import Outcome, merged_outcome
+from auditor.project.own_pools import empties_itself, taken_at_birth
 from auditor.project.recognise import Source
 from auditor.project.released_alone import ended_alone, release_lent
 from auditor.project.rewriting import note_rewritten_flags
@@ -49,8 +50,6 @@ AFTERWARDS = frozenset({Loss.RETURN, Loss.FALL_THROUGH})
 
 AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complete", "as_completed"})
 """Functions that run the coroutines they are given and hand on what these return."""
-
-TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
 
 class Follower:
@@ -120,6 +119,7 @@ class Follower:
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
         elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
+        elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
         if elsewhere:
             leaks = ()
         elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
@@ -135,12 +135,12 @@ class Follower:
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
+        known = self.known[node] | acquisition.given
+        outcome.unless = missing(self.graph.parameters, known)
+        outcome.asked = of_parameters(self.graph.parameters, known)
         if endings.returned and not self._shown(endings):
             outcome.flags = self._flags(endings)
-            known = self.known[node] | acquisition.given
             outcome.own = self._own(known | of_receiver(op, acquisition))
-            outcome.unless = missing(self.graph.parameters, known)
-            outcome.asked = of_parameters(self.graph.parameters, known)
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
             outcome.recorded = always_in_a_table(endings, own_name(self.function))

@@ -10,10 +10,11 @@ from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import SETTING, Station, path_by_its_own_failure, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Move, Op, is_temporary
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Enter, Exit, Leave, Move, Op, is_temporary
 from auditor.model import Span, Step
 from auditor.project.effects import FunctionEffects
-from auditor.project.guards import WITHS, caught_by, encloses, swallows
+from auditor.project.guards import WITHS, caught_by, comes_and_goes, encloses, in_a_finally, swallows
+from auditor.project.last_words import LAST_WORDS
 from auditor.project.modules import Function
 from auditor.protocols.vocabulary import split
 
@@ -35,6 +36,8 @@ AFTER_OPENING = re.compile(
 STARTING = frozenset(
     {"create_task", "ensure_future", "submit", "run_coroutine_threadsafe", "Thread", "start_soon"}
 )
+
+TASKS = frozenset({"create_task", "ensure_future", "start_soon"})
 
 UNWRITTEN = frozenset({Loss.CALL, Loss.CANCEL, Loss.CLOSE})
 """Ways out by an exception that no `raise` or `assert` of the function spells."""
@@ -132,11 +135,15 @@ class Losses:
         """Whoever wrote the handler meant this: a raise of his own, an await, another acquire, work on the
         lease itself; or the `try` begins after the acquire, so that it is held whatever raised."""
         op, acquired = self.graph.ops[station.node], self.graph.ops[site]
+        line = self.span(acquired.at).line
+        if isinstance(op, Enter | Exit) and comes_and_goes(op.at, line):
+            return False
         if station.edge is Edge.RAISE or not isinstance(op, Call):
             return True
+        if self._in_passing(op, station):
+            return False
         acquisition = self.effects.acquisition(acquired) if isinstance(acquired, Call) else None
         declared = acquisition is not None and acquisition.declared
-        line = self.span(self.graph.ops[site].at).line
         holds = station.holds or (declared and station.uses)
         if self.effects.acquisition(op) is not None:
             return True
@@ -148,11 +155,23 @@ class Losses:
             return True
         return self._guarded_since(onward, line) or self._raised_for(op.at, onward)
 
+    def _in_passing(self, op: Call, station: Station) -> bool:
+        """The coroutine of a task raises in the task; what is asked before the release in a `finally` is not
+        what its handler is for."""
+        if any(
+            isinstance(other, Call) and other.method in TASKS and _given(other, op)
+            for other in self.graph.ops
+        ):
+            return True
+        return not station.holds and in_a_finally(self.function.node, op.at)
+
     def _for_the_acquire(self, acquired: Op, onward: list[Station]) -> bool:
         """`except ZKLockException` around `zk.lockNode(node)` says what that one raises."""
-        asked = set(split(acquired.method)) if isinstance(acquired, Call) else set()
+        asked = (
+            [word for word in split(acquired.method) if len(word) > 3] if isinstance(acquired, Call) else []
+        )
         named = filter(None, (caught_by(self.graph.ops[later.node].at) for later in onward))
-        return any(not asked.isdisjoint(split(caught.rpartition(".")[2])) for caught in named)
+        return any(word in caught.rpartition(".")[2].lower() for caught in named for word in asked)
 
     def _raised_for(self, call: ast.Call, onward: list[Station]) -> bool:
         """The function that is called raises, in so many words, what the handler names."""
@@ -260,24 +279,12 @@ class Losses:
         return span_of(self.function.module.path, node, self.function.module.lines)
 
 
-LAST_WORDS = {
-    Loss.RETURN: "returns here, still holding it",
-    Loss.FALL_THROUGH: "the function ends, still holding it",
-    Loss.NEXT_TURN: "acquired again here while the last one is still held",
-    Loss.RAISE: "leaves by this exception, still holding it",
-    Loss.CALL: "leaves by this exception, still holding it",
-    Loss.CANCEL: "leaves by cancellation, still holding it",
-    Loss.CLOSE: "leaves by GeneratorExit, still holding it",
-    Loss.DISCARDED: "nothing keeps the result",
-    Loss.REBOUND: "its only name is bound to something else here",
-    Loss.DELETED: "its only name is deleted here",
-    Loss.OVERWRITTEN: "its only place is overwritten here",
-    Loss.DROPPED: "its container's entries are dropped here",
-}
-
-
 IN_PASSING = frozenset({Loss.REBOUND, Loss.DELETED, Loss.OVERWRITTEN, Loss.DROPPED})
 """Losses that a `finally` can cause while an exception passes through it."""
+
+
+def _given(call: Call, other: Call) -> bool:
+    return any(path == other.target for path, _ in call.args)
 
 
 def _name_of(held: Held) -> str:

@@ -5,6 +5,10 @@ import ast
 from auditor.project.bindings import given_to, statements_of
 from auditor.project.calls import Calls
 from auditor.project.modules import Function
+from auditor.protocols.vocabulary import split
+
+CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
+"""Words in the names of decorators by which whoever calls is shown the same object."""
 
 
 def made_for_caller(calls: Calls, function: Function) -> bool:
@@ -13,6 +17,11 @@ def made_for_caller(calls: Calls, function: Function) -> bool:
     returned = [node.value for node in statements_of(function.node) if isinstance(node, ast.Return)]
     made = [value for value in returned if value is not None and not _is_none(value)]
     return bool(made) and all(_is_made(calls, function, value) for value in made)
+
+
+def shows_the_same(function: Function) -> bool:
+    """`@functools.lru_cache`; not `@mycache_traced`, which is about something else."""
+    return any(not CACHING.isdisjoint(split(each)) for each in function.decorators)
 
 
 def _is_made(calls: Calls, function: Function, value: ast.expr) -> bool:

@@ -16,8 +16,8 @@ from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Edge, Enter, Exit, Next, Path
 from auditor.model import Span, Step
+from auditor.project.bindings import TEST_FILE
 from auditor.project.foreign import Foreign
-from auditor.project.leases import TEST_FILE
 from auditor.project.locks import Locks
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Mapping
 
+from auditor.project.bindings import TEST_FILE
 from auditor.project.discovery import Pair
 from auditor.project.forgetting import INITIAL
-from auditor.project.leases import BEGINNING, TEST_FILE
+from auditor.project.leases import BEGINNING
 from auditor.project.outcome import Outcome
 from auditor.project.recognise import Recogniser
 

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition
-from auditor.flow.lease import Lease
+from auditor.flow.lease import EXCEPTIONAL, Lease
 from auditor.ir.ops import Path
 from auditor.project.modules import Function
 
@@ -49,3 +49,8 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
 def lie_apart(one: Path, other: Path) -> bool:
     """`[0]` and `[1]` of a tuple, two fields of an object: not one lease that two names hold."""
     return all(map(len, (one, other))) and one[: len(other)] != other[: len(one)]
+
+
+def loses_normally(lease: Lease) -> bool:
+    """On some way without an exception."""
+    return any(leak.loss not in EXCEPTIONAL for leak in lease.leaks)

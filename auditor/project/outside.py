@@ -18,7 +18,7 @@ from auditor.flow.effects import (
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project import library
-from auditor.project.bindings import own_name
+from auditor.project.bindings import own_name, statements_of
 from auditor.project.entered import owed_behind_its_with
 from auditor.project.lookups import looked_up_before
 from auditor.project.modules import Function
@@ -34,6 +34,7 @@ class OutsideEffects:
         self.function = function
         self.recogniser = recogniser
         self._receivers: frozenset[Path] | None = None
+        self._statements: set[int] | None = None
 
     def acquisition(self, call: Call, source: Source | None = None) -> Acquisition | None:
         """The lease that a call starts, or another one that lies in its result."""
@@ -44,6 +45,19 @@ class OutsideEffects:
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)
+
+    def never_runs(self, node: ast.Call) -> bool:
+        """`pool.release(line)` of an `async def`, a statement without `await`: the coroutine is dropped."""
+        if self._statements is None:
+            bare = (each for each in statements_of(self.function.node) if isinstance(each, ast.Expr))
+            self._statements = {id(each.value) for each in bare}
+        if id(node) not in self._statements:
+            return False
+        calls = self.recogniser.calls
+        targets, constructed, _ = calls.targets(self.function, node)
+        if constructed is not None or not targets or calls.guessed(self.function, node):
+            return False
+        return all(isinstance(each.node, ast.AsyncFunctionDef) and not each.decorators for each in targets)
 
     def outside(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
@@ -77,7 +91,8 @@ class OutsideEffects:
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
-        if position in library.KEYWORDS_TAKEN or (call.method == "__init__" and not rest):
+        to_base = call.method == "__init__" and not (rest and self._is_own(call, position))
+        if position in library.KEYWORDS_TAKEN or to_base:
             return TAKEN  # `Base.__init__(self, sock)`: the object keeps it where its base puts it
         if call.method in COPYING and call.receiver is not None and value is Value.OBJECT:
             return BORROWED  # `output.copy(region)` reads the region
@@ -118,6 +133,11 @@ class OutsideEffects:
         if call.method in CONTENT and not (call.args or call.kwargs):
             return SAME
         return SAME if table == SAME or call.method in ITSELF else BORROWED
+
+    def _is_own(self, call: Call, position: Position) -> bool:
+        """The object itself is the argument."""
+        given = call.args[position][0] if isinstance(position, int) and position < len(call.args) else ()
+        return given == (own_name(self.function),)
 
     def _own_object(self, call: Call) -> bool:
         """`self.start()`: what the object holds stays a field of this class."""

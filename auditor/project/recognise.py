@@ -2,35 +2,31 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Move, Path, is_temporary
 from auditor.project.bindings import own_name
 from auditor.project.bodies import fronts_a_pool
+from auditor.project.called_like import called_like_pool
 from auditor.project.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.deciding import decided_otherwise, told_of_arguments
 from auditor.project.discovery import Half, Pair
 from auditor.project.lent_or_keyed import LentOrKeyed
-from auditor.project.modules import Function
+from auditor.project.modules import Class, Function
+from auditor.project.opener import Opener
 from auditor.project.parting import never_parted
 from auditor.project.releases import Releases, callee_text, names_of
 from auditor.project.summaries import PROCESS
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import FIRST_OF_TWO, part_of_result
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, singular, split, take_apart
-
-UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
-"""Words of classes' names by which no pool is told from another thing."""
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
 
 EMPTYING = re.compile(
     r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
 )
 """Methods by which a pool gets rid of what it has."""
-
-GUARDS = frozenset({"lock", "mutex", "semaphore", "condition", "event", "queue"})
-"""Last words of names that say what a thing is."""
 
 GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
 
@@ -44,7 +40,7 @@ class Source:
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
     parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
-    around it was made for the caller. `also` are further leases in the same result: `return key, value`.
+    around it was made for the caller. `opened`: it holds something open. `also` are further leases in one result.
     """
 
     protocol: str
@@ -63,6 +59,7 @@ class Source:
     given: frozenset[tuple[str, bool]] = frozenset()
     recorded: bool = False
     fresh: bool = False
+    opened: bool = False
     also: tuple["Source", ...] = ()
 
 
@@ -74,6 +71,7 @@ class Recogniser(Releases):
         super().__init__(calls, protocols, pairs)
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
+        self.openers: Mapping[Class, Opener] = {}
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
@@ -105,6 +103,13 @@ class Recogniser(Releases):
         halves = (half for _, half in self.acquiring.values() if half.by_shape)
         return {half.function.name for half in halves} - COMMON_NAMES
 
+    def add_openers(self, openers: Mapping[Class, Opener]) -> None:
+        """Objects that hold something open are acquired by whoever makes them, from now on."""
+        self.openers = openers
+        self.ending_themselves.update(opener.cls.name for opener in openers.values())
+        for opener in openers.values():
+            self.closing.update(dict.fromkeys(opener.closing, opener.cls.name))
+
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
@@ -124,13 +129,22 @@ class Recogniser(Releases):
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
-        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
+        if constructed is not None:
+            return self._opened(function, call, constructed)
+        if targets and not all(target.is_abstract for target in targets):
             return None
         if not targets and dotted is None:
             found = self._by_name(call)
             if found is not None:
                 return found
         return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
+
+    def _opened(self, function: Function, call: ast.Call, cls: Class) -> Source | None:
+        """`Client(address)`, which connects when it is asked something."""
+        for each in self.calls.model.lineage(cls) if self.openers else ():
+            if each in self.openers and self.openers[each].is_opened(function, call):
+                return Source(each.name, "discovered", Handle.RESULT, Value.OBJECT, opened=True)
+        return None
 
     def _one_guess_of_several(self, function: Function, call: ast.Call, targets: Sequence[Function]) -> bool:
         """`holder.connect()` of an unknown holder, where one class's `connect` hands out what it opened and
@@ -145,7 +159,7 @@ class Recogniser(Releases):
         pair, half = self.acquiring.get(target, (None, None))
         if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
             return False
-        if not self.calls.guessed(function, call) or _called_like(call.func.value, pair):
+        if not self.calls.guessed(function, call) or called_like_pool(call.func.value, pair):
             return False
         ways_back = {half.function.name for half in pair.releases}
         receiver = ast.unparse(call.func.value)
@@ -210,7 +224,7 @@ class Recogniser(Releases):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
-            if distinct and _called_like(call.func.value, pair) and accepts(half.function, call):
+            if distinct and called_like_pool(call.func.value, pair) and accepts(half.function, call):
                 return pair, half
         return None
 
@@ -234,6 +248,7 @@ class Recogniser(Releases):
             given=source.given,
             recorded=source.recorded,
             fresh=source.fresh,
+            opened=source.opened,
             own_key=_made_here(function, source, places),
         )
 
@@ -283,15 +298,3 @@ def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
             elif op.target in same and len(op.source) == 1:
                 same.add(op.source)
     return (path, *sorted(same - {path}))
-
-
-def _called_like(receiver: ast.expr, pair: Pair) -> bool:
-    """`self.kv_allocator.alloc` is called like a class KVAllocator."""
-    while isinstance(receiver, (ast.Subscript, ast.Call)):  # `self.pools[size]`, `get_pool()`
-        receiver = receiver.value if isinstance(receiver, ast.Subscript) else receiver.func
-    name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
-    words = {singular(word) for word in split(name)} - {"self", "get"}
-    mine = {singular(word) for word in split(pair.name)} - UNSAYING
-    if GUARDS & set(split(name)[-1:]) - mine:
-        return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
-    return bool(words & mine)

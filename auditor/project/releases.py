@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.aliases import Aliases
-from auditor.project.calls import Calls
+from auditor.project.calls import Calls, is_bound, parameter_for
 from auditor.project.discovery import Half, Pair
 from auditor.project.modules import Class, Function
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING
+
+FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
+"""Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
 
 
 class Releases:
@@ -36,6 +39,7 @@ class Releases:
             for protocol in protocols
             if protocol.name in self.of_library or _by_methods_alone(protocol)
         }
+        self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         for pair in pairs:
             for half in pair.releases:
@@ -57,14 +61,19 @@ class Releases:
         names = names_of(targets, constructed, dotted)
         if self._release_pattern(self.declared, names, text, call, position, protocol):
             return True
+        named = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if position == -1 and protocol in self._speechless and named in FOR_GOOD:
+            return True
         for target in targets:
+            if position == -1 and protocol and self.closing.get(target) == protocol:
+                return True
             if target in self.releasing:
                 _, half = self.releasing[target]
                 if protocol and half.name.kind != kind_of(protocol):
                     return None
                 if half.handle is Handle.RECEIVER:
                     return position == -1
-                return position != -1
+                return position != -1 and is_told_of_it(half, call, position)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         names = names_of(targets, None, dotted)
@@ -153,6 +162,14 @@ def kind_of(protocol: str) -> str:
     """`pin` of the discovered protocol `Entry.pin`."""
     kind = protocol.rpartition(".")[2]
     return kind if kind in MARKS else ""
+
+
+def is_told_of_it(half: Half, call: ast.Call, position: Position) -> bool:
+    """Of `put(address, link)` the link is given back."""
+    if not isinstance(half.argument, str):
+        return True
+    bound = is_bound(half.function, call)
+    return parameter_for(half.function, position, bound) == half.argument
 
 
 def _by_methods_alone(protocol: Protocol) -> bool:

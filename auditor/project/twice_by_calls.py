@@ -11,7 +11,7 @@ from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Edge, Move, Path
 from auditor.model import Step
-from auditor.project.leases import TEST_FILE
+from auditor.project.bindings import TEST_FILE
 from auditor.project.misuse_story import name_of, place_of, story
 from auditor.project.modules import Function
 from auditor.project.sites import functions_with, site_nodes

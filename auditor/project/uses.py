@@ -228,7 +228,8 @@ class FunctionUses:
             half = self.recogniser.releasing.get(target)
             if half is not None and half[1].handle is not Handle.RESULT:
                 return None
-            if not _is_first(target, position, is_bound(target, call.at)):
+            first = half is None or half[1].argument == 0
+            if first and not _is_first(target, position, is_bound(target, call.at)):
                 return None
             body = self.endings.bodies.of(target)
             return Release(body.tolerant, body.checked, call.receiver)

@@ -11,7 +11,8 @@ from auditor.project.candidates import called_as
 from auditor.project.customary import customary
 from auditor.project.discovery import Pair
 from auditor.project.fields import Fields
-from auditor.project.modules import Function, Module
+from auditor.project.modules import Class, Function, Module
+from auditor.project.openers import keep_lost, made_as
 from auditor.project.outcome import Outcome
 from auditor.project.pool_call import PoolCall
 from auditor.project.project import Project
@@ -43,6 +44,9 @@ class Glance(Recurring):
     def _holds(self, pair: Pair) -> bool:
         return all(self._current(half.function) for half in (*pair.acquires, *pair.releases))
 
+    def _is_current(self, cls: Class) -> bool:
+        return self.project.module(cls.module.path) is cls.module
+
     def _current(self, function: Function) -> bool:
         return self.project.module(function.module.path) is function.module
 
@@ -52,8 +56,10 @@ class Glance(Recurring):
                 self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._inherit()
-        words = self._with_aliases(self.recogniser.words | self.basis.words)
+        words = self.recogniser.words | made_as(self.recogniser.openers, self.model) | self.basis.words
+        words = self._with_aliases(words)
         self._wave(sorted(self.called.calling(self.focus, words)), words)
+        keep_lost(self.outcomes)
         return self._merged()
 
     def _inherit(self) -> None:
@@ -63,6 +69,8 @@ class Glance(Recurring):
             self._other_names.setdefault(word, set()).update(names)
         wrappers = self.basis.recogniser.wrappers
         self.recogniser.wrappers.update((f, wrappers[f]) for f in wrappers if self._current(f))
+        openers = self.basis.recogniser.openers
+        self.recogniser.add_openers({c: o for c, o in openers.items() if self._is_current(c)})
         for function, outcomes in self.basis.received.items():
             elsewhere = [each for each in outcomes if self._current(each.function)]
             now = self._counterpart(function)
@@ -94,8 +102,7 @@ class Glance(Recurring):
         """The last whole result, but for what is said of the files in focus."""
         old = self.flow
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        pools = {half.cls for half in self.recogniser.acquiring if half.cls is not None}
-        fields = Fields(self.project, self.model, self.summaries, self.effects, pools).stored(outcomes)
+        fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
         kept = [lease for lease in old.leases if lease.span.path not in self.focus]
         custom = customary(chain(kept, (outcome.lease for outcome in outcomes)), self._lines)
         leases = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
