@@ -40,7 +40,7 @@ class Source:
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
     parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
-    around it was made for the caller. `opened`: it holds something open. `also` are further leases in one result.
+    around it was made for the caller. `opened`: it holds something open. `also` are further leases in it.
     """
 
     protocol: str
