@@ -8,6 +8,7 @@ DIR/NAME holds the unpacked wheel of each labelled package. Exit status 1: a goa
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -133,15 +134,28 @@ def check_package(root: Path, sites: Sequence[Site]) -> Path:
     """The folder of a package whose every labelled file is there, in the labelled version."""
     name, version = sites[0].package, sites[0].version
     folder = root / name
-    metadata = folder / f"{name}-{version}.dist-info"
-    missing = [path for path in (metadata, *(folder / site.file for site in sites)) if not path.exists()]
-    if missing:
+    missing = [path for path in (folder / site.file for site in sites) if not path.exists()]
+    if missing or not _is_version(folder, name, version):
+        wanted = missing[0] if missing else folder / f"{name}-{version}.dist-info"
         raise NotMeasured(
-            f"{missing[0]} does not exist; unpack {name} {version} there:\n"
+            f"{wanted} does not exist; unpack {name} {version} there:\n"
             f"    pip download --no-deps --only-binary=:all: --dest wheels {name}=={version}\n"
             f"    python -m zipfile -e wheels/{name}-{version}-*.whl {folder}"
         )
     return folder
+
+
+def _is_version(folder: Path, name: str, version: str) -> bool:
+    """A wheel's metadata are called after it; those of a source distribution say it."""
+    wheels = {_plain(each.name.removesuffix(".dist-info")) for each in folder.glob("*.dist-info")}
+    if _plain(f"{name}-{version}") in wheels:
+        return True
+    told = folder / "PKG-INFO"
+    return told.is_file() and f"\nVersion: {version}\n" in told.read_text(encoding="utf-8", errors="replace")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def audit(package: str, folder: Path, config: Path) -> Iterator[Report]:
