@@ -63,7 +63,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How the reports compare with the sites; `unlabelled` is how many reports no site speaks of."""
+    """How the reports compare with the sites; `unlabelled` is how many reports no site speaks of, `raising` are
+    missed leaks of which a rule about raising paths speaks."""
 
     found: tuple[Site, ...] = ()
     missed: tuple[Site, ...] = ()
@@ -71,6 +72,13 @@ class Score:
     alarms: tuple[tuple[Site, str], ...] = ()
     unlabelled: int = 0
     codes: dict[str, int] = field(default_factory=dict)
+    raising: tuple[Site, ...] = ()
+
+    @property
+    def without_raises(self) -> tuple[int, int]:
+        """Found and all leaks, but for those that only an exception loses."""
+        found = sum(not site.exception_only for site in self.found)
+        return found, found + sum(not site.exception_only for site in self.missed)
 
     @property
     def recall(self) -> float:
@@ -109,17 +117,21 @@ def compare(sites: Sequence[Site], reports: Iterable[Report]) -> Score:
     for site in sites:
         by_line.setdefault((site.package, site.file, site.line), []).append(site)
     codes: dict[Site, str] = {}
+    raising: set[Site] = set()
     counts: dict[str, int] = {}
     unlabelled = 0
     for report in reports:
+        here = by_line.get((report.package, report.file, report.line))
+        nearest = min(here, key=lambda site: abs(site.column - report.column)) if here else None
+        if report.code in NOT_JUDGED and nearest is not None:
+            raising.add(nearest)
         if not judged(report.code):
             continue
         counts[report.code] = counts.get(report.code, 0) + 1
-        here = by_line.get((report.package, report.file, report.line))
-        if here is None:
+        if nearest is None:
             unlabelled += 1
         else:
-            codes.setdefault(min(here, key=lambda site: abs(site.column - report.column)), report.code)
+            codes.setdefault(nearest, report.code)
     return Score(
         found=tuple(site for site in sites if site.leaks and site in codes),
         missed=tuple(site for site in sites if site.leaks and site not in codes),
@@ -127,6 +139,7 @@ def compare(sites: Sequence[Site], reports: Iterable[Report]) -> Score:
         alarms=tuple((site, codes[site]) for site in sites if not site.leaks and site in codes),
         unlabelled=unlabelled,
         codes=dict(sorted(counts.items())),
+        raising=tuple(site for site in sites if site.leaks and site not in codes and site in raising),
     )
 
 
@@ -197,6 +210,8 @@ def as_text(score: Score, *, verbose: bool = False) -> str:
     codes = ", ".join(f"{code} {count}" for code, count in score.codes.items()) or "no finding"
     lines = [
         f"true leaks found      {found}/{leaks} = {score.recall:.1%} (goal {RECALL_GOAL:.0%})",
+        "  but for exceptions  {}/{}".format(*score.without_raises)
+        + f"; of the missed {len(score.raising)} are told by PA103 or PA111",
         f"clean sites reported  {alarms}/{correct} = {score.false_rate:.1%} (goal {FALSE_RATE_GOAL:.0%})",
         "  judged before a run {}/{}".format(*score.blind),
         f"findings elsewhere    {score.unlabelled} (of all: {codes})",
@@ -225,6 +240,8 @@ def as_json(score: Score) -> str:
         "alarms": [{"code": code, **asdict(site)} for site, code in score.alarms],
         "unlabelled": score.unlabelled,
         "codes": score.codes,
+        "without_raises": score.without_raises,
+        "raising": len(score.raising),
     }
     return json.dumps(table, indent=2, ensure_ascii=False)
 

@@ -59,6 +59,13 @@ def test_other_rules_neither_find_nor_alarm(code: str) -> None:
     assert (score.found, score.alarms, score.unlabelled, score.codes) == ((), (), 0, {})
 
 
+def test_leaks_told_by_the_rules_of_raising_paths_are_counted_apart() -> None:
+    lost = dataclasses.replace(OTHER_LEAK, exception_only=True)
+    score = compare((LEAK, lost), [report(3), report(9, "PA103"), report(3, "PA103")])
+    assert (score.found, score.missed, score.raising) == ((LEAK,), (lost,), (lost,))
+    assert "but for exceptions  1/1; of the missed 1 are told by PA103" in scorer.as_text(score)
+
+
 def test_the_same_line_of_another_file_does_not_match() -> None:
     score = compare(SITES, [report(3, file="pkg/b.py"), Report("other", "pkg/a.py", 9, 11, "PA101")])
     assert (score.found, score.unlabelled) == ((), 2)
