@@ -63,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How the reports compare with the sites; `unlabelled` is how many reports no site speaks of, `raising` are
+    """How the reports compare with the sites; `unlabelled` are reports that no site speaks of, `raising` are
     missed leaks of which a rule about raising paths speaks."""
 
     found: tuple[Site, ...] = ()
