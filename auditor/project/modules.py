@@ -12,6 +12,9 @@ from auditor.ir.scope import FunctionNode
 from auditor.source.load import lines_of
 from auditor.source.nodes import children
 
+DEVICE = frozenset({"kernel", "jit", "prim_func"})
+"""Decorators of what a compiler reads and Python never runs."""
+
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
 _SCOPES = frozenset((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
 
@@ -78,6 +81,12 @@ class Function:
     @property
     def is_context_manager(self) -> bool:
         return any(name in ("contextmanager", "asynccontextmanager") for name in self.decorators)
+
+    @property
+    def runs_on_device(self) -> bool:
+        """`@cute.kernel`, `@triton.jit`: compiled for a device, whose blocks end with all their memory."""
+        around = self.parent is not None and self.parent.runs_on_device
+        return around or not DEVICE.isdisjoint(self.decorators)
 
     @property
     def is_abstract(self) -> bool:

@@ -28,7 +28,7 @@ EMPTYING = re.compile(
 )
 """Methods by which a pool gets rid of what it has."""
 
-GUARD = re.compile(r"(?:lock|mutex|sem|semaphore|cond|condition|gate)_?\.\w+$", re.IGNORECASE)
+GUARD = re.compile(r"(?:(?:lock|mutex|sem|semaphore|cond|condition|gate)_?|smem\w*)\.\w+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Recogniser(Releases):
         guard = GUARD.search(text) is not None
         for protocol in protocols:
             if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
-                continue  # `pool.lock.acquire()` takes the lock
+                continue  # `pool.lock.acquire()` takes the lock; what lies in `smem` ends with its block
             for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
                 for pattern in patterns:
                     if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):

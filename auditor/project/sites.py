@@ -69,8 +69,8 @@ def _within(outer: ast.stmt | ast.expr, inner: ast.stmt | ast.expr) -> bool:
 def acquires(
     recogniser: Recogniser, function: Function, calls: list[ast.Call]
 ) -> list[tuple[ast.Call, Source]]:
-    found = []
-    for call in calls:
+    found: list[tuple[ast.Call, Source]] = []
+    for call in () if function.runs_on_device else calls:
         source = recogniser.source(function, call)
         if source is not None:
             found.append((call, source))
