@@ -26,6 +26,8 @@ def carriers(node: ast.expr) -> Iterator[ast.expr]:
         case ast.Attribute(attr=name):
             if name not in _CUT:
                 yield node
+        case ast.BinOp(left=left, op=ast.Div()):
+            yield from carriers(left)  # of how many it is the mean has no graph
         case ast.BinOp(left=left, right=right):
             yield from carriers(left)
             yield from carriers(right)

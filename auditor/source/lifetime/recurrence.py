@@ -26,7 +26,24 @@ _CELLS = re.compile(r"^(?:nn\.|torch\.nn\.)?(?:LSTM|GRU|RNN)(?:Cell)?$")
 _STATE = re.compile(
     r"(?:^|_|\.)(?:h|c|hx|cx|hidden|hiddens|state|states|carry|memory|rnn_state)(?:_[a-z0-9]+)?$"
 )
-_NOT_RECURRENT = frozenset(("step", "reset", "update", "apply", "to", "get", "detach"))
+_NOT_RECURRENT = frozenset(
+    (
+        "step",
+        "reset",
+        "update",
+        "apply",
+        "to",
+        "get",
+        "detach",
+        "max",
+        "min",
+        "sum",
+        "abs",
+        "int",
+        "float",
+        "len",
+    )
+)
 ON_SELF, IN_LOOP = "on self", "in a loop"
 
 
