@@ -89,7 +89,7 @@ class Passing(Holding):
                 if passed is None:
                     return (held,) if treatment.split else ()
                 after = passed
-        if call.method == "join" and edge not in RAISING and self._joins_within(call, held):
+        if edge not in RAISING and self._leads_within(call, held):
             after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
         if after == held:
             return (held,)
@@ -98,8 +98,11 @@ class Passing(Holding):
             return ()
         return (kept, held) if split else (kept,)
 
-    def _joins_within(self, call: Call, held: Held) -> bool:
-        """`join(join(folder, "part"), "log")` lies in the folder too."""
+    def _leads_within(self, call: Call, held: Held) -> bool:
+        """`join(join(folder, "part"), "log")` lies in the folder too, and `Archive(join(folder, "part"))` may
+        say where it is."""
+        if call.method != "join" and not call.method[:1].isupper():
+            return False
         return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
@@ -236,8 +239,11 @@ class Passing(Holding):
             treatment = self.effects.treatment(call, position, inside, value, protocol)
             if lies_within(place) and treatment.fate is Fate.UNKNOWN:
                 continue
-            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or treatment.result == (WITHIN,)):
+            on = treatment.result in ((WITHIN,), (ANY_ITEM,))
+            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or on):
                 continue  # `rmtree(join(folder, "part"))` leaves the folder
+            if place[-1] == WITHIN and treatment.result is not None:
+                treatment = replace(treatment, maybe=True)  # `copy(join(folder, "part"))` may say where it is
             yield treatment
 
     def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
