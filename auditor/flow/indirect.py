@@ -2,6 +2,8 @@
 directory, from an archive to the file that it was opened over."""
 
 import ast
+import re
+from collections.abc import Callable
 
 from auditor.ir.ops import Path
 
@@ -21,11 +23,28 @@ def lies_within(path: Path) -> bool:
     return path[-1] in (WITHIN, SPELT)
 
 
-def piece_of(node: ast.AST) -> str | None:
-    """`directory + "/log"` and `Path(directory) / name`, told from other arithmetic."""
+def piece_of(node: ast.AST, about: Callable[[Path], bool]) -> str | None:
+    """`directory + "/log"` and `Path(directory) / name`, told from other arithmetic. `about` knows the
+    directory by its name."""
     if not makes_text(node):
         return None
-    return WITHIN if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else SPELT
+    divided = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+    return WITHIN if divided or _goes_on_behind(node, about) else SPELT
+
+
+def _goes_on_behind(node: ast.AST, about: Callable[[Path], bool]) -> bool:
+    """`"%s/%s" % (directory, name)`: a slash and something else stand behind it."""
+    match node:
+        case ast.BinOp(left=ast.Constant(value=str(form)), op=ast.Mod(), right=given):
+            names = given.elts if isinstance(given, ast.Tuple) else [given]
+            texts = re.split(r"%s", form)[1:]
+            if len(texts) != len(names) or any("%" in text for text in texts):
+                return False
+            follows = (index + 1 < len(texts) or text != "/" for index, text in enumerate(texts))
+            within = (text.startswith("/") and more for text, more in zip(texts, follows, strict=True))
+            told = (isinstance(name, ast.Name) and about((name.id,)) for name in names)
+            return [inside for inside, it in zip(within, told, strict=True) if it] == [True]
+    return False
 
 
 def makes_text(node: ast.AST) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
-from auditor.flow.indirect import piece_of
+from auditor.flow.indirect import WITHIN, piece_of
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted, uses
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
@@ -138,11 +138,18 @@ class Ownership(Parted):
     def _fresh(self, node: int, op: Fresh, held: Held) -> Held | None:
         if within := joined(op, held.places):
             return self._rebind(node, held, op.target, [(within, NOWHERE)])
-        piece = piece_of(op.at)
+        piece = self._piece(op, held)
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         told = told and any(self._about(held, use) for use in op.uses)
         made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
+
+    def _piece(self, op: Fresh, held: Held) -> str | None:
+        """Of a text around a path within a directory it is said once that it lies in there."""
+        piece = piece_of(op.at, lambda path: self._about(held, path))
+        ends = {place[-1] for place in held.maybe for use in op.uses if below(place, use) is not None}
+        around = ends == {WITHIN} and not any(self._inside(held, use) is not None for use in op.uses)
+        return WITHIN if piece is not None and around else piece
 
     def _looked_up(self, held: Held, target: Path, index: Path) -> Held:
         """`table[number]` says as much as the number does."""

@@ -11,7 +11,7 @@ from auditor.flow.indirect import WITHIN, lies_within
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.places import below, part
-from auditor.ir.ops import ANY_ITEM, RAISING, Await, Call, Edge, Move, Path
+from auditor.ir.ops import ANY_ITEM, RAISING, Await, Call, Edge, Move, Path, Unpack
 
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
@@ -89,7 +89,7 @@ class Passing(Holding):
                 if passed is None:
                     return (held,) if treatment.split else ()
                 after = passed
-        if call.method == "join" and edge not in RAISING and self._joins_within(call, held):
+        if edge not in RAISING and self._leads_within(call, held):
             after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
         if after == held:
             return (held,)
@@ -98,8 +98,11 @@ class Passing(Holding):
             return ()
         return (kept, held) if split else (kept,)
 
-    def _joins_within(self, call: Call, held: Held) -> bool:
-        """`join(join(folder, "part"), "log")` lies in the folder too."""
+    def _leads_within(self, call: Call, held: Held) -> bool:
+        """`join(join(folder, "part"), "log")` lies in the folder too, and `Archive(join(folder, "part"))` may
+        say where it is."""
+        if call.method != "join" and not call.method[:1].isupper():
+            return False
         return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
@@ -203,6 +206,24 @@ class Passing(Holding):
                 names.add(op.target[0])
         return frozenset(names)
 
+    @cached_property
+    def _views(self) -> frozenset[Path]:
+        """`view = shared.buf[:size]`, and `view.release()` when it was read: that is the end of the view, and
+        nobody whom it was shown has kept it, or it could not be released."""
+        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.method == "release")
+        released = {op.receiver for op in calls if len(operands(op)) == 1}
+        slices: set[Path] = set()
+        others: set[Path | None] = set()
+        for op in self.graph.ops:
+            match op:
+                case Move(target=target, source=source) if _is_a_slice(source):
+                    slices.add(target)
+                case Unpack(targets=targets):
+                    others.update(target for _, target in targets)
+                case _:
+                    others.add(getattr(op, "target", None))
+        return frozenset(path for path in (slices & released) - others if len(path) == 1)
+
     def _perhaps_given(
         self, call: Call, position: Position, operand: Path, held: Held
     ) -> Iterator[Treatment]:
@@ -211,15 +232,18 @@ class Passing(Holding):
             return
         for place in held.maybe:
             rest = below(place, operand)
-            if rest is None:
+            if rest is None or place in self._views:
                 continue
             value, protocol = self.acquisition.value, self.acquisition.protocol
             inside = rest[:-1] if lies_within(place) else rest
             treatment = self.effects.treatment(call, position, inside, value, protocol)
             if lies_within(place) and treatment.fate is Fate.UNKNOWN:
                 continue
-            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or treatment.result == (WITHIN,)):
+            on = treatment.result in ((WITHIN,), (ANY_ITEM,))
+            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or on):
                 continue  # `rmtree(join(folder, "part"))` leaves the folder
+            if place[-1] == WITHIN and treatment.result is not None:
+                treatment = replace(treatment, maybe=True)  # `copy(join(folder, "part"))` may say where it is
             yield treatment
 
     def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
@@ -243,6 +267,11 @@ def _under_a_key(call: Call, operand: Path, place: Path) -> str | None:
         return None
     key = place[len(operand) - 1]
     return key[2:-2] if key.startswith(("['", '["')) else None
+
+
+def _is_a_slice(source: Path) -> bool:
+    """Of what an object has, not of a list."""
+    return source[-1] == "[:]" and any(piece.startswith(".") for piece in source[1:])
 
 
 def _waits(call: Call) -> bool:

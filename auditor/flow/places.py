@@ -15,8 +15,10 @@ METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size"
 
 
 DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".code", ".url", ".encoding",
-                          ".mode", ".closed", ".msg"})  # fmt: skip
-"""Attributes of a file or a response that tell about it: whoever has them has not the file."""
+                          ".mode", ".closed", ".msg", ".rowcount", ".lastrowid", ".description", ".arraysize",
+                          ".returncode", ".width", ".height", ".format"})  # fmt: skip
+"""Attributes of a file, a response, a cursor, a process or an image that tell about it: whoever has them has
+not the file."""
 
 
 def matches(component: str, other: str) -> bool:

@@ -47,6 +47,13 @@ PASSED_ON = frozenset({"wrap_socket", "run_until_complete"})
 its encryption, what a coroutine returns."""
 
 PASSED_AS = frozenset({0, "sock"})
+RUNNING_IN: Mapping[str, frozenset[Position]] = {
+    "set_event_loop": frozenset({0, "loop"}),
+    "run_coroutine_threadsafe": frozenset({1, "loop"}),
+}
+"""Functions of asyncio that are told which loop it is about, by the argument that is the loop. A loop that
+only a local name has is left to the thread for which it is set."""
+
 SERVING = frozenset({"server", "make_server"})
 """Functions of libraries that make a server, which works with what they are given as long as it runs."""
 
@@ -209,6 +216,8 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         return Treatment(result=(ANY_ITEM, *(rest[1:] if rest and rest[0].startswith("[") else rest)))
     if name in PASSED_ON and position in PASSED_AS:
         return Treatment(result=rest)
+    if position in RUNNING_IN.get(name, ()) and _is_a_field(call, position):
+        return BORROWED
     if name in SERVING and position != -1:
         return Treatment(result=(ANY_ITEM, *rest))
     if name == "next" and position == 0:
@@ -224,6 +233,11 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     if name in ("create_task", "ensure_future") and position == 0:
         return TAKEN
     return None
+
+
+def _is_a_field(call: Call, position: Position) -> bool:
+    given = dict(call.kwargs).get(position) if isinstance(position, str) else call.args[position][0]
+    return given is not None and len(given) > 1
 
 
 def given_to_a_child(call: Call, position: Position) -> bool:

@@ -18,14 +18,26 @@ def refilled_by_a_handler(opening: Function, family: Sequence[Function], attribu
     own = own_name(opening)
     if own is None or _touched(opening.node, own, family, attribute, line):
         return False
+    fields = {attribute, *_made_of(opening, own, attribute)}
     return any(
-        _uses(guarded.body, name, attribute) and _calls_untouched(handler, name, opening, family, attribute)
+        any(_uses(guarded.body, name, field) for field in fields)
+        and _calls_untouched(handler, name, opening, family, attribute)
         for method in family
-        if method is not opening and (name := own_name(method)) is not None and attribute in method.text
+        if method is not opening and (name := own_name(method)) is not None
         for guarded in ast.walk(method.node)
         if isinstance(guarded, ast.Try)
         for handler in guarded.handlers
     )
+
+
+def _made_of(opening: Function, own: str, attribute: str) -> Iterator[str]:
+    """`self.channel = self.connection.channel()`: who works with the one works with the other."""
+    for node in ast.walk(opening.node):
+        match node:
+            case ast.Assign(targets=targets, value=ast.Call(func=ast.Attribute(value=maker))) if (
+                own_attribute(maker, own) == attribute
+            ):
+                yield from filter(None, (own_attribute(target, own) for target in targets))
 
 
 def _uses(body: list[ast.stmt], own: str, attribute: str) -> bool:
