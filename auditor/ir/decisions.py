@@ -26,7 +26,7 @@ class DecisionLowering(Lowering):
             return self._test_of(test.target, self.value(test))
         if isinstance(test, ast.Call) and (tested := path_tested(test)) is not None:
             return self._existence(test, tested)
-        if isinstance(test, ast.Call) and (itself := asks_itself(test)) is not None:
+        if isinstance(test, ast.Call | ast.Await) and (itself := asks_itself(test)) is not None:
             return self._existence(test, *itself)
         asked = condition(test)
         if asked is None and isinstance(test, ast.Compare) and len(test.ops) == 1:
@@ -59,7 +59,7 @@ class DecisionLowering(Lowering):
         self.builder.emit(Fresh(test, result, (left,)))
         return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
 
-    def _existence(self, test: ast.Call, tested: ast.expr, kind: str = "truth") -> Branches:
+    def _existence(self, test: ast.Call | ast.Await, tested: ast.expr, kind: str = "truth") -> Branches:
         """`os.path.exists(p)`, `lock.locked()`: asked anew each time, for files come and go; what is not
         there is not owed."""
         answer = self.value(test)
