@@ -71,8 +71,8 @@ class DecisionLowering(Lowering):
         asked = condition(node)
         if asked is not None and asked.kind == "truth" and asked.subject is not None and path[0][0] != "%":
             return self._assume(node, asked, self._pure_path(asked.subject) or path)
-        key = "".join(path)
-        return self._assume(node, Condition(key, True, frozenset({path[0]})), path)
+        read = frozenset({path[0], *(piece for piece in path[1:] if piece.startswith("."))})
+        return self._assume(node, Condition("".join(path), True, read), path)
 
     def _short_circuit(self, test: ast.BoolOp) -> Branches:
         decided: list[End] = []
