@@ -20,6 +20,9 @@ CONNECTED = re.compile(r"\w*(?:Connection|Server|Handler|Transport|Dispatcher|di
 
 THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport"})
 
+DETACHING = frozenset({"start_new_session", "process_group", "preexec_fn", "creationflags"})
+"""How a process is told that it is no part of whatever ends those that its parent started."""
+
 
 def counts_places(acquire: ast.Call, function: Function) -> bool:
     """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
@@ -82,6 +85,28 @@ def expected_to_fail(acquire: ast.Call, function: Function) -> bool:
         and _around(node, acquire)
         and any("raises" in ast.unparse(item.context_expr).lower() for item in node.items)
         for node in ast.walk(function.node)
+    )
+
+
+def left_detached(acquire: ast.Call, function: Function) -> bool:
+    """`Popen(command, start_new_session=True)` is meant to outlive whoever starts it, unless its group is
+    killed."""
+    asked = any(keyword.arg in DETACHING and _detaches(keyword) for keyword in acquire.keywords)
+    return asked and not any(_last_name(call.func) == "killpg" for call in function.calls)
+
+
+def _detaches(keyword: ast.keyword) -> bool:
+    match keyword:
+        case ast.keyword(arg="start_new_session", value=ast.Constant(value=chosen)):
+            return chosen is True
+        case ast.keyword(arg="process_group", value=ast.Constant(value=group)):
+            return group == 0
+        case ast.keyword(arg="preexec_fn", value=ast.Name() | ast.Attribute() as before):
+            return _last_name(before) in ("setsid", "setpgrp")
+    return any(
+        _last_name(node) == "DETACHED_PROCESS"
+        for node in ast.walk(keyword.value)
+        if isinstance(node, (ast.Name, ast.Attribute))
     )
 
 
@@ -219,4 +244,4 @@ def has_unknown_base(family: Iterable[Function]) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+    return base.attr if isinstance(base, ast.Attribute) else str(getattr(base, "id", ""))

@@ -28,6 +28,7 @@ from auditor.project.ended_by_others import (
     counts_places,
     ends_with_its_script,
     expected_to_fail,
+    left_detached,
     of_an_allocator_of_its_own,
     only_compared,
     taking_over,
@@ -118,6 +119,7 @@ class Follower:
         elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
+        elsewhere = elsewhere or (not endings.released and left_detached(op.at, self.function))
         elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
         elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
         if elsewhere:
