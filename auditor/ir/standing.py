@@ -6,7 +6,7 @@ import ast
 
 CLOSED = frozenset({"closed", "is_closed", "is_closing", "isclosed", "released", "is_released"})
 OPEN = frozenset({"is_open", "isOpen", "locked", "is_locked", "i_am_locking", "is_held", "is_alive",
-                  "owned", "is_owned", "is_acquired"})  # fmt: skip
+                  "owned", "is_owned", "acquired", "is_acquired"})  # fmt: skip
 """What leases, locks and processes say of themselves, as attributes or as methods without arguments."""
 
 PLAIN = frozenset({"str", "bytes", "bytearray", "unicode", "basestring", "text_type", "string_types",
