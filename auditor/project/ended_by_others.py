@@ -15,10 +15,12 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 DESTROYING = frozenset({"destroy", "dispose"})
 """Methods that end everything that was ever made from an object, such as the sockets of a context."""
 
-CONNECTED = re.compile(r"\w*(?:Connection|Server|Handler|Transport|Dispatcher|dispatcher|Client|async_chat)")
-"""Base classes that keep a socket or a file under a name of theirs, and close it."""
+CONNECTED = re.compile(
+    r"\w*(?:Connection|Server|Handler|Transport|Dispatcher|dispatcher|Client|async_chat|DatabaseWrapper)"
+)
+"""Base classes that keep a socket, a file or a connection under a name of theirs, and close it."""
 
-THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport"})
+THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport", "connection"})
 
 DETACHING = frozenset({"start_new_session", "process_group", "preexec_fn", "creationflags"})
 """How a process is told that it is no part of whatever ends those that its parent started."""
