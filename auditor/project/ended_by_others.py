@@ -235,9 +235,9 @@ def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:
     )
 
 
-def has_unknown_base(family: Iterable[Function]) -> bool:
+def has_unknown_base(family: Iterable[Function], also: Iterable[Class] = ()) -> bool:
     """A base class that was not found may call what its subclasses must define: `self._close()`."""
-    mine = {method.cls for method in family if method.cls is not None}
+    mine = {method.cls for method in family if method.cls is not None}.union(also)
     return any(
         _last_name(base) not in {other.name for other in mine if other is not cls} | PLAIN_BASES
         for cls in mine

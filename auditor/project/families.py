@@ -66,7 +66,8 @@ class Families:
         not itself."""
         if not method.name.startswith("_") or method.name.startswith("__"):
             return True
-        if CLEANUP.fullmatch(method.name) and has_unknown_base(family):
+        heirs = self.model.subclasses(method.cls) if method.cls is not None else ()
+        if CLEANUP.fullmatch(method.name) and has_unknown_base(family, heirs):
             return True
         own = {id(other) for other in family}
         for module in self.project.parsed():
