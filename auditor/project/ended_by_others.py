@@ -138,7 +138,8 @@ def of_an_allocator_of_its_own(acquire: ast.Call, function: Function) -> bool:
 
 def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) -> Iterator[ast.Call]:
     """`try: reader = Reader(file)` and `except: file.close(); raise`: where it can be made, the reader has
-    the file. Only where nothing else releases it, and what is made of it is an object, or is closed."""
+    the file. Only where nothing else releases it, and what is made of it is an object, or is closed, or it
+    became an option of a socket: `socket.setsockopt(USE_FD, number)`."""
     tries = [node for node in ast.walk(function.node) if isinstance(node, ast.Try)]
     for release in releases:
         around = [each for each in tries if any(_rolls_back(handler, release) for handler in each.handlers)]
@@ -148,7 +149,8 @@ def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) ->
             value = getattr(statement, "value", None)
             call = value.value if isinstance(value, ast.Await) else value
             given = isinstance(call, ast.Call) and any(_is_named(each, holder) for each in call.args)
-            if given and isinstance(call, ast.Call) and (_makes(call) or _is_closed(statement, function)):
+            taken = isinstance(call, ast.Call) and (_makes(call) or _last_name(call.func) == "setsockopt")
+            if given and isinstance(call, ast.Call) and (taken or _is_closed(statement, function)):
                 yield call
 
 

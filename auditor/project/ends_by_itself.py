@@ -16,7 +16,12 @@ LATER = frozenset({"Thread", "Timer", "call_later", "call_at", "submit", "start_
 
 def ends_by_itself(acquire: ast.Call, function: Function) -> bool:
     """Nobody who calls this function is left with something to give back."""
-    return over_memory(acquire) or _ended_by_its_exit(acquire, function) or _ended_later_on(acquire, function)
+    return (
+        over_memory(acquire)
+        or _ended_by_its_exit(acquire, function)
+        or _ended_later_on(acquire, function)
+        or _put_over_a_broken_pipe(acquire, function)
+    )
 
 
 def over_memory(acquire: ast.Call) -> bool:
@@ -50,6 +55,19 @@ def _ended_later_on(acquire: ast.Call, function: Function) -> bool:
                     if target is not None and _ends(acquire, function, target.calls, target):
                         return True
     return False
+
+
+def _put_over_a_broken_pipe(acquire: ast.Call, function: Function) -> bool:
+    """Python's own advice for `except BrokenPipeError`: what opens the null device and puts it over the
+    standard output, so that nothing is flushed into the pipe, has nothing else left to do."""
+    handlers = (node for node in ast.walk(function.node) if isinstance(node, ast.ExceptHandler))
+    return any(
+        isinstance(handler.type, ast.Name)
+        and handler.type.id == "BrokenPipeError"
+        and any(node is acquire for node in ast.walk(handler))
+        and any(isinstance(node, ast.Call) and _last_name(node.func) == "dup2" for node in ast.walk(handler))
+        for handler in handlers
+    )
 
 
 def _ends(acquire: ast.Call, function: Function, calls: Iterable[ast.Call], method: Function) -> bool:
