@@ -41,10 +41,12 @@ class Assuming(Passing):
         return asked and op.subject in held.places
 
     def _has_ended(self, op: Assume, held: Held) -> bool:
-        """`while code is None: code = process.poll()`: past the loop the process has ended. Of what a pool of
-        the tree lends, an answer is no end."""
+        """`while code is None: code = process.poll()`: past the loop the process has ended; so it has where
+        its `returncode` is not None. Of what a pool of the tree lends, an answer is no end."""
         if not self.acquisition.declared or op.kind != "none" or op.value or op.subject is None:
             return False
+        if op.subject[-1] == ".returncode" and op.subject[:-1] in held.places:
+            return True
         return self.graph.polled().get(op.subject) in held.places
 
     def _identical(self, op: Assume, held: Held) -> bool | None:

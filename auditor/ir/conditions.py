@@ -23,7 +23,8 @@ PURE_CALLS = frozenset(
 )
 """Calls whose answer does not change between two tests of the same names."""
 
-GRANTED = frozenset({"is_ok", "ok", "is_success", "success", "succeeded", "was_successful"})
+GRANTED = frozenset({"is_ok", "ok", "is_success", "success", "succeeded", "was_successful",
+                     "allowed", "is_allowed", "granted", "is_granted"})  # fmt: skip
 REFUSED = frozenset({"is_err", "is_error", "is_failure", "failed", "is_out_of_memory", "is_not_found"})
 """What an object that stands for an outcome says of itself: there is something in it, or there is not."""
 

@@ -26,7 +26,7 @@ class DecisionLowering(Lowering):
             return self._test_of(test.target, self.value(test))
         if isinstance(test, ast.Call) and (tested := path_tested(test)) is not None:
             return self._existence(test, tested)
-        if isinstance(test, ast.Call) and (itself := asks_itself(test)) is not None:
+        if isinstance(test, ast.Call | ast.Await) and (itself := asks_itself(test)) is not None:
             return self._existence(test, *itself)
         asked = condition(test)
         if asked is None and isinstance(test, ast.Compare) and len(test.ops) == 1:
@@ -59,7 +59,7 @@ class DecisionLowering(Lowering):
         self.builder.emit(Fresh(test, result, (left,)))
         return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
 
-    def _existence(self, test: ast.Call, tested: ast.expr, kind: str = "truth") -> Branches:
+    def _existence(self, test: ast.Call | ast.Await, tested: ast.expr, kind: str = "truth") -> Branches:
         """`os.path.exists(p)`, `lock.locked()`: asked anew each time, for files come and go; what is not
         there is not owed."""
         answer = self.value(test)
@@ -71,8 +71,8 @@ class DecisionLowering(Lowering):
         asked = condition(node)
         if asked is not None and asked.kind == "truth" and asked.subject is not None and path[0][0] != "%":
             return self._assume(node, asked, self._pure_path(asked.subject) or path)
-        key = "".join(path)
-        return self._assume(node, Condition(key, True, frozenset({path[0]})), path)
+        read = frozenset({path[0], *(piece for piece in path[1:] if piece.startswith("."))})
+        return self._assume(node, Condition("".join(path), True, read), path)
 
     def _short_circuit(self, test: ast.BoolOp) -> Branches:
         decided: list[End] = []

@@ -5,7 +5,8 @@
 import ast
 
 CLOSED = frozenset({"closed", "is_closed", "is_closing", "isclosed", "released", "is_released"})
-OPEN = frozenset({"is_open", "isOpen", "locked", "is_locked", "i_am_locking", "is_held", "is_alive"})
+OPEN = frozenset({"is_open", "isOpen", "locked", "is_locked", "i_am_locking", "is_held", "is_alive",
+                  "owned", "is_owned", "acquired", "is_acquired"})  # fmt: skip
 """What leases, locks and processes say of themselves, as attributes or as methods without arguments."""
 
 PLAIN = frozenset({"str", "bytes", "bytearray", "unicode", "basestring", "text_type", "string_types",
@@ -20,7 +21,9 @@ file at all."""
 
 
 def asks_itself(asked: ast.expr) -> tuple[ast.expr, str] | None:
-    """The object that `file.closed` or `lock.locked()` asks, and the kind of the answer."""
+    """The object that `file.closed`, `lock.locked()` or `await lock.owned()` asks, and the kind of the
+    answer."""
+    asked = asked.value if isinstance(asked, ast.Await) else asked
     callee = asked.func if isinstance(asked, ast.Call) and not (asked.args or asked.keywords) else asked
     if not isinstance(callee, ast.Attribute) or callee.attr not in CLOSED | OPEN:
         return None

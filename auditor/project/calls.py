@@ -14,8 +14,8 @@ MAX_CANDIDATES = 4
 COMMON_NAMES = frozenset(
     {"get", "set", "add", "append", "pop", "put", "update", "run", "start", "stop", "close", "open", "read",
     "write", "send",
-     "submit", "forward", "__call__", "step", "init", "load", "save", "copy", "items", "keys", "values",
-     "join", "split", "insert", "remove",
+     "submit", "__init__", "forward", "__call__", "step", "init", "load", "save", "copy", "items",
+     "keys", "values", "join", "split", "insert", "remove",
      "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release",
      "lock", "apply", "process", "match", "search", "find", "sub", "strip", "replace", "format", "encode",
      "decode"}

@@ -33,6 +33,10 @@ class Elsewhere:
             if len(owners) <= 1 or any(words & set(split(base)) for base in bases):
                 yield function
 
+    def of_one_class(self, attribute: str) -> bool:
+        """Whether no other class has a field of that name, as far as `releasing` was asked."""
+        return len(self._owners.get(attribute, ())) <= 1
+
     def of_its_own(self, attribute: str) -> Iterator[str]:
         """Methods, of whatever class, that release a field so named of their own object."""
         for module in self.project.parsed():

@@ -15,10 +15,15 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 DESTROYING = frozenset({"destroy", "dispose"})
 """Methods that end everything that was ever made from an object, such as the sockets of a context."""
 
-CONNECTED = re.compile(r"\w*(?:Connection|Server|Handler|Transport|Dispatcher|dispatcher|Client|async_chat)")
-"""Base classes that keep a socket or a file under a name of theirs, and close it."""
+CONNECTED = re.compile(
+    r"\w*(?:Connection|Server|Handler|Transport|Dispatcher|dispatcher|Client|async_chat|DatabaseWrapper)"
+)
+"""Base classes that keep a socket, a file or a connection under a name of theirs, and close it."""
 
-THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport"})
+THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport", "connection"})
+
+DETACHING = frozenset({"start_new_session", "process_group", "preexec_fn", "creationflags"})
+"""How a process is told that it is no part of whatever ends those that its parent started."""
 
 
 def counts_places(acquire: ast.Call, function: Function) -> bool:
@@ -85,6 +90,28 @@ def expected_to_fail(acquire: ast.Call, function: Function) -> bool:
     )
 
 
+def left_detached(acquire: ast.Call, function: Function) -> bool:
+    """`Popen(command, start_new_session=True)` is meant to outlive whoever starts it, unless its group is
+    killed."""
+    asked = any(keyword.arg in DETACHING and _detaches(keyword) for keyword in acquire.keywords)
+    return asked and not any(_last_name(call.func) == "killpg" for call in function.calls)
+
+
+def _detaches(keyword: ast.keyword) -> bool:
+    match keyword:
+        case ast.keyword(arg="start_new_session", value=ast.Constant(value=chosen)):
+            return chosen is True
+        case ast.keyword(arg="process_group", value=ast.Constant(value=group)):
+            return group == 0
+        case ast.keyword(arg="preexec_fn", value=ast.Name() | ast.Attribute() as before):
+            return _last_name(before) in ("setsid", "setpgrp")
+    return any(
+        _last_name(node) == "DETACHED_PROCESS"
+        for node in ast.walk(keyword.value)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    )
+
+
 def only_compared(acquire: Call, graph: Graph) -> bool:
     """`if allocator.allocate(stream) < 0`: what it returns is how it went."""
     return any(
@@ -111,7 +138,8 @@ def of_an_allocator_of_its_own(acquire: ast.Call, function: Function) -> bool:
 
 def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) -> Iterator[ast.Call]:
     """`try: reader = Reader(file)` and `except: file.close(); raise`: where it can be made, the reader has
-    the file. Only where nothing else releases it, and what is made of it is an object, or is closed."""
+    the file. Only where nothing else releases it, and what is made of it is an object, or is closed, or it
+    became an option of a socket: `socket.setsockopt(USE_FD, number)`."""
     tries = [node for node in ast.walk(function.node) if isinstance(node, ast.Try)]
     for release in releases:
         around = [each for each in tries if any(_rolls_back(handler, release) for handler in each.handlers)]
@@ -121,7 +149,8 @@ def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) ->
             value = getattr(statement, "value", None)
             call = value.value if isinstance(value, ast.Await) else value
             given = isinstance(call, ast.Call) and any(_is_named(each, holder) for each in call.args)
-            if given and isinstance(call, ast.Call) and (_makes(call) or _is_closed(statement, function)):
+            taken = isinstance(call, ast.Call) and (_makes(call) or _last_name(call.func) == "setsockopt")
+            if given and isinstance(call, ast.Call) and (taken or _is_closed(statement, function)):
                 yield call
 
 
@@ -208,9 +237,9 @@ def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:
     )
 
 
-def has_unknown_base(family: Iterable[Function]) -> bool:
+def has_unknown_base(family: Iterable[Function], also: Iterable[Class] = ()) -> bool:
     """A base class that was not found may call what its subclasses must define: `self._close()`."""
-    mine = {method.cls for method in family if method.cls is not None}
+    mine = {method.cls for method in family if method.cls is not None}.union(also)
     return any(
         _last_name(base) not in {other.name for other in mine if other is not cls} | PLAIN_BASES
         for cls in mine
@@ -219,4 +248,4 @@ def has_unknown_base(family: Iterable[Function]) -> bool:
 
 
 def _last_name(base: ast.expr) -> str:
-    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+    return base.attr if isinstance(base, ast.Attribute) else str(getattr(base, "id", ""))

@@ -66,8 +66,10 @@ class Families:
         not itself."""
         if not method.name.startswith("_") or method.name.startswith("__"):
             return True
+        heirs = self.model.subclasses(method.cls) if method.cls is not None else ()
+        if CLEANUP.fullmatch(method.name) and has_unknown_base(family, heirs):
+            return True
         own = {id(other) for other in family}
-        called_by_a_base = CLEANUP.fullmatch(method.name) and has_unknown_base(family)
         for module in self.project.parsed():
             if method.name not in module.text:
                 continue
@@ -77,9 +79,35 @@ class Families:
                 for node in ast.walk(function.node):
                     if isinstance(node, ast.Attribute) and node.attr == method.name:
                         on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
-                        if not on_itself or id(function) in own or called_by_a_base:
+                        if not on_itself or id(function) in own:
                             return True
         return False
+
+    def _ended_through(self, outcome: Outcome, attribute: str) -> Iterator[str]:
+        """Functions that end it by its own method, and have its object by another name:
+        `tier.pool.shutdown()`."""
+        for module in self.project.parsed():
+            if f".{attribute}." not in module.text:
+                continue
+            for function in module.by_node.values():
+                if f".{attribute}." in function.text and self._ends_through(outcome, function, attribute):
+                    yield function.qualname
+
+    def _ends_through(self, outcome: Outcome, function: Function, attribute: str) -> bool:
+        try:
+            ops = function.graph.ops
+        except (TooLarge, RecursionError):
+            return False
+        effects, own = self.effects_of(function), own_name(function)
+        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
+        return any(
+            isinstance(op, Call)
+            and op.receiver is not None
+            and op.receiver[-1] == f".{attribute}"
+            and op.receiver != (own, f".{attribute}")
+            and effects.treatment(op, -1, (), value, protocol).fate is Fate.RELEASE
+            for op in ops
+        )
 
     def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
         """Where a container's entries are thrown away: `clear()`, or another container put in its place."""

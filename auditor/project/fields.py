@@ -172,6 +172,8 @@ class Fields(Families):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
             released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]
         released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
+        if not released_by and self.elsewhere.of_one_class(attribute):
+            released_by += self._ended_through(outcome, attribute)
         if len(path) > 2 and all(piece.startswith(".") for piece in path[1:]):
             released_by += self.elsewhere.of_its_own(path[-1][1:])
         op = function.graph.ops[node]

@@ -28,10 +28,12 @@ from auditor.project.ended_by_others import (
     counts_places,
     ends_with_its_script,
     expected_to_fail,
+    left_detached,
     of_an_allocator_of_its_own,
     only_compared,
     taking_over,
 )
+from auditor.project.ends_by_itself import ends_by_itself
 from auditor.project.losses import Losses
 from auditor.project.modules import Function
 from auditor.project.outcome import Outcome, merged_outcome
@@ -118,6 +120,8 @@ class Follower:
         elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
+        detached = not endings.released and left_detached(op.at, self.function)
+        elsewhere = elsewhere or detached or ends_by_itself(op.at, self.function)
         elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
         elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
         if elsewhere:
@@ -138,7 +142,7 @@ class Follower:
         known = self.known[node] | acquisition.given
         outcome.unless = missing(self.graph.parameters, known)
         outcome.asked = of_parameters(self.graph.parameters, known)
-        if endings.returned and not self._shown(endings):
+        if endings.returned and not detached and not self._shown(endings):
             outcome.flags = self._flags(endings)
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.returned = sorted(set(endings.returned.values()))[0]

@@ -91,6 +91,8 @@ class OutsideEffects:
             return RELEASED
         if position == -1:
             return self._own_method(call, rest, value)
+        if position == "fileno" and call.method.lower().endswith("socket"):
+            return TAKEN  # `socket.socket(fileno=other.detach())`: the new object closes it
         to_base = call.method == "__init__" and not (rest and self._is_own(call, position))
         if position in library.KEYWORDS_TAKEN or to_base:
             return TAKEN  # `Base.__init__(self, sock)`: the object keeps it where its base puts it

@@ -5,6 +5,7 @@ body passes its parameter to another function. They are solved callees first; wh
 strongly connected components (networkx), within which recursion starts from "borrows" and is repeated until
 nothing changes."""
 
+import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -186,14 +187,32 @@ def _callers_choice(
     own = set(question.function.parameters[:1]) if question.function.is_method else set()
     asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
     for node, held in ways_out:
-        names: set[str] = set()
-        for station in shortest_path(graph, followed.solution, node, held):
-            op = graph.ops[station.node]
-            if isinstance(op, Assume):
-                names |= op.names
+        path = shortest_path(graph, followed.solution, node, held)
+        assumed = [op for station in path if isinstance(op := graph.ops[station.node], Assume)]
+        together = {name for op in assumed for name in _absent_together(op, question.place[0])}
+        names = {name for op in assumed for name in op.names} - together
         if names & asked and not any(name.startswith(".") for name in names):
             return frozenset(names & asked)
     return frozenset()
+
+
+def _absent_together(op: Assume, lease: str) -> frozenset[str]:
+    """`if cursor is None or connection is None: return`: what is asked for in one breath with the lease comes
+    with it, and is there where the lease is."""
+    match op.at:
+        case ast.BoolOp(op=ast.Or(), values=values) if op.value:
+            absent = [_said_absent(value) for value in values]
+            return frozenset(filter(None, absent)) if lease in absent and None not in absent else frozenset()
+    return frozenset()
+
+
+def _said_absent(test: ast.expr) -> str | None:
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            return name
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            return name
+    return None
 
 
 def _conclude(question: Question, followed: Followed) -> Answer:
