@@ -35,7 +35,6 @@ ENDING = re.compile(
 )
 """What the names of methods hold that end the object which they are called on."""
 
-
 TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter",
                           "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
                           "islice"})  # fmt: skip
