@@ -7,7 +7,7 @@ from auditor.ir.calls import is_quiet
 from auditor.project.bindings import statements_of
 from auditor.project.modules import Function
 from auditor.project.pool_state import called, cut_short, own_parameters, own_state, owner_name
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, split, take_apart
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
 
 NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row",
                       "rows", "kv", "token",
@@ -128,6 +128,8 @@ def shared_key(function: Function, partners: list[Function]) -> Position | None:
 def given_back_itself(function: Function, partners: list[Function]) -> bool:
     """`acquire_server(request_id)` returns `server_id`, and `release_server(server_id)` is told that: what is
     returned is the handle, whatever table it stands in meanwhile."""
+    if any(_told_the_same(partner, function) for partner in partners):
+        return False
     given = [parameter for partner in partners if (parameter := not_shared(partner, function)) is not None]
     told = {name for name, _ in given}
     for node in statements_of(function.node):
@@ -139,6 +141,12 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
     kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
     kind = kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
     return kind not in SIMPLE and any(kind == annotation for _, annotation in given)
+
+
+def _told_the_same(partner: Function, function: Function) -> bool:
+    """`alloc(reqs)` and `free(req)`, `take(rid)` and `release(rid)`, whatever else takes back rows."""
+    own, asked = ({singular(name) for name in own_parameters(each)} for each in (partner, function))
+    return bool(own) and own <= asked
 
 
 def not_shared(partner: Function, function: Function) -> tuple[str, str] | None:
