@@ -51,12 +51,12 @@ def reads_field(value: ast.expr | None, own: str) -> bool:
     if not isinstance(value, ast.Subscript):
         return False
     while isinstance(value, ast.Subscript | ast.Attribute):
-        if isinstance(value, ast.Subscript) and not _is_number(value.slice):
+        if isinstance(value, ast.Subscript) and not _is_constant(value.slice):
             return False
         value = value.value
     return isinstance(value, ast.Name) and value.id == own
 
 
-def _is_number(index: ast.expr) -> bool:
+def _is_constant(index: ast.expr) -> bool:
     operand = index.operand if isinstance(index, ast.UnaryOp) else index
     return isinstance(operand, ast.Constant)

@@ -5,7 +5,7 @@ import ast
 from auditor.flow.effects import Position, Value
 from auditor.ir.calls import is_quiet
 from auditor.project.bindings import statements_of
-from auditor.project.modules import Function
+from auditor.project.modules import Function, last_part
 from auditor.project.pool_state import called, cut_short, own_parameters, own_state, owner_name
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
 
@@ -135,7 +135,7 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
     for node in statements_of(function.node):
         if isinstance(node, ast.Return) and node.value is not None:
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-            if any(_last_name(part) in told for part in parts):
+            if any(last_part(part) in told for part in parts):
                 return True
     returns = getattr(function.node, "returns", None)
     kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
@@ -158,10 +158,6 @@ def not_shared(partner: Function, function: Function) -> tuple[str, str] | None:
         if arg.arg in own and arg.arg not in shared:
             return arg.arg, ast.unparse(arg.annotation) if arg.annotation else ""
     return None
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _root_name(node: ast.expr) -> str:

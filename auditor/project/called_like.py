@@ -3,6 +3,7 @@
 import ast
 
 from auditor.project.discovery import Pair
+from auditor.project.modules import last_part
 from auditor.protocols.vocabulary import singular, split
 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
@@ -16,7 +17,7 @@ def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
     """`self.kv_allocator.alloc` is called like a class KVAllocator."""
     while isinstance(receiver, (ast.Subscript, ast.Call)):  # `self.pools[size]`, `get_pool()`
         receiver = receiver.value if isinstance(receiver, ast.Subscript) else receiver.func
-    name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
+    name = last_part(receiver)
     words = {singular(word) for word in split(name)} - {"self", "get"}
     mine = {singular(word) for word in split(pair.name)} - UNSAYING
     if GUARDS & set(split(name)[-1:]) - mine:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from auditor.flow.effects import Position
 from auditor.project.class_model import ClassModel
-from auditor.project.modules import Class, Function
+from auditor.project.modules import Class, Function, last_part
 from auditor.protocols.vocabulary import POOLS, split
 
 MAX_CANDIDATES = 4
@@ -112,7 +112,7 @@ def accepts(function: Function, call: ast.Call) -> bool:
 
 def _called_otherwise(receiver: ast.expr, function: Function) -> bool:
     """`buffer_pool.allocate()` is no method of a class `Handles`, even where no other class has one."""
-    name = receiver.attr if isinstance(receiver, ast.Attribute) else getattr(receiver, "id", "")
+    name = last_part(receiver)
     said = [word for word in split(name) if word not in ("self", "my", "the")]
     if len(said) < 2 or said[-1] not in POOLS or function.cls is None:
         return False  # what is called just `pool` may be of any class
@@ -153,7 +153,7 @@ def _through_its_class(function: Function, call: ast.Call) -> bool:
     ):
         return False
     owner = call.func.value
-    named = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+    named = last_part(owner)
     first = call.args[0] if call.args else None
     hands_itself = isinstance(first, ast.Name) and first.id in ("self", "this")
     return named == function.cls.name or (hands_itself and named[:1].isupper())

@@ -1,14 +1,14 @@
-"""Fields that end without a release one could point to: by the object they were made from, by a base class of
-another library, by a caller who reaches them through the object itself."""
+"""Leases and fields that end without a release one could point to: with the object they were made from, by what
+took them over, by a base class of another library, by a caller who reaches them through the object itself."""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
 from auditor.project.bindings import own_name
-from auditor.project.modules import Class, Function
+from auditor.project.modules import Class, Function, last_part
 
 PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "Exception", "NamedTuple", "Module"})
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -94,7 +94,7 @@ def left_detached(acquire: ast.Call, function: Function) -> bool:
     """`Popen(command, start_new_session=True)` is meant to outlive whoever starts it, unless its group is
     killed."""
     asked = any(keyword.arg in DETACHING and _detaches(keyword) for keyword in acquire.keywords)
-    return asked and not any(_last_name(call.func) == "killpg" for call in function.calls)
+    return asked and not any(last_part(call.func) == "killpg" for call in function.calls)
 
 
 def _detaches(keyword: ast.keyword) -> bool:
@@ -104,9 +104,9 @@ def _detaches(keyword: ast.keyword) -> bool:
         case ast.keyword(arg="process_group", value=ast.Constant(value=group)):
             return group == 0
         case ast.keyword(arg="preexec_fn", value=ast.Name() | ast.Attribute() as before):
-            return _last_name(before) in ("setsid", "setpgrp")
+            return last_part(before) in ("setsid", "setpgrp")
     return any(
-        _last_name(node) == "DETACHED_PROCESS"
+        last_part(node) == "DETACHED_PROCESS"
         for node in ast.walk(keyword.value)
         if isinstance(node, (ast.Name, ast.Attribute))
     )
@@ -136,31 +136,34 @@ def of_an_allocator_of_its_own(acquire: ast.Call, function: Function) -> bool:
     return False
 
 
-def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) -> Iterator[ast.Call]:
+def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) -> list[ast.Call]:
     """`try: reader = Reader(file)` and `except: file.close(); raise`: where it can be made, the reader has
     the file. Only where nothing else releases it, and what is made of it is an object, or is closed, or it
     became an option of a socket: `socket.setsockopt(USE_FD, number)`."""
     tries = [node for node in ast.walk(function.node) if isinstance(node, ast.Try)]
+    guarding: list[ast.Try] = []
     for release in releases:
         around = [each for each in tries if any(_rolls_back(handler, release) for handler in each.handlers)]
         if not around:
-            return
-        for statement in around[-1].body:
-            value = getattr(statement, "value", None)
-            call = value.value if isinstance(value, ast.Await) else value
-            given = isinstance(call, ast.Call) and any(_is_named(each, holder) for each in call.args)
-            taken = isinstance(call, ast.Call) and (_makes(call) or _last_name(call.func) == "setsockopt")
-            if given and isinstance(call, ast.Call) and (taken or _is_closed(statement, function)):
-                yield call
+            return []
+        guarding.append(around[-1])
+    statements = (statement for each in guarding for statement in each.body)
+    return [call for statement in statements if (call := _taker(statement, holder, function)) is not None]
+
+
+def _taker(statement: ast.stmt, holder: str, function: Function) -> ast.Call | None:
+    """The call of this statement, if it is given the lease and has it from then on."""
+    value = getattr(statement, "value", None)
+    call = value.value if isinstance(value, ast.Await) else value
+    if not isinstance(call, ast.Call) or not any(_is_named(each, holder) for each in call.args):
+        return None
+    name = last_part(call.func)
+    takes = name[:1].isupper() or name == "setsockopt" or _is_closed(statement, function)
+    return call if takes else None
 
 
 def _rolls_back(handler: ast.ExceptHandler, release: ast.AST) -> bool:
     return isinstance(handler.body[-1], ast.Raise) and any(node is release for node in ast.walk(handler))
-
-
-def _makes(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return str(name)[:1].isupper()
 
 
 def _is_closed(statement: ast.stmt, function: Function) -> bool:
@@ -231,8 +234,8 @@ def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:
     names = {cls.name for cls in mine}
     bases = (base for cls in mine for base in cls.node.bases)
     return attribute in THEIRS and any(
-        (isinstance(base, ast.Attribute) or _last_name(base) not in names)
-        and CONNECTED.fullmatch(_last_name(base)) is not None
+        (isinstance(base, ast.Attribute) or last_part(base) not in names)
+        and CONNECTED.fullmatch(last_part(base)) is not None
         for base in bases
     )
 
@@ -241,11 +244,7 @@ def has_unknown_base(family: Iterable[Function], also: Iterable[Class] = ()) -> 
     """A base class that was not found may call what its subclasses must define: `self._close()`."""
     mine = {method.cls for method in family if method.cls is not None}.union(also)
     return any(
-        _last_name(base) not in {other.name for other in mine if other is not cls} | PLAIN_BASES
+        last_part(base) not in {other.name for other in mine if other is not cls} | PLAIN_BASES
         for cls in mine
         for base in cls.node.bases
     )
-
-
-def _last_name(base: ast.expr) -> str:
-    return base.attr if isinstance(base, ast.Attribute) else str(getattr(base, "id", ""))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from auditor.project.bindings import own_name
 from auditor.project.families import EXITS
-from auditor.project.modules import Function
+from auditor.project.modules import Function, last_part
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, take_apart
 
 ENTERS = frozenset({"__enter__", "__aenter__"})
@@ -28,8 +28,7 @@ def over_memory(acquire: ast.Call) -> bool:
     """`Image.open(BytesIO(data))`: there is no file behind it."""
     given = [*acquire.args[:1], *(keyword.value for keyword in acquire.keywords)]
     return any(
-        isinstance(each, ast.Call) and bool(each.args) and _last_name(each.func) in IN_MEMORY
-        for each in given
+        isinstance(each, ast.Call) and bool(each.args) and last_part(each.func) in IN_MEMORY for each in given
     )
 
 
@@ -44,7 +43,7 @@ def _ended_by_its_exit(acquire: ast.Call, function: Function) -> bool:
 def _ended_later_on(acquire: ast.Call, function: Function) -> bool:
     """`Timer(seconds, self.release).start()`, or a thread over a method that calls `self.release()`."""
     for call in function.calls:
-        if _last_name(call.func) not in LATER:
+        if last_part(call.func) not in LATER:
             continue
         for passed in (*call.args, *(keyword.value for keyword in call.keywords)):
             match passed:
@@ -65,7 +64,7 @@ def _put_over_a_broken_pipe(acquire: ast.Call, function: Function) -> bool:
         isinstance(handler.type, ast.Name)
         and handler.type.id == "BrokenPipeError"
         and any(node is acquire for node in ast.walk(handler))
-        and any(isinstance(node, ast.Call) and _last_name(node.func) == "dup2" for node in ast.walk(handler))
+        and any(isinstance(node, ast.Call) and last_part(node.func) == "dup2" for node in ast.walk(handler))
         for handler in handlers
     )
 
@@ -73,7 +72,7 @@ def _put_over_a_broken_pipe(acquire: ast.Call, function: Function) -> bool:
 def _ends(acquire: ast.Call, function: Function, calls: Iterable[ast.Call], method: Function) -> bool:
     """Whether one of the calls gives back, on the method's own object, what was acquired on this one's."""
     return _is_own(acquire, function) and any(
-        _is_own(call, method) and _pairs(acquire, _last_name(call.func)) for call in calls
+        _is_own(call, method) and _pairs(acquire, last_part(call.func)) for call in calls
     )
 
 
@@ -85,10 +84,6 @@ def _is_own(call: ast.Call, function: Function) -> bool:
 
 
 def _pairs(acquire: ast.Call, releasing: str) -> bool:
-    taken = take_apart(_last_name(acquire.func), ACQUIRE_WORDS)
+    taken = take_apart(last_part(acquire.func), ACQUIRE_WORDS)
     given = take_apart(releasing, RELEASE_WORDS)
     return taken is not None and given is not None and pairs_with(taken, given)
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "id", ""))

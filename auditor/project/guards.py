@@ -3,6 +3,8 @@
 import ast
 import re
 
+from auditor.project.modules import last_part
+
 QUIET = re.compile(
     r"\w*(?:lock|mutex|sem|semaphore|cond|condition|timeout|timeout_at|move_on_after|fail_after)_?", re.I
 )
@@ -39,7 +41,7 @@ def comes_and_goes(at: ast.AST, line: int) -> bool:
     that is left late ends what was awaited in it after this line."""
     contexts = [item.context_expr for item in at.items] if isinstance(at, WITHS) else [at]
     called = [each.func if isinstance(each, ast.Call) else each for each in contexts]
-    named = [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in called]
+    named = [last_part(each) for each in called]
     if not all(QUIET.fullmatch(name) for name in named):
         return False
     timed = isinstance(at, WITHS) and any(TIMED.search(name) for name in named)

@@ -168,7 +168,7 @@ class Follower:
         """Given back only where a call of which nothing is known did not take it."""
         releases = [self.graph.ops[node].at for node in endings.released]
         calls = self.effects.recogniser.calls
-        taking = list(taking_over(self._holder(op), releases, self.function))
+        taking = taking_over(self._holder(op), releases, self.function)
         return bool(taking) and not any(calls.targets(self.function, call)[0] for call in taking)
 
     def _ends_with_its_allocator(self, op: Call) -> bool:

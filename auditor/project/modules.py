@@ -61,7 +61,7 @@ class Function:
     def decorators(self) -> tuple[str, ...]:
         """Last names of the decorators: `contextmanager`, `property`."""
         nodes = getattr(self.node, "decorator_list", [])
-        return tuple(_last_name(node.func if isinstance(node, ast.Call) else node) for node in nodes)
+        return tuple(last_part(node.func if isinstance(node, ast.Call) else node) for node in nodes)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -128,7 +128,8 @@ def _says_nothing(statement: ast.AST) -> bool:
     return False
 
 
-def _last_name(node: ast.AST) -> str:
+def last_part(node: ast.AST) -> str:
+    """`c` of `a.b.c` and of `c`; nothing of what has no name."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 

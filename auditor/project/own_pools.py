@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.project.bindings import own_attribute, own_name, statements_of
-from auditor.project.modules import Function
+from auditor.project.modules import Function, last_part
 
 ENDS = frozenset({"close", "aclose", "disconnect", "terminate", "shutdown", "stop", "quit", "logout", "kill"})
 """Methods that end an object for good."""
@@ -30,7 +30,7 @@ def _made(function: Function) -> Iterator[ast.expr]:
 
 
 def _is_new(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Call) and _name_of(value.func)[:1].isupper()
+    return isinstance(value, ast.Call) and last_part(value.func)[:1].isupper()
 
 
 def empties_itself(acquire: ast.Call, function: Function) -> bool:
@@ -75,7 +75,7 @@ def _ends_each(function: Function, owner: str, queue: str) -> bool:
 
 
 def _is_end(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and _name_of(node.func) in ENDS
+    return isinstance(node, ast.Call) and last_part(node.func) in ENDS
 
 
 def _fields(node: ast.AST, owner: str) -> set[str]:
@@ -84,7 +84,3 @@ def _fields(node: ast.AST, owner: str) -> set[str]:
         for each in ast.walk(node)
         if isinstance(each, ast.Attribute) and (attribute := own_attribute(each, owner)) is not None
     }
-
-
-def _name_of(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from auditor.ir.ops import Call, Next
 from auditor.project.candidates import wild_pattern
-from auditor.project.modules import Function, Module
+from auditor.project.modules import Function, Module, last_part
 from auditor.project.recognise import Recogniser, Source
 
 
@@ -24,8 +24,7 @@ def functions_with(module: Module, words: set[str]) -> Iterator[tuple[Function, 
 
 
 def last_name(call: ast.Call) -> str:
-    func = call.func
-    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return last_part(call.func)
 
 
 def site_nodes(function: Function, call: ast.Call) -> list[int]:
