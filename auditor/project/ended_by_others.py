@@ -1,5 +1,5 @@
-"""Leases and fields that end without a release one could point to: with the object they were made from, by what
-took them over, by a base class of another library, by a caller who reaches them through the object itself."""
+"""Leases and fields that end without a release one could point to: with the object they were made from, by
+what took them over, by a base class of another library, by a caller who reaches them through the object."""
 
 import ast
 import re
