@@ -147,7 +147,7 @@ class ExpertRunner:
     def apply(self, x: torch.Tensor, experts: List[int], weights: Dict[int, torch.Tensor]) -> torch.Tensor:
         out = torch.zeros_like(x)
         for e in experts[: self.top_k]:
-            slot = self.cache.ensure(e, weights[e])  # clean: stays the cache's, not a lease of the caller
+            slot = self.cache.ensure(e, weights[e])
             out += x @ self.cache.alloc.weights[slot]
         return out / self.top_k
 

@@ -50,6 +50,7 @@ class PipelineEngine:
         self.stages = stages
         self.inflight: Deque[Intermediate] = deque()
         self.current: Optional[Intermediate] = None
+        self.spare: List[Intermediate] = []
 
     def push(self, x: torch.Tensor) -> int:
         it = self.pool.lend()  # clean: waits in the in-flight queue for pop
@@ -151,12 +152,16 @@ class PipelineEngine:
         return total
 
     def resize(self, keep: int) -> int:
-        extra = self.pool.shrink(keep)  # clean: near miss, put back by grow when more than one was cut off
-        if len(extra) > 1:
+        extra = self.pool.shrink(keep)  # clean: near miss, put back by grow at once, or from the spare list in restore
+        if any(it.hidden.requires_grad for it in extra):
             self.pool.grow(extra)
             return 0
-        self.inflight.extend(extra)
+        self.spare.extend(extra)
         return len(extra)
+
+    def restore(self) -> None:
+        self.pool.grow(self.spare)
+        self.spare = []
 
     def defer(self, x: torch.Tensor, schedule: Callable[[Callable[[], None]], None]) -> None:
         it = self.pool.lend()  # clean: the scheduled function takes it back

@@ -155,11 +155,11 @@ class Client:
         return n
 
     def tee(self, prompt: str, sink: Callable[[str], None]) -> bool:
-        left = self.pool.open_channel()  # clean: near miss, closed when right is missing and at the end
-        right = self.pool.open_channel()  # leak: not closed when only left is missing
+        left = self.pool.open_channel()  # clean: near miss, closed on both early exits and at the end
         if left is None:
             return False
-        if right is None:
+        right = self.pool.open_channel()  # leak: for an empty prompt only left is closed
+        if right is None or not prompt:
             self.pool.close_channel(left)
             return False
         for ch in (left, right):
