@@ -73,7 +73,7 @@ class HybridKVManager:
 
     def allocate_remote(self, rid: str, tokens: int) -> Optional[HybridAllocation]:
         assert rid not in self.table
-        f = self.full.get_blocks(self.full.blocks_for(tokens))  # leak: put back to nobody when the sliding pool is short
+        f = self.full.get_blocks(self.full.blocks_for(tokens))  # leak: not put back when the sliding pool is short
         s = self.sliding.get_blocks(self.sliding.blocks_for(tokens))  # clean: near miss, put back when the full pool is short
         if f is None:
             if s is not None:

@@ -170,7 +170,8 @@ class LayerLoader:
         return v
 
     def swap_pair(self, a: int, b: int) -> bool:
-        ta, tb = self.stage(a), self.stage(b)  # leak: when b is unknown the tensor of a is lost
+        ta = self.stage(a)  # leak: when b is unknown the tensor of a is lost
+        tb = self.stage(b)  # leak: when a is unknown the tensor of b is lost
         if ta is None or tb is None:
             return False
         self.source[a], self.source[b] = tb.clone(), ta.clone()
