@@ -116,6 +116,7 @@ class AllReduce:
         self.peers = peers
         self.threshold = threshold
         self.bound: Optional[SymmetricBuffer] = None
+        self.fresh: Optional[SymmetricBuffer] = None
 
     def _gather(self, t: torch.Tensor) -> None:
         for p in self.peers:
@@ -161,13 +162,16 @@ class AllReduce:
         return self.bound.t
 
     def bind_fresh(self, max_epoch: int) -> Optional[torch.Tensor]:
-        self.bound = self.pool.lend_fresh(max_epoch)  # leak: what was bound before is overwritten
-        return None if self.bound is None else self.bound.t
+        self.fresh = self.pool.lend_fresh(max_epoch)  # leak: the fresh one bound before is overwritten
+        return None if self.fresh is None else self.fresh.t
 
     def unbind(self) -> None:
         b, self.bound = self.bound, None
         if b is not None:
             self.pool.restore(b)
+        f, self.fresh = self.fresh, None
+        if f is not None:
+            self.pool.restore(f)
 
     def two_shot(self, x: torch.Tensor) -> torch.Tensor:
         with contextlib.ExitStack() as st:

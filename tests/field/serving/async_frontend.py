@@ -60,6 +60,7 @@ class Frontend:
         self.backend = backend
         self.sem = asyncio.Semaphore(limit)
         self.sessions: Dict[str, StreamSlot] = {}
+        self.exclusive: Dict[str, StreamSlot] = {}
 
     async def generate(self, prompt: str) -> List[str]:
         await self.sem.acquire()  # clean: released in the finally
@@ -130,9 +131,9 @@ class Frontend:
         self.sessions[sid] = slot
         return slot
 
-    async def reopen_session(self, sid: str) -> StreamSlot:
+    async def open_exclusive(self, sid: str) -> StreamSlot:
         slot = await self.slots.checkout()  # leak: the slot already held under this id is overwritten
-        self.sessions[sid] = slot
+        self.exclusive[sid] = slot
         return slot
 
     async def migrate(self, sid: str, prompt: str) -> bool:
@@ -146,6 +147,11 @@ class Frontend:
         await self.slots.checkin(old)
         self.sessions[sid] = fresh
         return True
+
+    async def close_exclusive(self, sid: str) -> None:
+        slot = self.exclusive.pop(sid, None)
+        if slot is not None:
+            await self.slots.checkin(slot)
 
     async def close_session(self, sid: str) -> None:
         slot = self.sessions.pop(sid, None)

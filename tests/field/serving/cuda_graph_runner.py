@@ -35,6 +35,7 @@ class GraphRunner:
         self.model = model
         self.pool = StaticInputPool(cfg) if cfg.use_pool else None
         self.persistent: tp.Dict[int, torch.Tensor] = {}
+        self.recaptured: tp.Dict[int, torch.Tensor] = {}
 
     def _pad(self, n: int) -> int:
         for b in self.cfg.batch_sizes:
@@ -100,14 +101,17 @@ class GraphRunner:
         return len(self.persistent)
 
     def recapture(self, bs: int) -> torch.Tensor:
-        buf = self.pool.take(bs)  # leak: replaces the persistent buffer of this size, which is not returned
-        self.persistent[bs] = buf
+        buf = self.pool.take(bs)  # leak: replaces the buffer recaptured for this size before, which is not returned
+        self.recaptured[bs] = buf
         return self.model(buf)
 
     def drop_graphs(self):
         for t in self.persistent.values():
             self.pool.return_(t)
         self.persistent.clear()
+        for t in self.recaptured.values():
+            self.pool.return_(t)
+        self.recaptured.clear()
 
     def replay(self, x: torch.Tensor) -> tp.Optional[torch.Tensor]:
         bs = self._pad(x.shape[0])

@@ -126,7 +126,7 @@ class Batcher:
 
     # consumer -----------------------------------------------------------
     def consume(self):
-        while not self.stop.is_set():
+        while not (self.stop.is_set() and self.q.empty()):
             try:
                 batch, n = self.q.get(timeout=0.1)
             except queue.Empty:

@@ -72,6 +72,7 @@ class GuidedBackend:
         self.matchers = matchers
         self.rows = rows
         self.by_request: Dict[str, tuple[Matcher, int]] = {}
+        self.overrides: Dict[str, Matcher] = {}
 
     def attach(self, rid: str, schema: str) -> bool:
         if rid in self.by_request:
@@ -109,12 +110,15 @@ class GuidedBackend:
         if entry is None:
             return
         m, row = entry
+        over = self.overrides.pop(rid, None)
+        if over is not None:
+            self.matchers.recycle_matcher(over)
         self.matchers.recycle_matcher(m)
         self.rows.unreserve_row(row)
 
-    def swap_schema(self, rid: str, schema: str) -> None:
-        _, row = self.by_request[rid]
-        self.by_request[rid] = (self.matchers.obtain_matcher(schema), row)  # leak: the matcher in the old pair is lost by the overwrite
+    def override_schema(self, rid: str, schema: str) -> None:
+        if rid in self.by_request:
+            self.overrides[rid] = self.matchers.obtain_matcher(schema)  # leak: a second override of the request loses the first matcher
 
     def validate(self, schema: str, tokens: List[int]) -> bool:
         with self.matchers.matcher(schema) as m:  # clean: with statement

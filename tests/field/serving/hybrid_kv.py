@@ -51,6 +51,7 @@ class GroupPool:
 class HybridAllocation:
     full: List[int] = field(default_factory=list)
     sliding: List[int] = field(default_factory=list)
+    lookahead: List[int] = field(default_factory=list)
 
 
 class HybridKVManager:
@@ -100,12 +101,12 @@ class HybridKVManager:
         if fresh is not None:
             a.sliding = a.sliding + fresh
 
-    def restart_window(self, rid: str, tokens: int) -> bool:
+    def plan_lookahead(self, rid: str, tokens: int) -> bool:
         a = self.table[rid]
-        fresh = self.sliding.get_blocks(self.sliding.blocks_for(tokens))  # leak: overwrites the window's old blocks without putting them back
+        fresh = self.sliding.get_blocks(self.sliding.blocks_for(tokens))  # leak: overwrites the lookahead of the step before without putting it back
         if fresh is None:
             return False
-        a.sliding = fresh
+        a.lookahead = fresh
         return True
 
     def free(self, rid: str) -> None:
@@ -114,6 +115,7 @@ class HybridKVManager:
             return
         self.full.put_blocks(a.full)
         self.sliding.put_blocks(a.sliding)
+        self.sliding.put_blocks(a.lookahead)
 
     def free_all(self) -> None:
         for rid in tuple(self.table):

@@ -64,6 +64,7 @@ class LoRAManager:
         row = self.slots.obtain()  # leak: the raise for the rank keeps the row taken
         if ad.rank > self.max_rank:
             raise ValueError(f"rank {ad.rank} of {ad.name} is above {self.max_rank}")
+        self.remove(ad.name)
         self.active[ad.name] = row
         return row
 

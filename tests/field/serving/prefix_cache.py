@@ -117,6 +117,7 @@ class PrefixAwareAdmission:
         self.cache = cache
         self.budget = budget
         self.held: Dict[str, TreeNode] = {}
+        self.anchors: Dict[str, TreeNode] = {}
 
     def admit(self, rid: str, tokens: List[int]) -> bool:
         if rid in self.held:
@@ -141,10 +142,15 @@ class PrefixAwareAdmission:
         self.held[rid] = new
         return True
 
-    def rebase(self, rid: str, tokens: List[int]) -> None:
+    def anchor(self, name: str, tokens: List[int]) -> None:
         node = self.cache.match(tokens)
-        self.cache.lock_node(node)  # leak: overwrites the locked node that the request held
-        self.held[rid] = node
+        self.cache.lock_node(node)  # leak: overwrites the locked node that was anchored under the name
+        self.anchors[name] = node
+
+    def unanchor(self, name: str) -> None:
+        node = self.anchors.pop(name, None)
+        if node is not None:
+            self.cache.unlock_node(node)
 
     def peek(self, tokens: List[int], min_rows: int) -> int:
         node = self.cache.match(tokens)

@@ -67,6 +67,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("scale", torch.ones(out, 1))
         self.arena = arena
         self.cached: Optional[Scratch] = None
+        self.shadow: Optional[Scratch] = None
 
     def _dequant(self, arena: ScratchArena) -> Optional[Scratch]:
         s = arena.grab(self.q.numel())  # clean: handed to the caller
@@ -106,8 +107,13 @@ class Int8Linear(nn.Module):
         self.uncache()
         self.cached = self._dequant(self.arena)  # clean: near miss, the old one was freed in the line above
 
-    def refresh_quick(self) -> None:
-        self.cached = self._dequant(self.arena)  # leak: the cached one is overwritten without a free
+    def refresh_shadow(self) -> None:
+        self.shadow = self._dequant(self.arena)  # leak: the shadow of the refresh before is overwritten without a free
+
+    def drop_shadow(self) -> None:
+        if self.shadow is not None:
+            self.shadow.free()
+            self.shadow = None
 
     def uncache(self) -> None:
         if self.cached is None:

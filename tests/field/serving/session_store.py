@@ -43,6 +43,7 @@ class HandleFactory:
 class Session:
     sid: str
     handle: KVHandle
+    draft: Optional[KVHandle] = None
     turns: List[str] = field(default_factory=list)
     touched: float = field(default_factory=time.monotonic)
 
@@ -73,12 +74,18 @@ class SessionStore:
             _, old = self.sessions.popitem(last=False)
             if self.on_evict is not None:
                 self.on_evict(old)
-            self.factory.destroy(old.handle)
+            self._destroy(old)
+
+    def _destroy(self, s: Session) -> None:
+        self.factory.destroy(s.handle)
+        if s.draft is not None:
+            self.factory.destroy(s.draft)
+            s.draft = None
 
     def remove(self, sid: str) -> None:
         s = self.sessions.pop(sid, None)
         if s is not None:
-            self.factory.destroy(s.handle)
+            self._destroy(s)
 
     def sweep(self) -> int:
         gone = [sid for sid, s in self.sessions.items() if s.expired(self.ttl)]
@@ -113,7 +120,7 @@ class SessionStore:
             return None
         self.remove(new_sid)
         fresh.length = src.handle.length
-        self.sessions[new_sid] = Session(new_sid, fresh, list(src.turns))
+        self.sessions[new_sid] = Session(new_sid, fresh, turns=list(src.turns))
         return self.sessions[new_sid]
 
     def fork_known(self, sid: str, new_sid: str) -> Optional[Session]:
@@ -122,7 +129,7 @@ class SessionStore:
             return None
         fresh = self.factory.create()  # clean: near miss, all checks come before it
         fresh.length = src.handle.length
-        out = self.sessions[new_sid] = Session(new_sid, fresh, list(src.turns))
+        out = self.sessions[new_sid] = Session(new_sid, fresh, turns=list(src.turns))
         return out
 
     def reset(self, sid: str) -> None:
@@ -130,10 +137,10 @@ class SessionStore:
         old, s.handle = s.handle, self.factory.create()  # clean: near miss, the old handle is destroyed in the next line
         self.factory.destroy(old)
 
-    def reset_turns(self, sid: str) -> None:
+    def begin_draft(self, sid: str) -> None:
         s = self.get(sid)
-        s.turns = []
-        s.handle = self.factory.create()  # leak: the handle that the session had is overwritten
+        s.turns.append("")
+        s.draft = self.factory.create()  # leak: the draft of the turn before is overwritten
 
 
 class EphemeralStore(SessionStore):

@@ -45,6 +45,7 @@ class EngineCore:
         return True
 
     def add_with_adapter(self, req: EngineRequest) -> bool:
+        self.retire(req.rid)
         lease = self.adapters.acquire_adapter(req.adapter or "base")  # leak: without a sequence id the lease is dropped
         sid = self.ids.reserve_id()  # leak: when the blocks do not suffice the id is dropped with the lease
         if sid is None:
@@ -52,7 +53,6 @@ class EngineCore:
         if not self._admit_blocks(req):
             return False
         req.lease, req.seq_id = lease, sid
-        self.retire(req.rid)
         self.live[req.rid] = req
         return True
 
