@@ -29,7 +29,7 @@ def open_shard(path):
     if head[:4] != MAGIC:
         raise ValueError("not a token shard: %s" % path)
     (n,) = struct.unpack("<q", head[4:])
-    view = mmap.mmap(fh.fileno(), 0, access=mmap.ACCESS_READ)  # clean: closed by ShardHandle.close
+    view = mmap.mmap(fh.fileno(), 0, access=mmap.ACCESS_READ)
     return ShardHandle(path, fh, view, n)
 
 
@@ -40,7 +40,7 @@ def open_shard_checked(path):
         fh.close()
         return None
     (n,) = struct.unpack("<q", head[4:])
-    view = mmap.mmap(fh.fileno(), 0, access=mmap.ACCESS_READ)  # clean: closed by ShardHandle.close
+    view = mmap.mmap(fh.fileno(), 0, access=mmap.ACCESS_READ)
     return ShardHandle(path, fh, view, n)
 
 

@@ -46,7 +46,7 @@ class ForwardProfiler:
             _rec[i % self.pool.width] = time.perf_counter()
             self._cursor[_name] = i + 1
 
-        self.handles.append(module.register_forward_hook(hook))  # clean: unwatch_all removes every handle
+        self.handles.append(module.register_forward_hook(hook))
 
     def unwatch_all(self) -> None:
         for h in self.handles:
@@ -63,7 +63,7 @@ class ForwardProfiler:
 
     def time_once(self, module: nn.Module, x: torch.Tensor) -> float:
         rec = self.pool.take_record()  # clean: near miss, the nested function only borrows it
-        handle = module.register_forward_hook(lambda m, a, o: rec.__setitem__(1, time.perf_counter()))  # clean: removed after the call
+        handle = module.register_forward_hook(lambda m, a, o: rec.__setitem__(1, time.perf_counter()))
         rec[0] = time.perf_counter()
         module(x)
         handle.remove()
