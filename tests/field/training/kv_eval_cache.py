@@ -130,7 +130,7 @@ class EvalCache:
         return val
 
     def probe(self, n: int) -> Tuple[int, float]:
-        run = self.pool.reserve_some(n)  # leak: only as many pages as asked for are dropped when the count is full
+        run = self.pool.reserve_some(n)  # leak: a short run is abandoned by the early return
         if len(run) < n:
             return len(run), 0.0
         mean = float(self.pool.k[run].mean())

@@ -153,7 +153,7 @@ class FireAndForget:
 
 
 def roundtrip(arena: HostArena, t: torch.Tensor) -> Optional[bool]:
-    host = arena.alloc()  # leak: flat replaces nothing, but only the equal case deallocs
+    host = arena.alloc()  # leak: only the equal case deallocs
     if host is None:
         return None
     flat = host[: t.numel()]
