@@ -121,6 +121,7 @@ class DilatedWithHistory(DilatedBase):
         super().__init__(dim, scratch)
         self.keep = keep
         self.history: List[Tensor] = []
+        self.recent: List[Tensor] = []
 
     def remember(self, x: Tensor) -> None:
         t = self.scratch.pop_scratch()  # clean: near miss, the oldest entry is pushed back when the list is cut
@@ -132,13 +133,14 @@ class DilatedWithHistory(DilatedBase):
     def remember_fast(self, x: Tensor) -> None:
         t = self.scratch.pop_scratch()  # leak: the slice cuts old entries off without pushing them back
         t[: x.numel()].copy_(x.reshape(-1))
-        self.history.append(t)
-        self.history = self.history[-self.keep :]
+        self.recent.append(t)
+        self.recent = self.recent[-self.keep :]
 
     def close_scratch(self) -> None:
-        for t in self.history:
+        for t in self.history + self.recent:
             self.scratch.push_scratch(t)
         self.history.clear()
+        self.recent.clear()
         super().close_scratch()
 
 

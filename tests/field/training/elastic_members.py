@@ -70,6 +70,7 @@ class Rendezvous:
         self.min_workers = min_workers
         self.members: Dict[str, Member] = {}
         self.standby: List[Member] = []
+        self.returning: Dict[str, Member] = {}
 
     def join(self, host: str) -> int:
         if host in self.members:
@@ -79,9 +80,12 @@ class Rendezvous:
         return rank
 
     def rejoin(self, host: str) -> int:
-        rank = self.ranks.obtain_rank()  # leak: a member that is still listed loses its older rank
-        self.members[host] = Member(host, rank)
+        rank = self.ranks.obtain_rank()  # leak: a host that returns twice overwrites its entry and the older rank is lost
+        self.returning[host] = Member(host, rank)
         return rank
+
+    def rejoin_flapping(self, host: str, times: int) -> List[int]:
+        return [self.rejoin(host) for _ in range(times)]
 
     def leave(self, host: str) -> None:
         m = self.members.pop(host, None)
@@ -145,9 +149,10 @@ class Rendezvous:
     def shutdown(self) -> None:
         for host in list(self.members):
             self.leave(host)
-        for m in self.standby:
+        for m in [*self.standby, *self.returning.values()]:
             self.ranks.surrender_rank(m.rank)
         self.standby.clear()
+        self.returning.clear()
 
 
 class Session:

@@ -62,7 +62,7 @@ class DropoutMasks:
 
     def for_layer(self, layer: int) -> torch.Generator:
         if layer not in self._layer_gens:
-            self._layer_gens[layer] = self.pool.acquire_gen(self.device, self.base + layer)  # clean: near miss, created on demand, reset() releases all of them
+            self._layer_gens[layer] = self.pool.acquire_gen(self.device, self.base + layer)  # leak: reseed() replaces the mapping without releasing these
         return self._layer_gens[layer]
 
     def reset(self) -> None:
@@ -72,7 +72,7 @@ class DropoutMasks:
 
     def reseed(self, seed: int) -> None:
         self.base = seed
-        self._layer_gens = {k: self.pool.acquire_gen(self.device, seed + k) for k in self._layer_gens}  # leak: the new mapping replaces generators that are still held
+        self._layer_gens = {k: self.pool.acquire_gen(self.device, seed + k) for k in self._layer_gens}  # leak: the next reseed drops this mapping in turn
 
     def mask(self, shape: Tuple[int, ...], p: float, seed: int) -> torch.Tensor:
         with SeededGen(self.pool, self.device, seed) as g:  # clean: context manager
@@ -113,7 +113,7 @@ class DropoutMasks:
 
 
 def jitter(pool: GeneratorPool, x: torch.Tensor, seed: int, rounds: int) -> torch.Tensor:
-    g = pool.acquire_gen("cpu", seed)  # leak: replaced at each round after the first
+    g = pool.acquire_gen("cpu", seed)  # leak: replaced in the first round
     for r in range(rounds):
         x = x + torch.randn(x.shape, generator=g) * 0.01
         g = pool.acquire_gen("cpu", seed + r + 1)  # leak: every round but the last one loses it

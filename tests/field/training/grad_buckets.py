@@ -33,6 +33,7 @@ class Bucket:
         self.index = index
         self.params = params
         self.slab: Optional[int] = None
+        self.spare: Optional[int] = None
         self.work = None
 
     @property
@@ -114,14 +115,17 @@ class GradReducer:
         bucket.work = None
 
     def attach_once(self, bucket: Bucket) -> None:
-        if bucket.slab is None:
-            bucket.slab = self.pool.checkout()  # clean: near miss, only filled when empty, detach_all gives it back
+        if bucket.spare is None:
+            bucket.spare = self.pool.checkout()  # clean: near miss, only filled when empty, detach_all gives it back
 
     def detach_all(self) -> None:
         for bucket in self.buckets:
             if bucket.slab is not None:
                 self.pool.checkin(bucket.slab)
                 bucket.slab = None
+            if bucket.spare is not None:
+                self.pool.checkin(bucket.spare)
+                bucket.spare = None
 
     def _pack(self, bucket: Bucket, flat: torch.Tensor) -> None:
         offset = 0

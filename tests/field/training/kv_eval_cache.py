@@ -106,6 +106,8 @@ class EvalCache:
             pass
 
     def fork(self, src: str, dst: str) -> bool:
+        if dst in self.docs:
+            return False
         copies: List[int] = []
         for p in self.docs[src]:
             page = self.pool.grab_page()  # leak: when the pages run out the copies made so far are forgotten

@@ -154,6 +154,7 @@ class LoraLinear(nn.Module):
         self.base = base
         self.slots = slots
         self.owns = owns
+        self.alt: Optional[int] = None
         self.slot = slots.reserve_slot() if owns else 0  # clean: near miss, release() follows the same flag
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -164,5 +165,5 @@ class LoraLinear(nn.Module):
             self.slots.unreserve_slot(self.slot)
             self.owns = False
 
-    def rebind(self, preferred: int) -> None:
-        self.slot = self.slots.reserve_slot(preferred)  # leak: a borrowing layer never unreserves, an owning one loses its first slot
+    def set_alternative(self, preferred: int) -> None:
+        self.alt = self.slots.reserve_slot(preferred)  # leak: release() knows nothing of the alternative slot

@@ -30,7 +30,7 @@ class MetricStream:
         self.path = path
         self.limit = limit
         self.part = 0
-        self.fh: Optional[TextIO] = open(self._name(), "a")  # clean: close() closes it
+        self.fh: Optional[TextIO] = open(self._name(), "a")  # leak: rotate() overwrites the first file while it is open
 
     def _name(self) -> Path:
         return self.path.with_suffix(f".{self.part}.jsonl")

@@ -42,6 +42,7 @@ class Unit:
     flat: torch.Tensor
     lease: Optional[Lease] = None
     prefetched: Optional[Lease] = None
+    staged: Optional[Lease] = None
 
 
 class Prefetcher:
@@ -72,10 +73,15 @@ class Prefetcher:
             return
         u.prefetched.buf[: u.flat.numel()].copy_(u.flat)
 
-    def prefetch_forced(self, i: int) -> None:
+    def stage(self, i: int) -> None:
         u = self.units[i]
-        u.prefetched = self.pool.request()  # leak: an earlier prefetch of the unit is overwritten
-        u.prefetched.buf[: u.flat.numel()].copy_(u.flat)
+        u.staged = self.pool.request()  # leak: stage_all overwrites the lease staged in its last round
+        u.staged.buf[: u.flat.numel()].copy_(u.flat)
+
+    def stage_all(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for i in range(len(self.units)):
+                self.stage(i)
 
     def reshard(self, i: int) -> None:
         u = self.units[i]
@@ -88,6 +94,9 @@ class Prefetcher:
             if u.prefetched is not None:
                 self.pool.relinquish(u.prefetched)
                 u.prefetched = None
+            if u.staged is not None:
+                self.pool.relinquish(u.staged)
+                u.staged = None
 
     def reshard_all(self) -> None:
         for i in range(len(self.units)):

@@ -35,6 +35,7 @@ class Trajectory:
     prompt: List[int]
     tokens: List[int] = field(default_factory=list)
     blocks: List[int] = field(default_factory=list)
+    draft: List[int] = field(default_factory=list)
     reward: float = 0.0
     done: bool = False
 
@@ -91,15 +92,16 @@ class RolloutEngine:
         traj.blocks.extend(more)
         return True
 
-    def regrow(self, traj: Trajectory) -> bool:
-        fresh = self.mgr.allocate_blocks(traj.blocks_needed(self.mgr.block_size))  # leak: overwrites the blocks that the trajectory already holds
+    def start_draft(self, traj: Trajectory) -> bool:
+        fresh = self.mgr.allocate_blocks(1)  # leak: every step overwrites the draft of the step before
         if fresh is None:
             return False
-        traj.blocks = fresh
+        traj.draft = fresh
         return True
 
     def step(self) -> None:
         for traj in list(self.running):
+            self.start_draft(traj)
             tok = self.policy(traj.prompt + traj.tokens)
             traj.tokens.append(tok)
             if tok == self.eos or len(traj.tokens) >= self.max_new:
@@ -111,7 +113,9 @@ class RolloutEngine:
     def retire(self, traj: Trajectory) -> None:
         self.running.remove(traj)
         self.mgr.free_blocks(traj.blocks)
+        self.mgr.free_blocks(traj.draft)
         traj.blocks = []
+        traj.draft = []
 
     def preempt(self, traj: Trajectory) -> None:
         self.retire(traj)

@@ -84,6 +84,9 @@ class Packer:
         self.spill[key] = row
         return True
 
+    def spill_by_length(self, docs: Iterable[Sequence[int]]) -> int:
+        return sum(self.add_spill(len(d) // 64, d) for d in docs)
+
     def flush_spill(self) -> None:
         for key in list(self.spill):
             self.table.close_row(self.spill.pop(key))

@@ -18,6 +18,7 @@ class PartitionedParam:
     shard: torch.Tensor
     full_shape: torch.Size
     gathered: Optional[torch.Tensor] = None
+    shadow: Optional[torch.Tensor] = None
     persistent: bool = False
 
     @property
@@ -53,6 +54,9 @@ class ParamCoordinator:
             if p.gathered is not None:
                 self.pool.put_back(p.gathered)
                 p.gathered = None
+            if p.shadow is not None:
+                self.pool.put_back(p.shadow)
+                p.shadow = None
 
     def temp_full(self, p: PartitionedParam) -> Optional[torch.Tensor]:
         buf = self.pool.fetch(p.numel)  # clean: the caller puts it back
@@ -80,11 +84,11 @@ class ParamCoordinator:
         return True
 
     def refresh(self, p: PartitionedParam) -> None:
-        fresh = self.pool.fetch(p.numel)  # leak: the buffer already gathered is overwritten by it
+        fresh = self.pool.fetch(p.numel)  # leak: the shadow of the last refresh is overwritten
         if fresh is None:
             return
         dist.all_gather_into_tensor(fresh[: p.numel], p.shard)
-        p.gathered = fresh
+        p.shadow = fresh
 
     def refresh_swap(self, p: PartitionedParam) -> None:
         fresh = self.pool.fetch(p.numel)  # clean: near miss, the old buffer goes back before the swap
@@ -94,3 +98,9 @@ class ParamCoordinator:
         old, p.gathered = p.gathered, fresh
         if old is not None:
             self.pool.put_back(old)
+
+    def refresh_every(self, p: PartitionedParam, rounds: int) -> None:
+        for _ in range(rounds):
+            self.refresh(p)
+            if p.shadow is not None:
+                p.shard.copy_(p.shadow[: p.shard.numel()])
