@@ -36,14 +36,15 @@ class PagePool:
         return None
 
     def drop_page(self, page: int) -> None:
-        self.k[page].zero_()
-        self.v[page].zero_()
         self._free.append(page)
 
     def heal(self) -> int:
         n = 0
         while self._quarantine:
-            self.drop_page(self._quarantine.pop())  # clean: goes straight back to the free list
+            page = self._quarantine.pop()  # clean: wiped and put back on the free list
+            self.k[page].zero_()
+            self.v[page].zero_()
+            self.drop_page(page)
             n += 1
         return n
 

@@ -25,7 +25,7 @@ class SegmentStore:
         return SegmentRef(seg, self.versions[seg])
 
     def pin_random(self) -> Optional[SegmentRef]:
-        live = [i for i, v in enumerate(self.versions) if v > 0]
+        live = [i for i, v in enumerate(self.versions) if v > 0 and self.pins[i] == 0]
         if not live:
             return None
         return self.pin(random.choice(live))  # clean: passed on to the caller
