@@ -1,8 +1,8 @@
-"""Scores the audit against the programs of strangers/, labelled in the code: `# leak: why`, `# clean: why`.
+"""Scores the audit against programs labelled in their own code: `# leak: why`, `# clean: why`.
 
-    python -m tests.field.score_strangers [--verbose]
+    python -m tests.field.score_programs [strangers] [--verbose]
 
-Each program is audited alone, without configuration but for the built-in protocols of files and locks.
+The sets are strangers/, serving/ and training/, each by another author who knows nothing of the analysis. Each program is audited alone, without configuration but for the built-in protocols of files and locks.
 Findings on exceptions (PA103) and context managers (PA111) are not counted, as in score.py.
 """
 
@@ -20,7 +20,8 @@ from auditor.config import Settings
 from tests.field.score import FALSE_RATE_GOAL, NOT_JUDGED, RECALL_GOAL
 from tests.marked_code import audited
 
-PROGRAMS = Path(__file__).parent / "strangers"
+SETS = ("strangers", "serving", "training")
+_HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
 _LABEL = re.compile(r"#\s*(leak|clean):\s*(.*)$")
 
@@ -36,18 +37,18 @@ class Labelled:
     codes: tuple[str, ...]
 
 
-def programs() -> list[str]:
-    """Modules and packages, each audited for itself."""
+def programs(of: str) -> list[Path]:
+    """Modules and packages of a set, each audited for itself."""
     return sorted(
-        entry.name
-        for entry in PROGRAMS.iterdir()
+        entry
+        for entry in (_HERE / of).iterdir()
         if entry.suffix == ".py" or (entry.is_dir() and any(entry.rglob("*.py")))
     )
 
 
-def judged(program: str) -> tuple[list[Labelled], list[str]]:
+def judged(program: Path) -> tuple[list[Labelled], list[str]]:
     """Its labels with what was reported there, and what was reported elsewhere."""
-    run = audited(PROGRAMS, program, SETTINGS)
+    run = audited(program.parent, program.name, SETTINGS)
     assert not run.failures, run.failures
     codes: dict[tuple[str, int], list[str]] = {}
     for finding in run.findings:
@@ -60,21 +61,21 @@ def judged(program: str) -> tuple[list[Labelled], list[str]]:
     return labels, [f"{path}:{line}" for path, line in sorted(codes)]
 
 
-def _labels(program: str) -> Iterator[tuple[str, int, bool, str]]:
-    entry = PROGRAMS / program
-    for file in sorted(entry.rglob("*.py")) if entry.is_dir() else [entry]:
+def _labels(program: Path) -> Iterator[tuple[str, int, bool, str]]:
+    for file in sorted(program.rglob("*.py")) if program.is_dir() else [program]:
         for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             if found := _LABEL.search(text):
-                yield str(file.relative_to(PROGRAMS)), number, found[1] == "leak", found[2]
+                yield str(file.relative_to(program.parent)), number, found[1] == "leak", found[2]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("of", nargs="?", choices=SETS, default=SETS[0], help="the set of programs")
     parser.add_argument("--verbose", action="store_true", help="name what is missed and what is wrongly said")
     options = parser.parse_args()
     labels: list[Labelled] = []
     unlabelled: list[str] = []
-    for program in programs():
+    for program in programs(options.of):
         its, others = judged(program)
         labels += its
         unlabelled += others
