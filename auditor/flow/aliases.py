@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from auditor.flow.effects import Fate, Position, Treatment, Value
 from auditor.flow.misuse import Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.places import METADATA, VIEWS
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Effects, Handle
 from auditor.flow.held import Endings, Held, Places
-from auditor.flow.indirect import OVER
+from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
@@ -122,12 +122,19 @@ class Holding:
             return after if after.kept or not named(after.places) else replace(after, kept=True)
         if before.lent:
             self.endings.taken.add(node)
-        elif after.maybe:
+        elif self._perhaps_left(before, after):
             self.endings.unknown.add(node)
         else:
             again = before.stale or self.acquisition.handle is not Handle.RESULT
             self._lose(Loss.NEXT_TURN if again and loss is Loss.REBOUND else loss, node, before)
         return None
+
+    def _perhaps_left(self, before: Held, after: Held) -> bool:
+        """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is the
+        only one, the table itself none."""
+        if before.kept:
+            return bool(without_contents(after.maybe))
+        return any(place[-1] != AT or not place[-2].startswith("[") for place in after.maybe)
 
     def _lose(self, loss: Loss, node: int, held: Held) -> None:
         entry = (loss, node, held)

@@ -9,7 +9,7 @@ from auditor.flow.effects import Value
 from auditor.flow.handles import GATHERING, Handles, followed, places_of, waited_for
 from auditor.flow.holders import held_in
 from auditor.flow.misuse import Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.until_release import UntilRelease
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (

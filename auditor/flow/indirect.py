@@ -19,8 +19,17 @@ SPELT = ".+"
 """From a text to the path that is spelt in it: the same, but it may be the path itself with a slash."""
 
 
+AT = "<at>"
+"""From what a table holds under a number to the number: it may say which one it is, or be its memory."""
+
+
+def without_contents(places: frozenset[Path]) -> frozenset[Path]:
+    """But for what lies in a table under the number."""
+    return frozenset(place for place in places if place[-1] != AT)
+
+
 def lies_within(path: Path) -> bool:
-    return path[-1] in (WITHIN, SPELT)
+    return path[-1] in (WITHIN, SPELT, AT)
 
 
 def piece_of(node: ast.AST, about: Callable[[Path], bool]) -> str | None:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Iterator
 
 from auditor.flow.misuse import Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.places import METADATA
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Await, Call, Constant, Fresh, InPlace, Make, Move, Next, Op, Path, Store, Unpack

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from auditor.flow.aliases import Aliases, Named, inside
 from auditor.flow.effects import Position, Value
 from auditor.flow.misuse import Fault, Release, Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.places import escaped
 from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph

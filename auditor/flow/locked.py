@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from auditor.flow.holders import held_in, moved
 from auditor.flow.misuse import Fault
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     RAISING,

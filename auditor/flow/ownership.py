@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
-from auditor.flow.indirect import WITHIN, piece_of
+from auditor.flow.indirect import AT, WITHIN, piece_of, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted, uses
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
@@ -140,7 +140,8 @@ class Ownership(Parted):
             return self._rebind(node, held, op.target, [(within, NOWHERE)])
         piece = self._piece(op, held)
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
-        told = told and any(self._about(held, use) for use in op.uses)
+        known = replace(held, maybe=without_contents(held.maybe))  # a sum of what lies there is no number
+        told = told and any(self._about(known, use) for use in op.uses)
         made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
@@ -152,10 +153,9 @@ class Ownership(Parted):
         return WITHIN if piece is not None and around else piece
 
     def _looked_up(self, held: Held, target: Path, index: Path) -> Held:
-        """`table[number]` says as much as the number does."""
-        if self.acquisition.value is not Value.INDEX or not self._about(held, index):
-            return held
-        return replace(held, maybe=held.maybe | ({target} - held.places))
+        """What lies in a table under the number may know the number."""
+        told = self.acquisition.value is Value.INDEX and self._about(held, index)
+        return replace(held, maybe=held.maybe | {(*target, AT)}) if told else held
 
     def _about(self, held: Held, operand: Path) -> bool:
         """Whether the operand is the lease, holds it, or was computed from it."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Position, Value
 from auditor.flow.held import Held
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.places import below
 from auditor.ir.ops import (
     ANY_ITEM,

@@ -1,25 +1,22 @@
 """What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
-from auditor.flow.holding import Holding
-from auditor.flow.indirect import WITHIN, lies_within
+from auditor.flow.indirect import AT, WITHIN
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
+from auditor.flow.operands import PROCESS_POSITION, operands
+from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import below, part
-from auditor.ir.ops import ANY_ITEM, RAISING, Await, Call, Edge, Move, Path, Unpack
-
-PROCESS_POSITION = "<process>"
-"""Stands for the operand of calls that end what the whole process holds."""
+from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
 
-class Passing(Holding):
+class Passing(Perhaps):
     """The lease as an operand of calls."""
 
     def _call(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
@@ -91,19 +88,14 @@ class Passing(Holding):
                 after = passed
         if edge not in RAISING and self._leads_within(call, held):
             after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
+        if edge not in RAISING and self._made_of_contents(call, held):
+            after = replace(after, maybe=after.maybe | {(*call.target, AT)})
         if after == held:
             return (held,)
         kept = self._keep(node, held, after, Loss.DROPPED)
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
-
-    def _leads_within(self, call: Call, held: Held) -> bool:
-        """`join(join(folder, "part"), "log")` lies in the folder too, and `Archive(join(folder, "part"))` may
-        say where it is."""
-        if call.method != "join" and not call.method[:1].isupper():
-            return False
-        return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)
@@ -181,71 +173,6 @@ class Passing(Holding):
             and not acquisition.text.lower().endswith("directory")
         )
 
-    def _ends_or_moves(self, treatment: Treatment) -> bool:
-        """Somebody else may have it then; what only looks at it (`memoryview(x)`) leaves it where it is. What
-        functions make of a view of a tensor may be the only thing that is left of it."""
-        looks = treatment.maybe and self.acquisition.value is not Value.TENSOR
-        given_on = treatment.result is not None and not looks
-        return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
-
-    def _lent_perhaps(self, node: int, operand: Path, held: Held, perhaps: list[Treatment]) -> bool:
-        """A trusted call has what another one made of the lease no longer than the lease; of a piece of the
-        lease that is not sure: `pool.detach(lease.connection)` may be its end."""
-        if node not in self.trusted or any(treatment.fate is not Fate.UNKNOWN for treatment in perhaps):
-            return False
-        given = (place[0] for place in held.maybe if below(place, operand) is not None)
-        return self._made_by_trusted.issuperset(given)
-
-    @cached_property
-    def _made_by_trusted(self) -> frozenset[str]:
-        """Names of what the trusted calls return."""
-        calls = (self.graph.ops[node] for node in self.trusted if node != self.site)
-        names = {op.target[0] for op in calls if isinstance(op, Call)}
-        for op in self.graph.ops:
-            if isinstance(op, Move | Await) and op.source[:1] == op.source and op.source[0] in names:
-                names.add(op.target[0])
-        return frozenset(names)
-
-    @cached_property
-    def _views(self) -> frozenset[Path]:
-        """`view = shared.buf[:size]`, and `view.release()` when it was read: that is the end of the view, and
-        nobody whom it was shown has kept it, or it could not be released."""
-        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.method == "release")
-        released = {op.receiver for op in calls if len(operands(op)) == 1}
-        slices: set[Path] = set()
-        others: set[Path | None] = set()
-        for op in self.graph.ops:
-            match op:
-                case Move(target=target, source=source) if _is_a_slice(source):
-                    slices.add(target)
-                case Unpack(targets=targets):
-                    others.update(target for _, target in targets)
-                case _:
-                    others.add(getattr(op, "target", None))
-        return frozenset(path for path in (slices & released) - others if len(path) == 1)
-
-    def _perhaps_given(
-        self, call: Call, position: Position, operand: Path, held: Held
-    ) -> Iterator[Treatment]:
-        """What happens to that which may be the lease, and has no other owner."""
-        if any(self._outlives(place) for place in held.places):
-            return
-        for place in held.maybe:
-            rest = below(place, operand)
-            if rest is None or place in self._views:
-                continue
-            value, protocol = self.acquisition.value, self.acquisition.protocol
-            inside = rest[:-1] if lies_within(place) else rest
-            treatment = self.effects.treatment(call, position, inside, value, protocol)
-            if lies_within(place) and treatment.fate is Fate.UNKNOWN:
-                continue
-            on = treatment.result in ((WITHIN,), (ANY_ITEM,))
-            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or on):
-                continue  # `rmtree(join(folder, "part"))` leaves the folder
-            if place[-1] == WITHIN and treatment.result is not None:
-                treatment = replace(treatment, maybe=True)  # `copy(join(folder, "part"))` may say where it is
-            yield treatment
-
     def _ended(self, node: int, held: Held, edge: Edge, fate: Fate) -> Held | None:
         """Released and taken count on the raising edge too: who was given it answers for it."""
         if held.counted and fate in (Fate.RELEASE, Fate.TAKE):
@@ -269,25 +196,6 @@ def _under_a_key(call: Call, operand: Path, place: Path) -> str | None:
     return key[2:-2] if key.startswith(("['", '["')) else None
 
 
-def _is_a_slice(source: Path) -> bool:
-    """Of what an object has, not of a list."""
-    return source[-1] == "[:]" and any(piece.startswith(".") for piece in source[1:])
-
-
 def _waits(call: Call) -> bool:
     """`queue.put(x)` waits as long as it takes; only with a limit does it say that the queue is full."""
     return len(call.args) == 1 and not call.kwargs
-
-
-def operands(call: Call) -> list[tuple[Position, Path]]:
-    """Everything a call is given, with its position; starred operands stand for their elements."""
-    given: list[tuple[Position, Path]] = []
-    if call.receiver is not None:
-        given.append((-1, call.receiver))
-    elif call.callee is not None:
-        given.append((-1, call.callee))
-    for index, (path, starred) in enumerate(call.args):
-        given.append((index, (*path, "[*]") if starred else path))
-    for name, path in call.kwargs:
-        given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
-    return given

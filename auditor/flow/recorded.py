@@ -12,7 +12,7 @@ from auditor.flow.effects import Value
 from auditor.flow.holders import bound, held_in, moved
 from auditor.flow.leaves import Leaves
 from auditor.flow.misuse import Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.until_release import UntilRelease
 from auditor.flow.unwritten import is_method
 from auditor.ir.graph import Graph

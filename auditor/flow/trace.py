@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Path, Way

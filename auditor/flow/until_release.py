@@ -3,7 +3,7 @@
 from auditor.flow.aliases import Aliases, Named, inside
 from auditor.flow.effects import Value
 from auditor.flow.misuse import Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Exit, Op, Path
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from auditor.flow.aliases import Aliases, Named, inside
 from auditor.flow.effects import Value
 from auditor.flow.misuse import Uses
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Edge, Fresh, InPlace, Leave, Next, Op, Path, Store, Yield
 from auditor.protocols.tensor_accesses import Access, access_of

@@ -15,7 +15,7 @@ from auditor.flow.effects import (
     Value,
 )
 from auditor.flow.indirect import OVER
-from auditor.flow.passing import PROCESS_POSITION, operands
+from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.bindings import own_name
 from auditor.project.bodies import contains_failures, own_exceptions

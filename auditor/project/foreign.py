@@ -9,7 +9,7 @@ from auditor.flow.follow import EDGES
 from auditor.flow.lifetime import Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Edge, Fresh, Move, Op, Path

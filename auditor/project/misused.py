@@ -10,7 +10,7 @@ from auditor.flow.knowledge import NOTHING
 from auditor.flow.lifetime import HELD_AGAIN, Event, Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Misuse
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.solve import Solution, solve
 from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph, TooLarge

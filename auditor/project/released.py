@@ -3,7 +3,7 @@
 import ast
 
 from auditor.flow.effects import Handle, Value
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.ir.ops import Call
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser

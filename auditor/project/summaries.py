@@ -14,7 +14,7 @@ from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, 
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Held
 from auditor.flow.limits import TooManyStates
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack, Way

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from auditor.flow.effects import Handle, Value
 from auditor.flow.misuse import Fault, Misuse
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.trace import span_of
 from auditor.ir.ops import Call, Path
 from auditor.model import Step

@@ -11,7 +11,7 @@ from auditor.flow.knowledge import NOTHING
 from auditor.flow.lifetime import Life, Lifetime
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Fault, Release
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.solve import solve
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Path, Store

@@ -1,0 +1,124 @@
+"""What may be the lease, or lead to it, as an operand of calls."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from auditor.flow.effects import Fate, Position, Treatment, Value
+from auditor.flow.held import Held
+from auditor.flow.holding import Holding
+from auditor.flow.indirect import AT, WITHIN, lies_within
+from auditor.flow.operands import operands
+from auditor.flow.places import below
+from auditor.ir.ops import ANY_ITEM, Await, Call, Move, Path, Unpack
+
+
+MAKING = re.compile(r"_*(?:make|build|create|wrap|new|view|handle|as|to|from|open|get|bind)(?:_|$)")
+"""Functions whose result stands for what they are given."""
+
+
+class Perhaps(Holding):
+    """Places of which nobody can tell whether the lease is there."""
+
+    def _ends_or_moves(self, treatment: Treatment) -> bool:
+        """Somebody else may have it then; what only looks at it (`memoryview(x)`) leaves it where it is. What
+        functions make of a view of a tensor may be the only thing that is left of it."""
+        looks = treatment.maybe and self.acquisition.value is not Value.TENSOR
+        given_on = treatment.result is not None and not looks
+        return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
+
+    def _lent_perhaps(self, node: int, operand: Path, held: Held, perhaps: list[Treatment]) -> bool:
+        """A trusted call has what another one made of the lease no longer than the lease; of a piece of the
+        lease that is not sure: `pool.detach(lease.connection)` may be its end."""
+        if node not in self.trusted or any(treatment.fate is not Fate.UNKNOWN for treatment in perhaps):
+            return False
+        given = (place[0] for place in held.maybe if below(place, operand) is not None)
+        return self._made_by_trusted.issuperset(given)
+
+    @cached_property
+    def _made_by_trusted(self) -> frozenset[str]:
+        """Names of what the trusted calls return."""
+        calls = (self.graph.ops[node] for node in self.trusted if node != self.site)
+        names = {op.target[0] for op in calls if isinstance(op, Call)}
+        for op in self.graph.ops:
+            if isinstance(op, Move | Await) and op.source[:1] == op.source and op.source[0] in names:
+                names.add(op.target[0])
+        return frozenset(names)
+
+    @cached_property
+    def _views(self) -> frozenset[Path]:
+        """`view = shared.buf[:size]`, and `view.release()` when it was read: that is the end of the view, and
+        nobody whom it was shown has kept it, or it could not be released."""
+        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.method == "release")
+        released = {op.receiver for op in calls if len(operands(op)) == 1}
+        slices: set[Path] = set()
+        others: set[Path | None] = set()
+        for op in self.graph.ops:
+            match op:
+                case Move(target=target, source=source) if _is_a_slice(source):
+                    slices.add(target)
+                case Unpack(targets=targets):
+                    others.update(target for _, target in targets)
+                case _:
+                    others.add(getattr(op, "target", None))
+        return frozenset(path for path in (slices & released) - others if len(path) == 1)
+
+    def _perhaps_given(
+        self, call: Call, position: Position, operand: Path, held: Held
+    ) -> Iterator[Treatment]:
+        """What happens to that which may be the lease, and has no other owner."""
+        if any(self._outlives(place) for place in held.places):
+            return
+        for place in held.maybe:
+            rest = below(place, operand)
+            if rest is None or place in self._views:
+                continue
+            if place[-1] == AT:
+                if rest == (AT,) and not self._only_used(self._of_contents(call, position)):
+                    yield Treatment(Fate.UNKNOWN)
+                continue
+            value, protocol = self.acquisition.value, self.acquisition.protocol
+            inside = rest[:-1] if lies_within(place) else rest
+            treatment = self.effects.treatment(call, position, inside, value, protocol)
+            if lies_within(place) and treatment.fate is Fate.UNKNOWN:
+                continue
+            on = treatment.result in ((WITHIN,), (ANY_ITEM,))
+            if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or on):
+                continue  # `rmtree(join(folder, "part"))` leaves the folder
+            if place[-1] == WITHIN and treatment.result is not None:
+                treatment = replace(treatment, maybe=True)  # `copy(join(folder, "part"))` may say where it is
+            yield treatment
+
+    def _of_contents(self, call: Call, position: Position) -> Treatment:
+        """What happens to the thing that lies in a table under the number."""
+        return self.effects.treatment(call, position, (), Value.OBJECT, self.acquisition.protocol)
+
+    def _only_used(self, treatment: Treatment) -> bool:
+        """A function of which nothing is known works with a slot's memory; who keeps an object keeps its
+        number."""
+        return treatment.fate in (Fate.BORROW, Fate.UNKNOWN) and treatment.moved_to is None
+
+    def _made_of_contents(self, call: Call, held: Held) -> bool:
+        """A view of what lies under the number, or an object made around it."""
+        return any(
+            self._of_contents(call, position).result is not None
+            or (MAKING.match(call.method) is not None and position != -1)
+            for position, operand in operands(call)
+            if (*operand, AT) in held.maybe
+        )
+
+    def _leads_within(self, call: Call, held: Held) -> bool:
+        """`join(join(folder, "part"), "log")` lies in the folder too, and `Archive(join(folder, "part"))` may
+        say where it is."""
+        if call.method != "join" and not call.method[:1].isupper():
+            return False
+        return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
+
+
+
+def _is_a_slice(source: Path) -> bool:
+    """Of what an object has, not of a list."""
+    return source[-1] == "[:]" and any(piece.startswith(".") for piece in source[1:])
+
+
