@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from auditor.flow.effects import Acquisition, Effects, Handle
+from auditor.flow.effects import Acquisition, Effects, Handle, Value
 from auditor.flow.held import Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.lease import Loss
@@ -77,6 +77,8 @@ class Holding:
             rest = below(place, source)
             if rest is not None:
                 maybe.add(target + rest)
+            elif self.acquisition.value is Value.INDEX and part(place, source, Value.INDEX) == "same":
+                maybe.add(target)  # one of what may be the numbers
         return frozenset(sure), frozenset(maybe)
 
     def _rebind(
@@ -130,8 +132,8 @@ class Holding:
         return None
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:
-        """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is the
-        only one, the table itself none."""
+        """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is
+        the only one, the table itself none."""
         if before.kept:
             return bool(without_contents(after.maybe))
         return any(place[-1] != AT or not place[-2].startswith("[") for place in after.maybe)

@@ -13,7 +13,6 @@ from auditor.flow.operands import operands
 from auditor.flow.places import below
 from auditor.ir.ops import ANY_ITEM, Await, Call, Move, Path, Unpack
 
-
 MAKING = re.compile(r"_*(?:make|build|create|wrap|new|view|handle|as|to|from|open|get|bind)(?:_|$)")
 """Functions whose result stands for what they are given."""
 
@@ -22,11 +21,10 @@ class Perhaps(Holding):
     """Places of which nobody can tell whether the lease is there."""
 
     def _ends_or_moves(self, treatment: Treatment) -> bool:
-        """Somebody else may have it then; what only looks at it (`memoryview(x)`) leaves it where it is. What
-        functions make of a view of a tensor may be the only thing that is left of it."""
-        looks = treatment.maybe and self.acquisition.value is not Value.TENSOR
-        given_on = treatment.result is not None and not looks
-        return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or given_on
+        """Somebody else may have it then: also an object made around it (`memoryview(x)` is none), whose
+        methods may end it."""
+        made_around = treatment.result == (ANY_ITEM,) and not treatment.maybe
+        return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or made_around
 
     def _lent_perhaps(self, node: int, operand: Path, held: Held, perhaps: list[Treatment]) -> bool:
         """A trusted call has what another one made of the lease no longer than the lease; of a piece of the
@@ -116,9 +114,6 @@ class Perhaps(Holding):
         return any((*operand, WITHIN) in held.maybe for operand, _ in call.args)
 
 
-
 def _is_a_slice(source: Path) -> bool:
     """Of what an object has, not of a list."""
     return source[-1] == "[:]" and any(piece.startswith(".") for piece in source[1:])
-
-

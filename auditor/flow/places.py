@@ -1,6 +1,7 @@
 """Access paths against each other: what names the lease, contains it, or is a part of it."""
 
 import ast
+import re
 
 from auditor.flow.effects import Value
 from auditor.ir.ops import ANY_ITEM, Fresh, Path, is_temporary
@@ -19,6 +20,10 @@ DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".co
                           ".returncode", ".width", ".height", ".format"})  # fmt: skip
 """Attributes of a file, a response, a cursor, a process or an image that tell about it: whoever has them has
 not the file."""
+
+
+NUMBERS = re.compile(r"(?:^\.|_)(?:ids?|idxs?|index|indexes|indices|numbers?|blocks?|pages?|slots?|rows?)$")
+"""Fields of an object that stands for numbers: `group.page_ids`."""
 
 
 def matches(component: str, other: str) -> bool:
@@ -62,7 +67,8 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
     if not DESCRIPTIONS.isdisjoint(rest):
         return None
-    return "same" if all(piece.startswith("[") for piece in rest) else "maybe"
+    numbers = value is Value.INDEX and rest[0].startswith(".") and NUMBERS.search(rest[0]) is not None
+    return "same" if all(piece.startswith("[") for piece in rest[numbers:]) else "maybe"
 
 
 def joined(op: Fresh, places: frozenset[Path]) -> frozenset[Path]:

@@ -2,33 +2,15 @@
 
 import ast
 
-from auditor.flow.effects import Position, Value
+from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
 from auditor.project.bindings import statements_of
 from auditor.project.modules import Function, last_part
-from auditor.project.pool_state import called, cut_short, own_parameters, own_state, owner_name
+from auditor.project.pool_state import own_parameters, own_state, owner_name
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
-
-NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row",
-                      "rows", "kv", "token",
-                      "tokens", "blocked", "kvcache", "req", "id", "ids", "seq", "chunk", "chunks", "slab",
-                      "descriptor"})  # fmt: skip
-"""Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the
-obligation."""
-
-NUMBERS = frozenset(
-    pattern.format(kind)
-    for kind in ("int", "list[int]", "List[int]", "set[int]", "tuple[int, ...]")
-    for pattern in ("{}", "Optional[{}]", "{} | None")
-)
-"""Annotations that say that only numbers are handed out."""
 
 SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})
 """Annotations that tell no handle from another."""
-
-TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
-                           "new_empty",
-                           "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
 
 
 def told_nothing(function: Function) -> bool:
@@ -78,6 +60,19 @@ def returns_something(function: Function) -> bool:
         ):
             return True
     return False
+
+
+def lends(function: Function, partners: list[Function]) -> bool:
+    """`pin()` is told of no object and returns one, which `unpin(page)` is told of: that is no mark."""
+    told = not own_parameters(function) and bool(partners) and all(own_parameters(each) for each in partners)
+    return told and returns_something(function) and not returns_itself(function)
+
+
+def returns_itself(function: Function) -> bool:
+    """`return self` of `lock()`: the object is marked, and handed on for a chain of calls."""
+    own = owner_name(function)
+    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    return any(isinstance(value, ast.Name) and value.id == own for value in returned)
 
 
 def kept_under_parameter(function: Function) -> Position | None:
@@ -164,46 +159,6 @@ def _root_name(node: ast.expr) -> str:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def value_of(function: Function) -> Value:
-    """What the acquire hands out, from its name, its annotation and what its body makes."""
-    owner_words = split(function.cls.name) if function.cls is not None else ()
-    if NUMBERED & {*split(function.name), *owner_words}:
-        return Value.INDEX
-    returns = getattr(function.node, "returns", None)
-    text = ast.unparse(returns) if returns is not None else ""
-    owner = owner_name(function)
-    for node in statements_of(function.node):
-        match node:
-            case ast.Assign(targets=[target], value=value):
-                if cut_short(target, value, owner) and "free" in ast.unparse(target):
-                    return Value.INDEX
-    if _deals_out_numbers(function):
-        return Value.INDEX
-    if "Tensor" in text and "list" not in text.lower() and "tuple" not in text.lower():
-        return Value.TENSOR
-    if text in NUMBERS:
-        return Value.INDEX
-    if not text and any(name in TENSOR_MAKERS for name in called(function)):
-        return Value.TENSOR
-    return Value.OBJECT
-
-
-def _deals_out_numbers(function: Function) -> bool:
-    """`return self.free[a:b]` of a free list that `__init__` made by `arange`."""
-    init = function.cls.methods.get("__init__") if function.cls is not None else None
-    made = {
-        target.attr
-        for node in (statements_of(init.node) if init is not None else ())
-        if isinstance(node, ast.Assign) and "arange(" in ast.unparse(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Attribute)
-    }
-    return any(
-        isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in made
-        for node in (ast.walk(function.node) if made else ())
-    )
 
 
 def keeps_what_it_is_told(function: Function) -> bool:

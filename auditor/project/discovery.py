@@ -15,14 +15,15 @@ from auditor.project.bodies import (
     given_back_itself,
     keeps_what_it_is_told,
     kept_under_parameter,
+    lends,
     not_shared,
     returns_something,
     shared_key,
     told_nothing,
-    value_of,
 )
 from auditor.project.candidates import may_have_shape, names_pair
 from auditor.project.class_model import ClassModel
+from auditor.project.lent_kinds import value_of
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
 from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
@@ -262,7 +263,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
             return Half(function, name, Handle.ARGUMENT, shared, Value.OBJECT)
         handle = Handle.RECEIVER if name.verb in COUNTING else Handle.RESULT
         return Half(function, name, handle, 0, value_of(function))
-    if name.verb in COUNTING or not returns_something(function):
+    if (name.verb in COUNTING and not lends(function, partners)) or not returns_something(function):
         return _marking_half(function, name, partners)
     if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
         return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
@@ -277,8 +278,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
 
 
 def _marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
-    """It marks an object that exists already: its first argument, or the receiver where what ends it is
-    told of no argument (`acquire(blocking)`, `release()`)."""
+    """It marks an object that exists: its first argument, or the receiver (`acquire(blocking)`, `release()`)."""
     if not changes_state(function) or name.verb == "get":
         return None
     marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
@@ -293,7 +293,7 @@ def _hands_out(function: Function, name: Name, partners: list[Function]) -> bool
         return False  # an operand stack, an undo list
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep
-    if name.verb in WEAK:
+    if name.verb in WEAK - COUNTING:
         return removes_from_state(function) or marks_an_entry(function, partners)
     if changes_state(function) or removes_from_state(function):
         return True

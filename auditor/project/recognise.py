@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
-from auditor.ir.ops import Call, Make, Move, Path, is_temporary
+from auditor.ir.ops import Call, Make, Path, is_temporary
 from auditor.project.bindings import own_name
-from auditor.project.bodies import fronts_a_pool
+from auditor.project.bodies import fronts_a_pool, returns_itself
 from auditor.project.called_like import called_like_pool
 from auditor.project.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.deciding import decided_otherwise, told_of_arguments
 from auditor.project.discovery import Half, Pair
 from auditor.project.lent_or_keyed import LentOrKeyed
 from auditor.project.modules import Class, Function
+from auditor.project.named_twice import names_of_object
 from auditor.project.opener import Opener
 from auditor.project.parting import never_parted
 from auditor.project.releases import Releases, callee_text, names_of
@@ -257,7 +258,11 @@ class Recogniser(Releases):
             whole = source.rest == FIRST_OF_TWO and call.method == "accept" and never_parted(function, call)
             return (call.target + (() if whole else source.rest),)
         if source.handle is Handle.RECEIVER:
-            return (call.receiver,) if call.receiver is not None else (PROCESS,)
+            if call.receiver is None:
+                return (PROCESS,)
+            targets, _, _ = self.calls.targets(function, call.at)
+            itself = bool(targets) and all(returns_itself(target) for target in targets)
+            return (call.receiver, call.target) if itself else (call.receiver,)
         if source.handle is Handle.NONE:
             return (PROCESS,)
         if isinstance(source.argument, int) and source.argument < len(call.args):
@@ -270,7 +275,7 @@ class Recogniser(Releases):
     def _filled(self, function: Function, path: Path) -> tuple[Path, ...]:
         """`alloc([request])` fills the elements of the list it is given."""
         if not is_temporary(path):
-            return _aliases(function, path)
+            return names_of_object(function, path)
         for op in function.graph.ops:
             if isinstance(op, Make) and op.target == path and op.items:
                 return tuple(element for _, element in op.items)
@@ -280,21 +285,11 @@ class Recogniser(Releases):
 def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> bool:
     """Nobody else can reach the object that stands for the lease; keys in a new list are others' keys."""
     keys = source.handle is Handle.ARGUMENT and source.origin == "discovered"
+    if source.handle is Handle.RECEIVER:
+        places = places[:1]  # what `lock()` returns is the object itself
     return not keys and all(place[0] in function.graph.fresh_roots for place in places)
 
 
 def _discovered(pair: Pair, half: Half) -> Source:
     counts = half.name.verb in COUNTS
     return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)
-
-
-def _aliases(function: Function, path: Path) -> tuple[Path, ...]:
-    """Other names that the function gives to the same object."""
-    same = {path}
-    for op in function.graph.ops:
-        if isinstance(op, Move) and not is_temporary(op.target) and not is_temporary(op.source):
-            if op.source in same and len(op.target) == 1:
-                same.add(op.target)
-            elif op.target in same and len(op.source) == 1:
-                same.add(op.source)
-    return (path, *sorted(same - {path}))

@@ -2,7 +2,8 @@
 
     python -m tests.field.score_programs [strangers] [--verbose]
 
-The sets are strangers/, serving/ and training/, each by another author who knows nothing of the analysis. Each program is audited alone, without configuration but for the built-in protocols of files and locks.
+The sets are strangers/, serving/ and training/, each by another author who knows nothing of the analysis.
+Each program is audited alone, without configuration but for the built-in protocols of files and locks.
 Findings on exceptions (PA103) and context managers (PA111) are not counted, as in score.py.
 """
 
