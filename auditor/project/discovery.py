@@ -23,6 +23,7 @@ from auditor.project.bodies import (
 )
 from auditor.project.candidates import may_have_shape, names_pair
 from auditor.project.class_model import ClassModel
+from auditor.project.delegating import hands_on
 from auditor.project.lent_kinds import value_of
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
@@ -178,6 +179,7 @@ def _behaving(
             if _gives_back(other, name)
             and (
                 marks_an_entry(function, [other])
+                or hands_on(function, [other])
                 or not (is_store(function, name, other) or passes_on(function, name, its))
             )
         ]
@@ -278,7 +280,7 @@ def _acquiring_half(function: Function, name: Name, partners: list[Function]) ->
 
 
 def _marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
-    """It marks an object that exists: its first argument, or the receiver (`acquire(blocking)`, `release()`)."""
+    """It marks an object that exists: its first argument, or the receiver (`lock(blocking)`, `unlock()`)."""
     if not changes_state(function) or name.verb == "get":
         return None
     marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
@@ -294,7 +296,8 @@ def _hands_out(function: Function, name: Name, partners: list[Function]) -> bool
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK - COUNTING:
-        return removes_from_state(function) or marks_an_entry(function, partners)
+        its_own = removes_from_state(function) or marks_an_entry(function, partners)
+        return its_own or hands_on(function, partners)
     if changes_state(function) or removes_from_state(function):
         return True
     return any(not STRONG.isdisjoint(split(name)) for name in called(function))

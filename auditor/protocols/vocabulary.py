@@ -131,11 +131,15 @@ class Name:
         return verb if verb in MARKS else ""
 
 
+RUN_TOGETHER = {"getconn": ("get", "conn"), "putconn": ("put", "conn"), "getresource": ("get", "resource")}
+"""Well-known methods of pools that are written as one word."""
+
+
 @lru_cache(maxsize=1 << 14)
 def split(name: str) -> tuple[str, ...]:
     """The words of a name, small; a project asks of few names many times."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    words = [word for word in spaced.split("_") if word]
+    words = [word for each in spaced.split("_") if each for word in RUN_TOGETHER.get(each, (each,))]
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] + word in (
