@@ -296,8 +296,8 @@ def _hands_out(function: Function, name: Name, partners: list[Function]) -> bool
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK - COUNTING:
-        its_own = removes_from_state(function) or marks_an_entry(function, partners)
-        return its_own or hands_on(function, partners)
+        taken = removes_from_state(function) or marks_an_entry(function, partners)
+        return taken or hands_on(function, partners)
     if changes_state(function) or removes_from_state(function):
         return True
     return any(not STRONG.isdisjoint(split(name)) for name in called(function))
