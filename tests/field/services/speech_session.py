@@ -87,6 +87,10 @@ class SessionManager:
         self.guest = Session("guest", slot)
         return self.guest
 
+    def drain_guest(self) -> None:
+        if self.guest is not None:
+            self.guest.state = State.DRAINING
+
     async def close_guest(self) -> None:
         if self.guest is None:
             return
