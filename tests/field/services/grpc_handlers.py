@@ -138,8 +138,11 @@ class Servicer:
     async def OpenStream(self, key: str) -> bool:
         if key in self.open_streams:
             return False
-        sid = await self.ids.obtain_id()  # clean: in the table, CloseStream retires it
+        sid = await self.ids.obtain_id()  # clean: near miss, retired when the key came up meanwhile, else in the table that CloseStream empties
         if sid is None:
+            return False
+        if key in self.open_streams:
+            self.ids.retire_id(sid)
             return False
         self.open_streams[key] = sid
         return True
