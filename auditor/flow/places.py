@@ -6,7 +6,7 @@ import re
 from auditor.flow.effects import Value
 from auditor.ir.ops import ANY_ITEM, Fresh, Path, is_temporary
 
-VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag"})
+VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
 
 

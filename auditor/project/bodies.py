@@ -63,9 +63,11 @@ def returns_something(function: Function) -> bool:
 
 
 def lends(function: Function, partners: list[Function]) -> bool:
-    """`pin()` is told of no object and returns one, which `unpin(page)` is told of: that is no mark."""
-    told = not own_parameters(function) and bool(partners) and all(own_parameters(each) for each in partners)
-    return told and returns_something(function) and not returns_itself(function)
+    """`pin()` is told of no object and returns one, which `unpin(page)` is told of: that is no mark. Nor is
+    `inc_ref(name)`, which returns a handle for `dec_ref(handle)`."""
+    if not returns_something(function) or returns_itself(function) or not all(map(own_parameters, partners)):
+        return False
+    return bool(partners) and (not own_parameters(function) or given_back_itself(function, partners))
 
 
 def returns_itself(function: Function) -> bool:

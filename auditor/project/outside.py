@@ -195,7 +195,7 @@ class OutsideEffects:
         return isinstance(held, str) and ".nn." in held
 
 
-ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute"})
+ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute", "manual_seed"})
 """Methods of an object that return it, or another name of the same path."""
 
 USING = re.compile(

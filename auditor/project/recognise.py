@@ -291,5 +291,5 @@ def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> 
 
 
 def _discovered(pair: Pair, half: Half) -> Source:
-    counts = half.name.verb in COUNTS
+    counts = half.name.verb in COUNTS and half.handle is not Handle.RESULT
     return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)
