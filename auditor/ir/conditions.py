@@ -1,6 +1,7 @@
 """Canonical conditions: two tests that ask the same thing get the same key, so that branches correlate."""
 
 import ast
+import re
 from dataclasses import dataclass
 
 from auditor.ir.ops import Path
@@ -31,6 +32,11 @@ REFUSED = frozenset({"is_err", "is_error", "is_failure", "failed", "is_out_of_me
 EXISTENCE = frozenset({"exists", "lexists", "isdir", "isfile", "is_dir", "is_file"})
 
 BARE = frozenset({"ok", "is_success", "is_error", "failed"})
+
+SENTINEL = re.compile(
+    r"_?(?:[A-Z0-9]+_)*(?:PAD|INVALID|NONE|NULL|NIL|MISSING|EMPTY|SENTINEL|UNSET|ABSENT|NO|NOT|FAILED)(?:_[A-Z0-9]+)*"
+)
+"""Constants that stand for no lease: `slot == NO_SLOT`."""
 
 _NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
 _SYMBOL = {ast.Eq: "==", ast.Is: "is", ast.In: "in", ast.Lt: "<", ast.Gt: ">"}
@@ -97,6 +103,8 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     if sentinel is not None:
         return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")
     key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
+    if kind in (ast.Is, ast.Eq) and SENTINEL.fullmatch(called_name(right)):
+        return Condition(key, positive, names, left, "absent")
     if kind is ast.Is or (kind is ast.Eq and _held_by_another(left, right)):
         return Condition(key, positive, names, left, "same", right)
     stream = asks_for_a_stream(test)

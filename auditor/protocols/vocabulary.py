@@ -68,7 +68,7 @@ ASKING = frozenset(
 POOLS = frozenset({"pool", "allocator"})
 """Last words of names that say what a thing is."""
 
-SETTLING = frozenset({"commit", "confirm", "settle", "complete", "finalize"})
+SETTLING = frozenset({"commit", "confirm", "settle", "complete", "finalize", "publish"})
 """Verbs that end a reservation the other way: what was reserved is used, and nothing is owed any more."""
 
 ACQUIRE_WORDS = frozenset().union(*(acquire for acquire, _ in PAIRS))
