@@ -5,10 +5,10 @@ import ast
 from collections.abc import Iterator
 
 from auditor.project.bindings import own_attribute, own_name, statements_of
-from auditor.project.elsewhere import looks_releasing
 from auditor.project.forgetting import for_good
 from auditor.project.modules import Function
 from auditor.project.project import Project
+from auditor.project.release_names import looks_releasing
 
 FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
 FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})

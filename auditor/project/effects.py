@@ -20,11 +20,11 @@ from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.bindings import own_name
 from auditor.project.bodies import contains_failures, own_exceptions
 from auditor.project.calls import constants_passed, is_bound, parameter_for
-from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Class, Function
 from auditor.project.outside import OutsideEffects
 from auditor.project.put_off import never_run
 from auditor.project.recognise import Recogniser
+from auditor.project.release_names import looks_releasing
 from auditor.project.started import started
 from auditor.project.summaries import PROCESS, Question, Summaries
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from auditor.project.bindings import own_name, statements_of
 from auditor.project.modules import Class, Function, Module
 from auditor.project.project import Project
-from auditor.project.sites import last_name
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, REMOVING, split
+from auditor.project.release_names import looks_releasing
+from auditor.protocols.vocabulary import split
 
 
 class Elsewhere:
@@ -100,17 +100,6 @@ def released_attributes(function: Function, of_others: bool = True) -> dict[str,
             for attribute, base in _sources(operand, carried, own):
                 found.setdefault(attribute, set()).add(base)
     return found
-
-
-def looks_releasing(call: ast.Call) -> bool:
-    """By its name it gives something back, or sees to it that somebody will."""
-    name = last_name(call)
-    return (
-        RELEASING.fullmatch(name) is not None
-        or name in LEASE_METHODS
-        or name in ("finalize", "callback", "map")
-        or REMOVING.fullmatch(name) is not None
-    )
 
 
 def _carried(function: Function, own: str | None) -> Carried:

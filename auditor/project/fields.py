@@ -17,7 +17,7 @@ from auditor.model import Span
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.cutting import cut_off
-from auditor.project.elsewhere import Elsewhere, looks_releasing
+from auditor.project.elsewhere import Elsewhere
 from auditor.project.ended_by_others import (
     closed_by_its_base,
     destroyed_with_its_maker,
@@ -42,6 +42,7 @@ from auditor.project.other_words import asked_before_it_is_set, properties_of
 from auditor.project.outcome import Outcome
 from auditor.project.project import Project
 from auditor.project.reconnecting import refilled_by_a_handler
+from auditor.project.release_names import looks_releasing
 from auditor.project.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.sites import last_name
 from auditor.project.summaries import EffectsOf, Summaries

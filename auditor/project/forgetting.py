@@ -4,9 +4,9 @@ import ast
 import re
 
 from auditor.project.bindings import given_to, own_name, statements_of
-from auditor.project.elsewhere import looks_releasing
 from auditor.project.modules import Function
 from auditor.project.project import Project
+from auditor.project.release_names import looks_releasing
 from auditor.project.sites import last_name
 
 CLEANUP = re.compile(

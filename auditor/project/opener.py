@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from auditor.project.bindings import TEST_FILE
 from auditor.project.modules import Class, Function
+from auditor.project.release_names import looks_releasing
 
 LASTING = frozenset({"main", "_main", "<module>"})
 """Functions with which the process ends."""
@@ -25,12 +26,13 @@ class Opener:
     closing: set[Function]
 
     def is_opened(self, function: Function, call: ast.Call) -> bool:
-        """By being made, or by what this function does with what it made; who works on the field itself may
+        """By being made, or by what this function does with what it made; who gives the field itself away may
         end that."""
-        used = {*_attributes_of(function, call)}
-        return used.isdisjoint(self.fields) and (
-            "__init__" in self.opening or not used.isdisjoint(self.opening)
-        )
+        used = list(_attributes_of(function, call))
+        given = _given_away(function)
+        if any(node.attr in self.fields and id(node) in given for node in used):
+            return False
+        return "__init__" in self.opening or any(node.attr in self.opening for node in used)
 
 
 def ends_with_the_process(function: Function) -> bool:
@@ -38,7 +40,27 @@ def ends_with_the_process(function: Function) -> bool:
     return function.name in LASTING or TEST_FILE.search(function.module.path) is not None
 
 
-def _attributes_of(function: Function, call: ast.Call) -> Iterator[str]:
+def _given_away(function: Function) -> set[int]:
+    """Nodes that are returned, kept under another name, or an operand of a call that looks like an end."""
+    found: set[int] = set()
+    for node in ast.walk(function.node):
+        match node:
+            case (
+                ast.Return(value=ast.expr() as value)
+                | ast.Assign(value=value)
+                | ast.Yield(value=ast.expr() as value)
+            ):
+                found.add(id(value))
+            case ast.Call(func=ast.Attribute(value=owner), args=args) if looks_releasing(node):
+                found.update(map(id, (owner, *args)))
+            case ast.Call(args=args) if looks_releasing(node):
+                found.update(map(id, args))
+            case ast.withitem(context_expr=value):
+                found.add(id(value))
+    return found
+
+
+def _attributes_of(function: Function, call: ast.Call) -> Iterator[ast.Attribute]:
     """What the function reads of the object that this call makes."""
     names = {
         target.id
@@ -51,4 +73,4 @@ def _attributes_of(function: Function, call: ast.Call) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and (
             node.value is call or getattr(node.value, "id", None) in names
         ):
-            yield node.attr
+            yield node

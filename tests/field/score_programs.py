@@ -95,7 +95,9 @@ def main() -> int:
         print(*(f"without a label {place}" for place in unlabelled), sep="\n")
     found = len(leaks) - len(missed)
     told = sum(each.told for each in missed)
-    print(f"leaks found {found} of {len(leaks)} = {found / len(leaks):.1%}; {told} more told by PA103 or PA111")
+    print(
+        f"leaks found {found} of {len(leaks)} = {found / len(leaks):.1%}; {told} more told by PA103 or PA111"
+    )
     print(f"clean reported {len(false)} of {len(clean)} = {len(false) / len(clean):.1%}")
     print(f"reported where no label is {len(unlabelled)}")
     kept = found / len(leaks) >= RECALL_GOAL and len(false) / len(clean) <= FALSE_RATE_GOAL
