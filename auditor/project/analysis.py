@@ -20,10 +20,11 @@ from auditor.project.calls import Calls
 from auditor.project.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.customary import customary
-from auditor.project.discovery import Pair, discover
+from auditor.project.discovery import discover
 from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back, returns_several
+from auditor.project.halves import Pair
 from auditor.project.leases import Follower
 from auditor.project.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.misused import Misused

@@ -70,3 +70,8 @@ def given_to(function: Function, name: str) -> Iterator[ast.expr]:
         match node:
             case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
                 yield value
+
+
+def is_dropped(function: Function, call: ast.Call) -> bool:
+    """Nobody asks for what the call returns."""
+    return any(isinstance(node, ast.Expr) and node.value is call for node in statements_of(function.node))

@@ -9,6 +9,9 @@ from auditor.project.lineage import Lineage
 from auditor.project.modules import Class, Function
 from auditor.project.project import Project
 
+Binder = ast.stmt | ast.arg | ast.comprehension
+"""What binds names."""
+
 DEPTH = 40
 """A type that hangs on so many others is not worth the search."""
 
@@ -22,7 +25,7 @@ class BoundTypes(Lineage):
         self._declared: dict[Class, dict[str, Written]] = {}
         self._locals: dict[Function, dict[str, Type | None]] = {}
         self._written: dict[Function, dict[str, Written]] = {}
-        self._unasked: dict[Function, dict[str, list[ast.stmt | ast.arg]]] = {}
+        self._unasked: dict[Function, dict[str, list[Binder]]] = {}
         self._asking: list[str] = []
         self._busy: set[object] = set()
 
@@ -145,7 +148,7 @@ class BoundTypes(Lineage):
         else:
             types[name] = found
 
-    def _bind(self, function: Function, node: ast.stmt | ast.arg, types: dict[str, Type | None]) -> None:
+    def _bind(self, function: Function, node: Binder, types: dict[str, Type | None]) -> None:
         match node:
             case ast.arg(arg=name) if name == own_name(function):
                 types[name] = function.cls
@@ -162,7 +165,11 @@ class BoundTypes(Lineage):
                 self._write(function, name, (function.module, annotation), types)
             case ast.With(items=[ast.withitem(context_expr=value, optional_vars=ast.Name(id=name))]):
                 self._agree(name, self.type_of(function, value), types)
-            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+            case (
+                ast.For(target=target, iter=value)
+                | ast.AsyncFor(target=target, iter=value)
+                | ast.comprehension(target=target, iter=value)
+            ):
                 self._bind_element(
                     function, target, annotations.element(self._iterated(function, value)), types
                 )
@@ -213,9 +220,9 @@ def _pairwise(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.exp
     return [(target, value)]
 
 
-def _binding(function: Function) -> dict[str, list[ast.stmt | ast.arg]]:
+def _binding(function: Function) -> dict[str, list[Binder]]:
     """What binds each name of a function, in source order."""
-    found: dict[str, list[ast.stmt | ast.arg]] = {}
+    found: dict[str, list[Binder]] = {}
     if isinstance(function.node, ast.Module):
         return found
     args = function.node.args
@@ -224,4 +231,9 @@ def _binding(function: Function) -> dict[str, list[ast.stmt | ast.arg]]:
     for node in statements_of(function.node):
         for name in names_bound(node):
             found.setdefault(name, []).append(node)
+    for inner in ast.walk(function.node):
+        if isinstance(inner, ast.comprehension):
+            for each in ast.walk(inner.target):
+                if isinstance(each, ast.Name):
+                    found.setdefault(each.id, []).append(inner)
     return found

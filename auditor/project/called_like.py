@@ -2,7 +2,7 @@
 
 import ast
 
-from auditor.project.discovery import Pair
+from auditor.project.halves import Pair
 from auditor.project.modules import last_part
 from auditor.protocols.vocabulary import singular, split
 

@@ -8,29 +8,22 @@ halves of anything."""
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from auditor.flow.effects import Handle, Position, Value
-from auditor.project.bodies import (
-    given_back_itself,
-    keeps_what_it_is_told,
-    kept_under_parameter,
-    lends,
-    not_shared,
-    returns_something,
-    shared_key,
-    told_nothing,
-)
+from auditor.flow.effects import Handle, Position
+from auditor.project.bodies import not_shared
 from auditor.project.candidates import may_have_shape, names_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.delegating import hands_on
+from auditor.project.halves import LENDING, Half, Pair, acquiring_half, hands_out, marking_half, only_passes
+from auditor.project.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.lent_kinds import value_of
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Class, Function, Module
-from auditor.project.pool_state import called, changes_state, own_parameters, removes_from_state
+from auditor.project.pool_state import called, changes_state, own_parameters
 from auditor.project.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
 from auditor.project.shapes import shapes
-from auditor.project.use_counts import reference_counts, use_counts
+from auditor.project.use_counts import permits, reference_counts, returns_what_it_is_told, use_counts
 from auditor.project.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -46,32 +39,8 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
-STRONG = ACQUIRE_WORDS - WEAK
-
-LENDING = frozenset({"contextmanager", "asynccontextmanager", "property", "cached_property"})
-"""Decorators of what gives back by itself, and of what is no call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Half:
-    """A method that acquires or releases, and how; `by_shape` where its name did not say so."""
-
-    function: Function
-    name: Name
-    handle: Handle = Handle.RESULT
-    argument: Position = 0
-    value: Value = Value.OBJECT
-    by_shape: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One discovered protocol: the pool it belongs to, its acquiring and its releasing functions."""
-
-    name: str
-    owner: Class | None
-    acquires: tuple[Half, ...]
-    releases: tuple[Half, ...]
+WAYS_OUT = (".pop", "heappop(", ".remove(", ".discard(", "] = ")
+"""By which a subclass takes something out of what its base fills, or marks it there."""
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
@@ -86,7 +55,10 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         ending = list(_self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
-        yield from _by_shape(cls, methods, paired)
+        shaped = list(_by_shape(cls, methods, paired))
+        yield from shaped
+        yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
+        yield from _beside_bases(model, cls, methods, paired)
         yield from _counts(cls, methods, paired)
     plain = [
         f
@@ -102,7 +74,7 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
         name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
         if name is None or method.is_abstract or LENDING & set(method.decorators):
             continue
-        if not _hands_out(method, name, []) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
+        if not hands_out(method, name, []) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
             continue
         lent = lent_class(model, cls, method)
         ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
@@ -113,12 +85,14 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
 
 def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
-    if not PASSING_ON.isdisjoint(split(cls.name)) or not may_have_shape(cls.text):
+    words = split(cls.name)
+    passing = not PASSING_ON.isdisjoint(words) and POOL_WORDS.isdisjoint(words)
+    if passing or not may_have_shape(cls.text):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
         givers = list(found.givers)
-        takers = [_acquiring_half(m, acquiring, givers) for m in found.takers if m not in paired]
+        takers = [acquiring_half(m, acquiring, givers) for m in found.takers if m not in paired]
         got = tuple(
             replace(half, by_shape=True)
             for half in takers
@@ -129,18 +103,58 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
             yield Pair(cls.name, cls, got, tuple(Half(m, releasing, got[0].handle) for m in givers))
 
 
+def _jointly(
+    cls: Class, own: list[Function], methods: list[Function], pairs: list[Pair], paired: set[Function]
+) -> Iterator[Pair]:
+    """Beside the halves of a known pair: which of the class's own methods also takes out of what the pair's
+    releases fill. `methods` are all that may be asked."""
+    acquiring = Name("acquire", frozenset())
+    for pair in pairs:
+        lending = any(half.handle is Handle.RESULT for half in pair.acquires)
+        givers = [half.function for half in pair.releases]
+        for method in joint_takers(methods, givers) if lending and not pair.acquires[0].name.kind else ():
+            if method in paired or method not in own or not LENDING.isdisjoint(method.decorators):
+                continue
+            half = acquiring_half(method, acquiring, givers)
+            if half is not None and half.handle is Handle.RESULT:
+                paired.add(method)
+                yield Pair(pair.name, pair.owner, (replace(half, by_shape=True),), pair.releases)
+
+
+def _beside_bases(
+    model: ClassModel, cls: Class, methods: list[Function], paired: set[Function]
+) -> Iterator[Pair]:
+    """A subclass may take out of what its base fills."""
+    takes = cls.node.bases and any(
+        way in cls.text for way in (".pop", "heappop(", ".remove(", ".discard(", "] = ")
+    )
+    fields = taken_fields(methods) if takes else set()
+    for base in model.lineage(cls)[1:] if fields else ():
+        inherited = [method for name, method in sorted(base.methods.items()) if not name.endswith("=")]
+        if not are_filled(fields, inherited):
+            continue
+        found = list(_pairs_of(base.name, base, inherited))
+        shaped = _by_shape(base, inherited, {half.function for pair in found for half in pair.acquires})
+        yield from _jointly(cls, methods, [*inherited, *methods], [*found, *shaped], paired)
+
+
 def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in use_counts(
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     ):
-        half = _marking_half(begins, up, [ends])
+        half = marking_half(begins, up, [ends])
         if half is not None:
             yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
+    for begins, ends in permits([m for m in methods if m not in paired]):
+        half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
-        yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+        if returns_what_it_is_told(begins):
+            half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
@@ -187,7 +201,7 @@ def _behaving(
             not function.is_method
         ):  # functions of a module share no object: only their names tie them together
             partners = [(other, its) for other, its in partners if name.affix & its.affix]
-        half = _acquiring_half(function, name, [other for other, _ in partners]) if partners else None
+        half = acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
             got.append(half)
             given += [Half(other, its, half.handle, _told_of(other, half)) for other, its in partners]
@@ -223,7 +237,7 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
     if len(own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
         return False  # it is given nothing back: a `free()` of the pool itself
     if function.is_abstract:
-        return not _only_passes(function)
+        return not only_passes(function)
     if _is_told_a_measure(function):
         return False
     return changes_state(function) or any(
@@ -240,64 +254,3 @@ def _is_told_a_measure(function: Function) -> bool:
         each.arg in first and each.annotation and ast.unparse(each.annotation) in ("float", "bool")
         for each in named
     )
-
-
-def _only_passes(function: Function) -> bool:
-    """A body of `pass` that nobody declared abstract does nothing."""
-    body = function.node.body if isinstance(function.node.body, list) else []
-    return "abstractmethod" not in function.decorators and all(
-        isinstance(statement, ast.Pass) for statement in body if not _is_docstring(statement)
-    )
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _acquiring_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
-    if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
-        return None
-    if function.is_abstract:
-        if _only_passes(function) or name.verb in WEAK - COUNTING:
-            return None
-        shared = shared_key(function, partners)
-        if shared is not None:
-            return Half(function, name, Handle.ARGUMENT, shared, Value.OBJECT)
-        handle = Handle.RECEIVER if name.verb in COUNTING else Handle.RESULT
-        return Half(function, name, handle, 0, value_of(function))
-    if (name.verb in COUNTING and not lends(function, partners)) or not returns_something(function):
-        return _marking_half(function, name, partners)
-    if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
-        return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
-    if not _hands_out(function, name, partners):
-        return None
-    keyed = kept_under_parameter(function)
-    if keyed is None:
-        keyed = shared_key(function, partners)
-    if keyed is not None and not given_back_itself(function, partners):
-        return Half(function, name, Handle.ARGUMENT, keyed, Value.OBJECT)
-    return Half(function, name, Handle.RESULT, 0, value_of(function))
-
-
-def _marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
-    """It marks an object that exists: its first argument, or the receiver (`lock(blocking)`, `unlock()`)."""
-    if not changes_state(function) or name.verb == "get":
-        return None
-    marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
-    if not marks_argument and keeps_what_it_is_told(function):
-        return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
-    return Half(function, name, Handle.ARGUMENT if marks_argument else Handle.RECEIVER, 0, Value.OBJECT)
-
-
-def _hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
-    of_class = {*split(function.cls.name if function.cls else "")}
-    if name.verb == "pop" and not of_class & POOL_WORDS:
-        return False  # an operand stack, an undo list
-    if name.verb in ("get", "fetch") and of_class & PASSING_ON:
-        return False  # what one side puts in, the other gets to keep
-    if name.verb in WEAK - COUNTING:
-        taken = removes_from_state(function) or marks_an_entry(function, partners)
-        return taken or hands_on(function, partners)
-    if changes_state(function) or removes_from_state(function):
-        return True
-    return any(not STRONG.isdisjoint(split(name)) for name in called(function))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from auditor.project.bindings import own_name, statements_of
+from auditor.project.markings import Marking, marked_by
 from auditor.project.modules import Function
 from auditor.project.pool_state import REMOVERS, own_parameters
 
@@ -55,6 +56,7 @@ class FieldWork:
     counted: list[tuple[str, int]] = field(default_factory=list)
     summed: set[str] = field(default_factory=set)
     amounts: list[tuple[str, int, ast.expr]] = field(default_factory=list)
+    marked: list[Marking] = field(default_factory=list)
     counters: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
     _bindings: list[Binding] | None = None
@@ -66,21 +68,37 @@ class FieldWork:
 
     def derived(self, names: Set[str], marked: Set[int]) -> Set[str]:
         """Local names that are given, or go over, something that has to do with these."""
-        if self._bindings is None:
-            statements = statements_of(self.method.node)
-            self._bindings = [made for node in statements if (made := _binding(node)) is not None]
         found = set(names)
         before = -1
         while before != len(found):
             before = len(found)
-            for made in self._bindings:
+            for made in self.bindings:
                 if not made.bound <= found and made.mentions(found, marked):
                     found |= made.bound
         return found
 
+    def of_one_kind(self, names: Set[str]) -> Set[str]:
+        """With those bound by the same statements, and those they are made of: of `place, buffer` both, of
+        `bit = 1 << place` the place."""
+        bound = [made for made in self.bindings if not made.bound.isdisjoint(names)]
+        return set(names).union(*(made.bound | made.names for made in bound)) - {own_name(self.method)}
+
+    @property
+    def bindings(self) -> list[Binding]:
+        if self._bindings is None:
+            statements = statements_of(self.method.node)
+            self._bindings = [made for node in statements for made in _bindings(node)]
+        return self._bindings
+
 
 def field_work(method: Function) -> FieldWork:
     """Read off the body once."""
+    if method.field_work is None:
+        method.field_work = _read(method)
+    return method.field_work
+
+
+def _read(method: Function) -> FieldWork:
     work = FieldWork(method, frozenset(own_parameters(method)))
     own = own_name(method)
     if own is None or isinstance(method.node, (ast.Module, ast.Lambda)):
@@ -112,13 +130,20 @@ class _Reader:
                 self._note_removed(container, key)
             case ast.Return(value=ast.expr() as value):
                 self.work.returned.append(value)
+        self._marked(statement)
         for node in _own_expressions(statement):
             if isinstance(node, ast.Call):
                 self._called(node)
+                self._marked(node)
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
                 name = self.field_of(node.value)
                 if name is not None and node.slice.lower is None and isinstance(node.ctx, ast.Load):
                     self.work.taken.append((name, node))
+
+    def _marked(self, node: ast.AST) -> None:
+        for mark in marked_by(node):
+            if (name := self.field_of(mark.container)) is not None:
+                self.work.marked.append(mark.of(name))
 
     def field_of(self, node: ast.expr) -> str | None:
         """The field at the root of `self.bins[size]`, `self.bins.get(size)` or a local name of it."""
@@ -208,17 +233,25 @@ def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(child.context_expr)
 
 
-def _binding(node: ast.stmt) -> Binding | None:
+def _bindings(node: ast.stmt) -> Iterator[Binding]:
     match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(
+            targets
+        ) == len(values):
+            for target, value in zip(targets, values, strict=True):
+                yield _made(set(_bound(target)), value)
         case ast.Assign(targets=targets, value=value):
-            return _made({name for target in targets for name in _bound(target)}, value)
-        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.For(target=target, iter=value):
-            return _made(set(_bound(target)), value)
+            yield _made({name for target in targets for name in _bound(target)}, value)
+        case (
+            ast.AnnAssign(target=target, value=ast.expr() as value)
+            | ast.AugAssign(target=ast.Name() as target, value=value)
+            | ast.For(target=target, iter=value)
+        ):
+            yield _made(set(_bound(target)), value)
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=way), args=[*_, value])
         ) if way in FILLING:
-            return _made({name}, value)
-    return None
+            yield _made({name}, value)
 
 
 def _made(bound: set[str], value: ast.expr) -> Binding:

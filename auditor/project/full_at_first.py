@@ -36,6 +36,28 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
     )
 
 
+def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:
+    """`self.open = [True] * count`, `torch.ones(count, dtype=torch.bool)`: who takes a place clears it."""
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == name and _is_truth(node.value)
+        for work in begun
+        for node in statements_of(work.method.node)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+
+
+def _is_truth(value: ast.expr) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(attr="ones") | ast.Name(id="ones")):
+            return True
+        case ast.BinOp(left=ast.List(elts=[ast.Constant(value=each)]), op=ast.Mult()):
+            return bool(each)
+        case ast.ListComp(elt=ast.Constant(value=each)):
+            return bool(each)
+    return False
+
+
 def _own_methods_called(method: Function) -> Iterator[str]:
     own = own_name(method)
     for call in method.calls:

@@ -14,7 +14,7 @@ from auditor.flow.effects import Handle
 from auditor.flow.lease import GivingBack
 from auditor.project.callers_words import in_callers_words, is_plain
 from auditor.project.class_model import ClassModel
-from auditor.project.discovery import Half, Pair
+from auditor.project.halves import Half, Pair
 from auditor.project.lending import lending
 from auditor.project.modules import Function
 from auditor.project.recognise import Recogniser

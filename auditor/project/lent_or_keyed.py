@@ -4,7 +4,7 @@ import ast
 
 from auditor.flow.effects import Handle
 from auditor.project.calls import Calls
-from auditor.project.discovery import Half, Pair
+from auditor.project.halves import Half, Pair
 from auditor.project.lent_objects import endings_of, lent_class
 from auditor.project.modules import Function, Module
 

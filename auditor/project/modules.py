@@ -5,12 +5,16 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
 from auditor.source.load import lines_of
 from auditor.source.nodes import children
+
+if TYPE_CHECKING:
+    from auditor.project.field_work import FieldWork
 
 DEVICE = frozenset({"kernel", "jit", "prim_func"})
 """Decorators of what a compiler reads and Python never runs."""
@@ -31,6 +35,8 @@ class Function:
     nested: dict[str, "Function"] = field(default_factory=dict)
     _graph: Graph | None = None
     _calls: list[ast.Call] | None = None
+    field_work: "FieldWork | None" = None
+    """What it does to fields, once somebody asked."""
 
     @property
     def name(self) -> str:

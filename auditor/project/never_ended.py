@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 
 from auditor.project.bindings import TEST_FILE
-from auditor.project.discovery import Pair
 from auditor.project.forgetting import INITIAL
+from auditor.project.halves import Pair
 from auditor.project.leases import BEGINNING
 from auditor.project.outcome import Outcome
 from auditor.project.recognise import Recogniser

@@ -3,7 +3,7 @@
 import ast
 
 from auditor.ir.ops import Call
-from auditor.project.bindings import statements_of
+from auditor.project.bindings import is_dropped, statements_of
 from auditor.project.modules import Function
 
 LAZY = frozenset({"map", "starmap", "imap"})
@@ -13,9 +13,7 @@ def never_run(function: Function, call: Call) -> bool:
     """`map(pool.free, blocks)` as a statement frees nothing; `undo = partial(pool.free, block)` frees when
     this function calls `undo()`, where it does nothing else with the name."""
     if call.receiver is None and call.method in LAZY:
-        return any(
-            isinstance(node, ast.Expr) and node.value is call.at for node in statements_of(function.node)
-        )
+        return is_dropped(function, call.at)
     return call.method == "partial" and _only_called(function, call.at)
 
 

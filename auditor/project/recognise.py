@@ -12,7 +12,8 @@ from auditor.project.bodies import fronts_a_pool, returns_itself
 from auditor.project.called_like import called_like_pool
 from auditor.project.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.deciding import decided_otherwise, told_of_arguments
-from auditor.project.discovery import Half, Pair
+from auditor.project.echoes import echoed
+from auditor.project.halves import Half, Pair
 from auditor.project.lent_or_keyed import LentOrKeyed
 from auditor.project.modules import Class, Function
 from auditor.project.named_twice import names_of_object
@@ -126,7 +127,8 @@ class Recogniser(Releases):
         if declared is not None:
             return declared
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
-            found = None if self._shape_alone(function, call, target) else self._of_function(function, target)
+            alone = self._shape_alone(function, call, target)
+            found = None if alone else self._of_function(function, target, call)
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
@@ -183,10 +185,12 @@ class Recogniser(Releases):
         in_turns = take_apart(function.name, ACQUIRE_WORDS) is not None and function.name != target.name
         return target.name.startswith("_") or in_turns or EMPTYING.fullmatch(function.name) is not None
 
-    def _of_function(self, function: Function, target: Function) -> Source | None:
+    def _of_function(self, function: Function, target: Function, call: ast.Call) -> Source | None:
         if target in self.acquiring:
             pair, half = self.acquiring[target]
             found = _discovered(pair, half)
+            if half.echo:
+                return replace(found, handle=echoed(found.handle, function, call, pair))
             if target in self._lent and not self._lent_or_keyed.gives_back_keys(function.module, pair):
                 return replace(found, handle=Handle.RESULT)
             return found

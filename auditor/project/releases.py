@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.aliases import Aliases
 from auditor.project.calls import Calls, is_bound, parameter_for
-from auditor.project.discovery import Half, Pair
+from auditor.project.halves import Half, Pair
 from auditor.project.modules import Class, Function
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING

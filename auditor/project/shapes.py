@@ -16,8 +16,19 @@ from dataclasses import dataclass
 from auditor.project.amounts import carries_the_amount
 from auditor.project.field_work import FREE, FieldWork, Put, field_work, mentions
 from auditor.project.full_at_first import beginning, full_at_first, given_at_first
-from auditor.project.marked_places import clears, marks
+from auditor.project.linked_stores import linked_again, piled_again
+from auditor.project.marked_places import (
+    clears,
+    keeps_count,
+    marked_fields,
+    marks,
+    marks_back,
+    searches_and_marks,
+)
 from auditor.project.modules import Function
+from auditor.project.own_helpers import by_name
+from auditor.project.stocked import stocked_with_memory
+from auditor.project.use_flags import entries
 from auditor.protocols.vocabulary import ends, split, undoes
 
 ENDING = re.compile(
@@ -51,11 +62,12 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     queues: set[str] = set()
     for name in sorted({name for work in named for name, _ in work.taken}):
         takers = [work for work in lending if _takes_out_of(work, name)]
-        givers = [w for w in named if _puts_into(w, name) and w not in takers and w not in begun]
+        stocked = stocked_with_memory(begun, by_name(works), name)
+        givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
             back = given_at_first(begun, name) and _there_and_back(name, takers, givers, named)
-            if back or _is_free(name, takers, begun):
+            if back or stocked or _is_free(name, takers, begun):
                 yield Shape(_methods(takers), _methods(givers))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
@@ -63,6 +75,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     lending = [work for work in lending if work.method.name not in queues]
     given = [work for work in named if work.method.name not in queues]
     yield from _places(lending, given)
+    yield from _marked(lending, given, begun)
+    yield from _undone(lending, given)
     yield from _counts(lending, given)
     yield from _registers(lending, given)
 
@@ -187,6 +201,29 @@ def _places(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterato
             yield from _shape(takers, [work for work in givers if work not in takers])
 
 
+def _marked(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork], begun: Sequence[FieldWork]
+) -> Iterator[Shape]:
+    for name, on in marked_fields(lending):
+        if not any(marks_back(work, name, on) for work in given if work not in begun):
+            continue
+        for taker in (work for work in lending if searches_and_marks(work, name, on)):
+            givers = [
+                work
+                for work in given
+                if work is not taker and work not in begun
+                if marks_back(work, name, on) and keeps_count(taker, work, name, on, begun)
+            ]
+            yield from _shape([taker], givers)
+
+
+def _undone(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    """Linked places, piles with a number for their top, entries that say whether they are in use."""
+    for undone in (linked_again, piled_again, entries):
+        for taker, givers in undone(lending, given):
+            yield from _shape([taker], [work for work in givers if work is not taker])
+
+
 def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
     """One by one; amounts are counted up and down everywhere, so there the names must belong together, or
     what is handed out says how much it was."""
@@ -196,10 +233,10 @@ def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterato
             givers = [work for work in given if (name, -way) in work.counted and work.told]
             if not {id(work) for work in takers} & {id(work) for work in givers}:
                 for taker in takers:
-                    yield from _shape([taker], [giver for giver in givers if _undone(taker, giver, name)])
+                    yield from _shape([taker], [giver for giver in givers if _balanced(taker, giver, name)])
 
 
-def _undone(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
+def _balanced(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
     one_by_one = counter not in taker.summed and counter not in giver.summed
     named = ends(giver.method.name, taker.method.name)
     return one_by_one or named or carries_the_amount(taker, giver, counter)

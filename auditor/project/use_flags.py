@@ -1,10 +1,13 @@
 """Pools that mark their entries: `entry.in_use = True` when one is handed out, `False` when it is back."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from auditor.project.bindings import statements_of
+from auditor.project.field_work import FREE, FieldWork
+from auditor.project.marked_places import USED
 from auditor.project.modules import Function
+from auditor.protocols.vocabulary import ends, split
 
 Flag = tuple[str, bool]
 """A field or key of an entry, and what it is set to."""
@@ -26,6 +29,39 @@ def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
         isinstance(node, ast.Return) and node.value is not None and _root(node.value) in entries & searched
         for node in statements_of(function.node)
     )
+
+
+def entries(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork]
+) -> Iterator[tuple[FieldWork, list[FieldWork]]]:
+    """The same of methods with any names, of flags that say what is in use: one looks for an entry whose flag
+    is down, and others set that of the entry which they are told."""
+    lowered = [(work, back) for work in given if work.told and (back := _set_back(work))]
+    for taker in lending if lowered else ():
+        up = dict(_flags(taker.method))
+        yield taker, [work for work, back in lowered if _takes_an_entry(taker, up, work, back)]
+
+
+def _set_back(work: FieldWork) -> set[Flag]:
+    """The opposite of what it sets of the entry that it is told."""
+    flags = list(_flags(work.method))
+    told = work.derived(work.told, frozenset()) if flags else frozenset()
+    return {(flag, not value) for entry, (flag, value) in flags if entry in told}
+
+
+def _takes_an_entry(taker: FieldWork, up: dict[str, Flag], giver: FieldWork, back: set[Flag]) -> bool:
+    named = ends(giver.method.name, taker.method.name)
+    return any(
+        (named or _says_what_is_used(*flag))
+        and entry not in taker.derived(taker.told, frozenset())
+        and any(_root(value) == entry for value in taker.returned)
+        for entry, flag in up.items()
+        if flag in back
+    )
+
+
+def _says_what_is_used(flag: str, value: bool) -> bool:
+    return not (USED if value else FREE).isdisjoint(split(flag))
 
 
 def _flags(function: Function) -> Iterator[tuple[str, Flag]]:

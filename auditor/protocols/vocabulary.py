@@ -206,7 +206,8 @@ UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def undoes(release: str, acquire: str) -> bool:
-    """`untake` and `take`, `deregister_region` and `register_region`, `close_lane` and `open_lane`."""
+    """`untake` and `take`, `deregister_region` and `register_region`, `close_lane` and `open_lane`,
+    `end_lease` and `lease_lane`."""
     first, second = split(acquire), split(release)
     if not first or not second:
         return False
@@ -214,7 +215,7 @@ def undoes(release: str, acquire: str) -> bool:
     opposite = undoing in ("un" + verb, "de" + verb, "dis" + verb) or any(
         verb == one and undoing in others for one, others in UNDOING
     )
-    about, other = ({singular(word) for word in words[1:]} for words in (first, second))
+    about, other = ({singular(word) for word in words[1:]} - {verb} for words in (first, second))
     return opposite and (not about or not other or bool(about & other))
 
 

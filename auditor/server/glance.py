@@ -9,8 +9,8 @@ from auditor.project.aliases import other_names
 from auditor.project.analysis import FlowResult
 from auditor.project.candidates import called_as
 from auditor.project.customary import customary
-from auditor.project.discovery import Pair
 from auditor.project.fields import Fields
+from auditor.project.halves import Pair
 from auditor.project.modules import Class, Function, Module
 from auditor.project.openers import keep_lost, made_as
 from auditor.project.outcome import Outcome

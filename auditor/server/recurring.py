@@ -6,8 +6,9 @@ from auditor.config import AnalysisSettings
 from auditor.flow.knowledge import Knowledge
 from auditor.project.analysis import Analysis
 from auditor.project.candidates import may_define_pair
-from auditor.project.discovery import Pair, discover
+from auditor.project.discovery import discover
 from auditor.project.effects import FunctionEffects
+from auditor.project.halves import Pair
 from auditor.project.modules import Function
 from auditor.project.project import Project
 from auditor.server.shelf import KnownProject, Shelf

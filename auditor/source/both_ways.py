@@ -1,7 +1,7 @@
 """Whether a text works on some field both ways, as pools do: judged from bytes, before it is parsed.
 
-What is rare is looked for first: what is taken out, cleared or lowered. Only where a field has that done to
-it, it is asked whether somewhere something is put into it, entered or raised."""
+What is rare is looked for first: what is taken out, cleared, struck off or lowered. Only where a field has
+that done to it, it is asked whether somewhere something is put into it, entered or raised."""
 
 import re
 from collections.abc import Iterator
@@ -11,6 +11,13 @@ _PLACE = re.compile(rb"self\.(\w+)\[\w+$")
 _HEAP = re.compile(rb"\(self\.(\w+)")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _EMPTIED = re.compile(rb"\] = (?:None|False|0)")
+_LINKED = re.compile(rb"(?:\]|\w\.\w+) = self\.(\w+)\n")
+_SAYING = (
+    rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
+    rb"|available|unused|spare|vacant)"
+)
+_SAID = re.compile(_SAYING)
+_FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb") = (True|False)\b")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
@@ -20,6 +27,8 @@ _PUT = (
     rb")\(|(?:heappush|insort\w*)\(self\.%b\b"
 )
 _ENTERED = rb"self\.%b\[\w+\] = (?!None|False|0\b)"
+_ADDED = rb"self\.%b(?:\.(?:add|update)\(| \|= )"
+_BIT = rb"self\.%b(?:\[[^\]\n]*\])? (?:\|=|= self\.%b \|) "
 _RAISED = rb"self\.%b(?:\[[^\]\n]*\])? \+= "
 
 
@@ -30,6 +39,11 @@ def works_both_ways(data: bytes) -> bool:
     return (
         _any(_taken(data), _PUT, data)
         or _any(_cleared(data), _ENTERED, data)
+        or _any(_struck_off(data), _ADDED, data)
+        or _any(_lowered(data), _BIT, data)
+        or any(_before(b" ^= ", _FIELD, data))
+        or _linked(data)
+        or _flagged(data)
         or _any(_before(b" -= ", _FIELD, data), _RAISED, data)
     )
 
@@ -64,6 +78,31 @@ def _cleared(data: bytes) -> Iterator[bytes]:
         at = emptied.start()
         if found := _PLACE.search(data, data.rfind(b"\n", 0, at) + 1, at):
             yield found[1]
+
+
+def _struck_off(data: bytes) -> Iterator[bytes]:
+    """What is called free or in use, or may be full at first."""
+    full = b"range(" in data
+    for needle in (b".discard(", b".remove(", b".difference_update(", b" -= {", b" -= set("):
+        yield from (name for name in _before(needle, _FIELD, data) if full or _SAID.search(name))
+
+
+def _linked(data: bytes) -> bool:
+    """`self.next[place] = self.head`, and `self.head = place`."""
+    heads = set(_LINKED.findall(data)) if b"] = self." in data or b"next = self." in data else ()
+    return any(re.search(rb"self\.%b = \w+\n" % head, data) for head in heads)
+
+
+def _flagged(data: bytes) -> bool:
+    """`worker.busy = True`, and `worker.busy = False`."""
+    flags = set(_FLAG.findall(data)) if b" = True" in data and b" = False" in data else set()
+    return len({flag for flag, _ in flags}) < len(flags)
+
+
+def _lowered(data: bytes) -> Iterator[bytes]:
+    """Numbers of which bits are cleared."""
+    for needle in (b" &= ", b" & ~"):
+        yield from _before(needle, _FIELD, data)
 
 
 def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
