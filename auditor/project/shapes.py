@@ -1,11 +1,12 @@
 """Pools told by their shape: two methods that undo one another's work on one field, whatever they are called.
 
-Five shapes. A free list: one takes out and hands out, the other puts in what it is told, and the list is
-called free, is full from the start, or something new is made where it is empty (a queue or a stack is none of
-these). Places: one finds and marks a place and says which, the other clears the place it is told. A count:
-one counts up and hands out something new, the other is told something and counts down. A register: one makes,
-records and hands out, the other takes out of the record; so do catalogues, so the names must belong together,
-too. Two lists: one takes out of the first, the other, so called, puts into the second.
+A free list: one takes out and hands out, the other puts in what it is told, and the list is called free, is
+full from the start, or something new is made where it is empty (a queue or a stack is none of these). Places:
+one finds and marks a place (in a table, a set, a number's bits) and says which, the other clears the place it
+is told; or they are linked, piled, or say themselves that they are in use. A count: one counts up and hands out
+something new, the other is told something and counts down. A register: one makes, records and hands out, the
+other takes out of the record; so do catalogues, so the names must belong together, too. Two lists: one takes
+out of the first, the other, so called, puts into the second.
 """
 
 import ast
