@@ -15,6 +15,7 @@ from auditor.project.bodies import not_shared
 from auditor.project.candidates import may_have_shape, names_pair
 from auditor.project.class_model import ClassModel
 from auditor.project.delegating import hands_on
+from auditor.project.field_work import field_work
 from auditor.project.halves import LENDING, Half, Pair, acquiring_half, hands_out, marking_half, only_passes
 from auditor.project.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.lent_kinds import value_of
@@ -92,7 +93,7 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
         givers = list(found.givers)
-        takers = [acquiring_half(m, acquiring, givers) for m in found.takers if m not in paired]
+        takers = [acquiring_half(m, acquiring, givers, shaped=True) for m in found.takers if m not in paired]
         got = tuple(
             replace(half, by_shape=True)
             for half in takers
@@ -100,7 +101,20 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
         )
         if got:
             paired.update(half.function for half in got)
-            yield Pair(cls.name, cls, got, tuple(Half(m, releasing, got[0].handle) for m in givers))
+            yield Pair(
+                cls.name, cls, got, tuple(Half(m, releasing, got[0].handle, _value_told(m)) for m in givers)
+            )
+
+
+def _value_told(giver: Function) -> Position:
+    """Which parameter is put away: `idle[name] = worker` of `rest(name, worker)` is told the second."""
+    told = own_parameters(giver)
+    kept = (
+        put.value.id
+        for put in field_work(giver).put
+        if isinstance(put.value, ast.Name) and isinstance(put.key, ast.Name) and put.key.id in told[:1]
+    )
+    return next((name for name in kept if name in told[1:]), 0)
 
 
 def _jointly(
@@ -115,7 +129,7 @@ def _jointly(
         for method in joint_takers(methods, givers) if lending and not pair.acquires[0].name.kind else ():
             if method in paired or method not in own or not LENDING.isdisjoint(method.decorators):
                 continue
-            half = acquiring_half(method, acquiring, givers)
+            half = acquiring_half(method, acquiring, givers, shaped=True)
             if half is not None and half.handle is Handle.RESULT:
                 paired.add(method)
                 yield Pair(pair.name, pair.owner, (replace(half, by_shape=True),), pair.releases)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from auditor.project.bindings import own_name, statements_of
 from auditor.project.markings import Marking, marked_by
 from auditor.project.modules import Function
+from auditor.project.pieces import at_an_end, joins
 from auditor.project.pool_state import REMOVERS, own_parameters
 
 FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
@@ -137,7 +138,7 @@ class _Reader:
                 self._marked(node)
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
                 name = self.field_of(node.value)
-                if name is not None and node.slice.lower is None and isinstance(node.ctx, ast.Load):
+                if name is not None and isinstance(node.ctx, ast.Load) and at_an_end(node.slice):
                     self.work.taken.append((name, node))
 
     def _marked(self, node: ast.AST) -> None:
@@ -164,6 +165,8 @@ class _Reader:
         name = self.field_of(value)
         if isinstance(target, ast.Attribute) and _counts_by_itself(value):
             self.work.counters.add(target.attr)
+        if isinstance(target, ast.Attribute) and joins(value, ast.unparse(target)):
+            self.work.put.append(Put(target.attr, None, value))
         if isinstance(target, ast.Name) and name is not None and not isinstance(value, ast.Name):
             self.aliases[target.id] = name
         elif isinstance(target, ast.Subscript) and (into := self.field_of(target.value)) is not None:

@@ -54,7 +54,10 @@ class Pair:
     releases: tuple[Half, ...]
 
 
-def acquiring_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
+def acquiring_half(
+    function: Function, name: Name, partners: list[Function], *, shaped: bool = False
+) -> Half | None:
+    """None where the body does not behave like one; of `shaped` ones it is known that it does."""
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
         return None
     if function.is_abstract:
@@ -69,7 +72,7 @@ def acquiring_half(function: Function, name: Name, partners: list[Function]) -> 
         return marking_half(function, name, partners)
     if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
         return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
-    if not hands_out(function, name, partners):
+    if not shaped and not hands_out(function, name, partners):
         return None
     keyed = kept_under_parameter(function)
     if keyed is None:

@@ -4,12 +4,12 @@
 import ast
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.project.bindings import statements_of
 from auditor.project.field_work import FieldWork, Put, field_work, mentions
 from auditor.project.full_at_first import beginning, full_at_first
 from auditor.project.marked_places import marked_fields, marks_back, searches_and_marks
 from auditor.project.modules import Function
 from auditor.project.own_helpers import Works, all_put, by_name, puts_told
+from auditor.project.pieces import is_cut
 from auditor.project.shapes import ENDING
 from auditor.project.stocked import stocked_with_memory
 from auditor.protocols.vocabulary import RELEASE_WORDS, split, take_apart
@@ -70,32 +70,12 @@ def _marks(work: FieldWork, giving: Sequence[FieldWork], field: str, on: bool) -
 def _takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
     """It hands out what it took, and does not put that back: who looks up in a cache of the last used puts
     it to the end."""
-    cut = _is_cut(work.method, store)
+    cut = is_cut(work.method, store)
     taken = {id(node) for field, node in work.taken if field == store and (cut or isinstance(node, ast.Call))}
     if not taken or not work.hands_out(taken):
         return False
     back = [(put, at) for put, at in all_put(work, works) if put.field == store]
     return not any(_is_handed_out(work, put, taken) and not _given_up(work, at) for put, at in back)
-
-
-def _is_cut(method: Function, store: str) -> bool:
-    """`self.free = self.free[n:]`, `del self.free[:n]`"""
-    return any(
-        isinstance(node, ast.Attribute)
-        and node.attr == store
-        and (not isinstance(node.ctx, ast.Load) or id(node) in _deleted_of(method))
-        for node in ast.walk(method.node)
-    )
-
-
-def _deleted_of(method: Function) -> set[int]:
-    return {
-        id(target.value)
-        for node in statements_of(method.node)
-        if isinstance(node, ast.Delete)
-        for target in node.targets
-        if isinstance(target, ast.Subscript)
-    }
 
 
 def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:

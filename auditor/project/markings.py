@@ -42,8 +42,12 @@ def marked_by(node: ast.AST) -> Iterator[Mark]:
     """What a statement or a call marks."""
     match node:
         case ast.Call(func=ast.Attribute(value=container, attr=way), args=[place]):
-            if way in ENTERING | LEAVING:
+            if way in ENTERING | LEAVING or (way == "pop" and isinstance(place, ast.Name)):
                 yield Mark(container, place, way in ENTERING)
+        case ast.Call(
+            func=ast.Attribute(value=table, attr="index_fill_"), args=[_, place, ast.Constant(value=value)]
+        ):
+            yield Mark(table, place, bool(value))
         case ast.Delete(targets=[ast.Subscript(value=table, slice=place)]):
             yield Mark(table, place, False)
         case ast.AugAssign(target=target, op=op, value=value):

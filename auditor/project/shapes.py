@@ -3,10 +3,10 @@
 A free list: one takes out and hands out, the other puts in what it is told, and the list is called free, is
 full from the start, or something new is made where it is empty (a queue or a stack is none of these). Places:
 one finds and marks a place (in a table, a set, a number's bits) and says which, the other clears the place it
-is told; or they are linked, piled, or say themselves that they are in use. A count: one counts up and hands out
-something new, the other is told something and counts down. A register: one makes, records and hands out, the
-other takes out of the record; so do catalogues, so the names must belong together, too. Two lists: one takes
-out of the first, the other, so called, puts into the second.
+is told; or they are linked, piled, or say themselves that they are in use. A count: one counts up and hands
+out something new, the other is told something and counts down. A register: one makes, records and hands out,
+the other takes out of the record; so do catalogues, so the names must belong together, too. Two lists: one
+takes out of the first, the other, so called, puts into the second.
 """
 
 import ast
@@ -28,6 +28,7 @@ from auditor.project.marked_places import (
 )
 from auditor.project.modules import Function
 from auditor.project.own_helpers import by_name
+from auditor.project.pieces import is_cut
 from auditor.project.stocked import stocked_with_memory
 from auditor.project.use_flags import entries
 from auditor.protocols.vocabulary import ends, split, undoes
@@ -98,8 +99,8 @@ def _methods(works: Sequence[FieldWork]) -> tuple[Function, ...]:
 
 
 def _takes_out_of(work: FieldWork, name: str) -> bool:
-    """A slice is taken out of what is called free; of a text it is a piece."""
-    free = not FREE.isdisjoint(split(name))
+    """A slice is taken out of what is called free, or of what it is cut off; of a text it is a piece."""
+    free = not FREE.isdisjoint(split(name)) or is_cut(work.method, name)
     taken = {id(node) for each, node in work.taken if each == name and (free or isinstance(node, ast.Call))}
     return bool(taken) and work.hands_out(taken)
 

@@ -11,7 +11,7 @@ _PLACE = re.compile(rb"self\.(\w+)\[\w+$")
 _HEAP = re.compile(rb"\(self\.(\w+)")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _EMPTIED = re.compile(rb"\] = (?:None|False|0)")
-_LINKED = re.compile(rb"(?:\]|\w\.\w+) = self\.(\w+)\n")
+_LINKED = re.compile(rb"(?:\]|\w\.\w+) = self\.(\w+)(?:\n|\Z)")
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant)"
@@ -29,6 +29,10 @@ _PUT = (
 _ENTERED = rb"self\.%b\[\w+\] = (?!None|False|0\b)"
 _ADDED = rb"self\.%b(?:\.(?:add|update)\(| \|= )"
 _BIT = rb"self\.%b(?:\[[^\]\n]*\])? (?:\|=|= self\.%b \|) "
+_JOINED = (
+    rb"self\.%b(?:\.extend\(| \+= \w+(?:\n|\Z)| = (?:self\.%b \+ |\[\*|\w+ \+ self\.%b"
+    rb"|(?:torch|np|numpy)\.\w*(?:cat|append)))"
+)
 _RAISED = rb"self\.%b(?:\[[^\]\n]*\])? \+= "
 
 
@@ -38,6 +42,8 @@ def works_both_ways(data: bytes) -> bool:
         return False
     return (
         _any(_taken(data), _PUT, data)
+        or _any(_taken(data), _ENTERED, data)
+        or _any(_cut_off(data), _JOINED, data)
         or _any(_cleared(data), _ENTERED, data)
         or _any(_struck_off(data), _ADDED, data)
         or _any(_lowered(data), _BIT, data)
@@ -90,13 +96,20 @@ def _struck_off(data: bytes) -> Iterator[bytes]:
 def _linked(data: bytes) -> bool:
     """`self.next[place] = self.head`, and `self.head = place`."""
     heads = set(_LINKED.findall(data)) if b"] = self." in data or b"next = self." in data else ()
-    return any(re.search(rb"self\.%b = \w+\n" % head, data) for head in heads)
+    return any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in heads)
 
 
 def _flagged(data: bytes) -> bool:
     """`worker.busy = True`, and `worker.busy = False`."""
     flags = set(_FLAG.findall(data)) if b" = True" in data and b" = False" in data else set()
     return len({flag for flag, _ in flags}) < len(flags)
+
+
+def _cut_off(data: bytes) -> Iterator[bytes]:
+    """Pieces from an end of what is called free, or may be full at first."""
+    full = b"range(" in data
+    for needle in (b"[:", b"[-"):
+        yield from (name for name in _before(needle, _FIELD, data) if full or _SAID.search(name))
 
 
 def _lowered(data: bytes) -> Iterator[bytes]:
