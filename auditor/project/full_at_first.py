@@ -98,7 +98,10 @@ def _is_filled(node: ast.AST, name: str) -> bool:
 
 def _is_default(statement: ast.stmt, name: str) -> bool:
     match statement:
-        case ast.AnnAssign(target=ast.Name(id=field), value=ast.expr() as value):
+        case (
+            ast.AnnAssign(target=ast.Name(id=field), value=ast.expr() as value)
+            | ast.Assign(targets=[ast.Name(id=field)], value=value)
+        ):
             return field == name and _counts(value)
     return False
 

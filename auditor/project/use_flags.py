@@ -3,11 +3,16 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 
-from auditor.project.bindings import statements_of
+from auditor.project.bindings import own_name, statements_of
 from auditor.project.field_work import FREE, FieldWork
 from auditor.project.marked_places import USED
+from auditor.project.markings import is_nothing
 from auditor.project.modules import Function
 from auditor.protocols.vocabulary import ends, split
+
+OWNERS = frozenset({"owner", "holder", "tenant", "occupant", "borrower", "lessee", "client", "user", "rid",
+                    "request", "req", "job", "task"})  # fmt: skip
+"""Words in the names of fields that say who has an entry."""
 
 Flag = tuple[str, bool]
 """A field or key of an entry, and what it is set to."""
@@ -34,34 +39,46 @@ def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
 def entries(
     lending: Sequence[FieldWork], given: Sequence[FieldWork]
 ) -> Iterator[tuple[FieldWork, list[FieldWork]]]:
-    """The same of methods with any names, of flags that say what is in use: one looks for an entry whose flag
-    is down, and others set that of the entry which they are told."""
+    """The same of methods with any names, of flags that say what is in use, and of fields that say by whom:
+    one looks for an entry whose flag is down, and others set that of the entry which they are told."""
     lowered = [(work, back) for work in given if work.told and (back := _set_back(work))]
     for taker in lending if lowered else ():
-        up = dict(_flags(taker.method))
-        yield taker, [work for work, back in lowered if _takes_an_entry(taker, up, work, back)]
+        up = _set_of_own(taker)
+        yield taker, [work for work, back in lowered if up and _takes_an_entry(taker, up, work, back)]
 
 
 def _set_back(work: FieldWork) -> set[Flag]:
     """The opposite of what it sets of the entry that it is told."""
-    flags = list(_flags(work.method))
+    flags = [*_flags(work.method), *_owners(work.method)]
     told = work.derived(work.told, frozenset()) if flags else frozenset()
     return {(flag, not value) for entry, (flag, value) in flags if entry in told}
+
+
+def _set_of_own(work: FieldWork) -> dict[str, Flag]:
+    """What it sets of entries that it found among those of its object."""
+    flags = {**dict(_owners(work.method)), **dict(_flags(work.method))}
+    own = own_name(work.method)
+    kept = {
+        id(node)
+        for node in (ast.walk(work.method.node) if flags else ())
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
+    }
+    found = work.derived(frozenset(), kept)
+    told = work.derived(work.told, frozenset())
+    return {entry: flag for entry, flag in flags.items() if entry in found and entry not in told}
 
 
 def _takes_an_entry(taker: FieldWork, up: dict[str, Flag], giver: FieldWork, back: set[Flag]) -> bool:
     named = ends(giver.method.name, taker.method.name)
     return any(
-        (named or _says_what_is_used(*flag))
-        and entry not in taker.derived(taker.told, frozenset())
-        and any(_root(value) == entry for value in taker.returned)
+        (named or _says_what_is_used(*flag)) and any(_root(value) == entry for value in taker.returned)
         for entry, flag in up.items()
         if flag in back
     )
 
 
 def _says_what_is_used(flag: str, value: bool) -> bool:
-    return not (USED if value else FREE).isdisjoint(split(flag))
+    return not ((USED | OWNERS) if value else FREE).isdisjoint(split(flag))
 
 
 def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
@@ -78,6 +95,15 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
                 value=ast.Constant(value=bool() as value),
             ):
                 yield entry, (flag, value)
+
+
+def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
+    """`slot.owner = request`, `slot.owner = None`"""
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=value):
+                if not OWNERS.isdisjoint(split(flag)):
+                    yield entry, (flag, not is_nothing(value))
 
 
 def _root(node: ast.expr) -> str:

@@ -17,6 +17,10 @@ _SAYING = (
     rb"|available|unused|spare|vacant)"
 )
 _SAID = re.compile(_SAYING)
+_OWNED = re.compile(
+    rb"\.((?:\w+_)?(?:owner|holder|tenant|occupant|borrower|lessee|client|user|req(?:uest)?|rid|job|task))"
+    rb" = (None)?"
+)
 _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb") = (True|False)\b")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
@@ -38,6 +42,8 @@ _RAISED = rb"self\.%b(?:\[[^\]\n]*\])? \+= "
 
 def works_both_ways(data: bytes) -> bool:
     """Whether what it does to one field it undoes somewhere."""
+    if b"@classmethod" in data:
+        data = re.sub(rb"\bcls\.", b"self.", data)
     if b"self." not in data:
         return False
     return (
@@ -100,9 +106,10 @@ def _linked(data: bytes) -> bool:
 
 
 def _flagged(data: bytes) -> bool:
-    """`worker.busy = True`, and `worker.busy = False`."""
+    """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`."""
     flags = set(_FLAG.findall(data)) if b" = True" in data and b" = False" in data else set()
-    return len({flag for flag, _ in flags}) < len(flags)
+    owners = set(_OWNED.findall(data)) if b" = None" in data else set()
+    return any(len({flag for flag, _ in each}) < len(each) for each in (flags, owners))
 
 
 def _cut_off(data: bytes) -> Iterator[bytes]:
