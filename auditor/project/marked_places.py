@@ -93,7 +93,8 @@ def _hands_out(work: FieldWork, mark: Marking) -> bool:
     searched = _searched(work, mark.field, names)
     if not names or not names.isdisjoint(told) or not (mark.bit or searched):
         return False
-    known = work.derived(work.of_one_kind(names) - work.told, frozenset())
+    kin = names if mark.value is not None else work.of_one_kind(names)
+    known = work.derived(kin - work.told, frozenset())
     shown = _mentioned(work, mark.field) if mark.value is not None else set()
     kept = {*_names(mark.value)} & known if mark.value is not None else set()
     return any(

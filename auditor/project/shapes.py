@@ -185,8 +185,8 @@ def _is_new(value: ast.expr, counted: set[str]) -> bool:
             return attr in counted
         case ast.Call(func=ast.Name(id=name)):
             return name[:1].isupper() or name in ("bytearray", "object")
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr)):
-            return attr in MAKERS
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr), args=args):
+            return attr in MAKERS and not (args and isinstance(args[0], ast.Constant) and args[0].value == 0)
         case ast.Call(func=ast.Attribute(attr=attr)):
             return attr[:1].isupper() or not MAKING.isdisjoint(split(attr))
     return False
