@@ -40,6 +40,12 @@ ENDING = re.compile(
 """Names of methods that hand out what is to go for good."""
 
 
+LISTENERS = re.compile(
+    r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
+)
+"""What is registered for good as often as not."""
+
+
 MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
 """Functions of torch and numpy that make a new tensor."""
 
@@ -165,8 +171,10 @@ def _ways(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _also_given(work: FieldWork) -> Iterator[ast.expr]:
-    """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements."""
-    returned = {each.id for each in work.returned if isinstance(each, ast.Name)}
+    """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements; also of
+    what a view is returned of."""
+    values = (node for each in work.returned for node in ast.walk(each))
+    returned = {node.id for node in values if isinstance(node, ast.Name)} - work.told
     for node in ast.walk(work.method.node):
         match node:
             case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound in returned:
@@ -277,11 +285,20 @@ def _registers(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iter
 def _records(work: FieldWork, put: Put) -> bool:
     """What it made, or numbered, itself, and hands out: not what it was told."""
     if put.key is not None and isinstance(put.value, ast.Name) and put.value.id in work.told:
-        return False
+        return _numbered(work, put.key) and not LISTENERS.search(
+            f"{work.method.name}_{put.value.id}_{put.field}"
+        )
     recorded = {ast.unparse(each) for each in (put.key, put.value) if each is not None}
     returned = {ast.unparse(value) for value in work.returned} - work.told
     of_returned = {text for text in recorded if text.partition(".")[0] in returned}
     return bool(recorded & returned or of_returned)
+
+
+def _numbered(work: FieldWork, key: ast.expr) -> bool:
+    """`self.granted[self.number] = size`, and the number, counted up before, is returned."""
+    counted = {field for field, _ in work.counted}
+    own = isinstance(key, ast.Attribute) and key.attr in counted
+    return own and ast.unparse(key) in {ast.unparse(value) for value in work.returned}
 
 
 def _strikes(work: FieldWork, name: str) -> bool:

@@ -198,6 +198,8 @@ UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
     ("next", frozenset({"return"})),
     ("summon", frozenset({"dismiss", "banish"})),
     ("hire", frozenset({"fire", "dismiss"})),
+    ("grant", frozenset({"give", "revoke", "ungrant"})),
+    ("lend", frozenset({"restore", "return", "reclaim"})),
     ("mint", frozenset({"burn", "redeem"})),
     ("admit", frozenset({"discharge", "dismiss", "expel"})),
     ("carve", frozenset({"absorb", "merge"})),
