@@ -2,7 +2,8 @@
 
 ## What
 Some path releases the lease or hands it on; another one (return, break, continue, falling off the
-end, a handler that swallows an exception) leaves while it is still held.
+end, a handler that swallows an exception) leaves while it is still held. So does a pool's own method that
+takes out of its store, which nobody fills again, and passes over what does not suit the caller.
 
 ## Why
 The common case works, so tests pass; the rare one leaks: a request that is rejected, a batch that is

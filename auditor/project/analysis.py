@@ -25,6 +25,7 @@ from auditor.project.effects import FunctionEffects
 from auditor.project.fields import Fields
 from auditor.project.giving_back import giving_back, returns_several
 from auditor.project.halves import Pair
+from auditor.project.idle_losses import with_idle
 from auditor.project.leases import Follower
 from auditor.project.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.misused import Misused
@@ -233,9 +234,8 @@ class Analysis:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
         fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
-        leases = tuple(
-            self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes
-        )
+        decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
+        leases = with_idle(self.model, self.relevant, decided)
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
             for o in outcomes
@@ -245,8 +245,8 @@ class Analysis:
         return FlowResult(
             leases=leases,
             protocols=usage.protocols(),
-            acquires=len(outcomes) + len(self.unfollowed),
-            followed=len(outcomes) - len(unknown),
+            acquires=len(leases) + len(self.unfollowed),
+            followed=len(leases) - len(unknown),
             acquire_names=usage.acquire_names(),
             release_names=usage.release_names(),
             failures=tuple(

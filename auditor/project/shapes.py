@@ -11,7 +11,7 @@ takes out of the first, the other, so called, puts into the second.
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from auditor.project.amounts import carries_the_amount
@@ -152,14 +152,20 @@ def _counters(begun: Sequence[FieldWork]) -> set[str]:
 def _makes_where_empty(work: FieldWork, name: str, counters: set[str]) -> bool:
     """One of its ways out hands out something new, or the next number."""
     taken = {id(node) for each, node in work.taken if each == name}
-    names = work.derived(frozenset(), taken)
     counted = counters.union(field for field, _ in work.counted)
+    return hands_out_new(work, work.derived(frozenset(), taken), taken, counted) or any(
+        _is_new(value, counted) for value in _also_given(work)
+    )
+
+
+def hands_out_new(work: FieldWork, names: Set[str], marked: Set[int], counted: Set[str]) -> bool:
+    """Whether it returns something new that has nothing to do with these names and expressions."""
     return any(
         _is_new(way, counted)
-        for value in work.returned
+        for value in (*work.returned, *_also_given(work))
         for way in _ways(value)
-        if not mentions(way, names, taken)
-    ) or any(_is_new(value, counted) for value in _also_given(work))
+        if not mentions(way, names, marked)
+    )
 
 
 def _ways(value: ast.expr) -> Iterator[ast.expr]:
@@ -181,7 +187,7 @@ def _also_given(work: FieldWork) -> Iterator[ast.expr]:
                 yield from _ways(value)
 
 
-def _is_new(value: ast.expr, counted: set[str]) -> bool:
+def _is_new(value: ast.expr, counted: Set[str]) -> bool:
     """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up,
     `next(self.numbers)` of what counts."""
     match value:

@@ -11,6 +11,7 @@ from auditor.project.candidates import called_as
 from auditor.project.customary import customary
 from auditor.project.fields import Fields
 from auditor.project.halves import Pair
+from auditor.project.idle_losses import with_idle
 from auditor.project.modules import Class, Function, Module
 from auditor.project.openers import keep_lost, made_as
 from auditor.project.outcome import Outcome
@@ -105,7 +106,8 @@ class Glance(Recurring):
         fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
         kept = [lease for lease in old.leases if lease.span.path not in self.focus]
         custom = customary(chain(kept, (outcome.lease for outcome in outcomes)), self._lines)
-        leases = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
+        decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
+        leases = with_idle(self.model, self.relevant, decided)
         misuses = [each for each in old.misuses if each.span.path not in self.focus]
         misuses += self._misuses(outcomes)
         failed = (Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items()))

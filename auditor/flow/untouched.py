@@ -1,0 +1,282 @@
+"""One object that was taken out of its place, for as long as nothing is done with it but to ask about it.
+
+Whatever else happens to it (a call that is given it, a return, a field that is written) ends the way:
+somebody may have it then. So what is left at a way out, or when the next one is taken, was dropped for
+certain. It may lie in a list of the function's own meanwhile, of which the same is asked."""
+
+import ast
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from auditor.flow.lease import Loss
+from auditor.ir.graph import Graph
+from auditor.ir.ops import (
+    RAISING,
+    RESULT,
+    Assume,
+    Await,
+    Call,
+    Capture,
+    Constant,
+    Define,
+    Delete,
+    Edge,
+    EndStatement,
+    Enter,
+    Exit,
+    Fresh,
+    InPlace,
+    Leave,
+    Lookup,
+    Make,
+    Move,
+    Next,
+    Op,
+    Path,
+    Store,
+    Unpack,
+    Way,
+    Yield,
+    is_temporary,
+)
+
+LOSSES = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
+SIMPLE = (ast.expr, ast.Return, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+HIDDEN = "~"
+"""In the names of lists that comprehensions fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """`places` are names of it, and of what was read off it; `boxed` once it lies in a list of the function's
+    own, which `places` name then. `asked` is the node of the last condition on it (boxed: of any), or
+    of the call that failed since, `doubted` whether another condition on the object's own fields
+    came after that."""
+
+    places: frozenset[Path]
+    boxed: bool = False
+    asked: int = -1
+    doubted: bool = False
+
+    def names(self, path: Path) -> bool:
+        """Whether the path is it, or part of it."""
+        return (path[0],) in self.places
+
+    def is_spelled_in(self, at: ast.AST) -> bool:
+        """Whether a simple statement or an expression mentions it: `self.storage[page : page + 1]`."""
+        return isinstance(at, SIMPLE) and any(
+            isinstance(node, ast.Name) and (node.id,) in self.places and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(at)
+        )
+
+
+class Setting(Protocol):
+    """What the domain has to know of the function around it."""
+
+    @property
+    def own(self) -> str:
+        """`self`."""
+
+    @property
+    def stock(self) -> Set[str]:
+        """Fields of the store, such as `.free`."""
+
+    def takes(self, call: Call) -> bool:
+        """Whether the call takes another one out of the same store."""
+
+    def may_fail(self, call: Call) -> bool:
+        """Whether a handler of this function is for its failure, after which the object is as before."""
+
+    def counts_another(self, op: InPlace) -> bool:
+        """Whether it counts something new, and so says nothing of this one."""
+
+    def only_asks(self, call: Call, given: bool) -> bool:
+        """Whether the call changes nothing; `given` tells that it was given the object."""
+
+    def ends_it(self, call: Call) -> bool:
+        """Whether the call gets rid of what it is given: nobody has it afterwards."""
+
+    def branches_at(self, op: Assume) -> bool:
+        """Whether this is the condition of an `if`."""
+
+    def is_asked(self, at: ast.AST) -> bool:
+        """Whether it is part of a condition."""
+
+    def is_box(self, name: str) -> bool:
+        """Whether this name is an empty list at first, and nothing but a list of what is taken."""
+
+    def stays_near(self, name: str) -> bool:
+        """Whether nothing asks for this name outside the loop in which the object was taken."""
+
+
+@dataclass(slots=True)
+class Ends:
+    """`lost` with the state before, and what else became of it."""
+
+    lost: list[tuple[Loss, int, Untouched]] = field(default_factory=list)
+    handed_out: bool = False
+    passed_on: bool = False
+
+
+class Forgetting:
+    """The step function of one object, taken at `site`."""
+
+    def __init__(self, graph: Graph, site: int, setting: Setting) -> None:
+        self.graph = graph
+        self.site = site
+        self.setting = setting
+        self.ends = Ends()
+
+    def step(self, node: int, held: Untouched, edge: Edge) -> tuple[Untouched, ...]:
+        """The state after `node`; none where somebody may have it, or where it was lost."""
+        op = self.graph.ops[node]
+        if edge in RAISING and not self._may_raise(op, held, edge):
+            return ()
+        if node == self.site or (isinstance(op, Call) and self.setting.takes(op)):
+            return self._taken_again(node, replace(held, asked=node) if edge in RAISING else held)
+        if edge in RAISING and isinstance(op, Call):
+            return (replace(held, asked=node),)
+        if isinstance(op, Leave):
+            self.ends.lost.append((LOSSES[op.way], node, held))
+            return ()
+        after = self._after(node, op, held)
+        return (after,) if after is not None and after.places else ()
+
+    def _may_raise(self, op: Op, held: Untouched, edge: Edge) -> bool:
+        """A `raise` in so many words; a store that is empty when more is asked of it; work that may fail."""
+        if edge is Edge.RAISE:
+            return not isinstance(op.at, ast.Assert)
+        if edge is not Edge.CALL_RAISES or not isinstance(op, Call):
+            return False
+        failed = held.asked >= 0 and isinstance(self.graph.ops[held.asked], Call)
+        return self.setting.takes(op) if held.boxed else not failed and self.setting.may_fail(op)
+
+    def _taken_again(self, node: int, held: Untouched) -> tuple[Untouched, ...]:
+        if held.boxed:
+            return (held,)
+        if node == self.site:
+            self.ends.lost.append((Loss.NEXT_TURN, node, held))
+        return ()
+
+    def _after(self, node: int, op: Op, held: Untouched) -> Untouched | None:
+        match op:
+            case Assume():
+                return self._assume(node, op, held)
+            case Call():
+                return self._call(op, held)
+            case Move(target=target, source=source) | Await(target=target, source=source):
+                return self._named(held, target, held.names(source) or held.is_spelled_in(op.at))
+            case Fresh(target=target, uses=uses):
+                return self._named(held, target, any(map(held.names, uses)) or held.is_spelled_in(op.at))
+            case Make(target=target, items=items):
+                return self._named(held, target, any(held.names(path) for _, path in items))
+            case Lookup(target=target, index=index):
+                return self._named(held, target, held.names(index) or held.names(target))
+            case Constant(target=target):
+                return self._named(held, target, False)
+            case Define(name=name, names=names):
+                is_it = not held.boxed and any((each,) in held.places for each in names)
+                return self._named(held, (name,), True) if is_it else held
+            case Unpack():
+                return self._unpacked(op, held)
+            case EndStatement():
+                named = frozenset(place for place in held.places if not is_temporary(place))
+                return replace(held, places=named)
+            case Store():
+                return self._stored(op, held)
+        return None if self._touches(op, held) else held
+
+    def _assume(self, node: int, op: Assume, held: Untouched) -> Untouched:
+        asked = {place[0] for place in held.places}
+        if held.boxed or op.names & asked or (op.subject is not None and op.subject[0] in asked):
+            return replace(held, asked=node)
+        if self.setting.own in op.names:
+            doubted = held.asked >= 0 and not self.setting.stock & op.names
+            return replace(held, doubted=True) if doubted else held
+        branches = held.asked < 0 and self.setting.branches_at(op)
+        return replace(held, asked=node) if branches else held
+
+    def _call(self, op: Call, held: Untouched) -> Untouched | None:
+        operands = [path for path, _ in op.args] + [path for _, path in op.kwargs]
+        if op.receiver is not None:
+            operands.append(op.receiver)
+        given = any(map(held.names, operands)) or held.is_spelled_in(op.at)
+        if not given:
+            elsewhere = all(path[0] != self.setting.own for path in operands)
+            return held if elsewhere or self.setting.only_asks(op, False) else None
+        box = op.receiver if op.method in ("append", "add") else None
+        if box is not None and len(box) == 1 and len(operands) == 2 and self.setting.is_box(box[0]):
+            return held if held.boxed else replace(held, places=frozenset({box}), boxed=True)
+        if self.setting.only_asks(op, True):
+            return replace(held, places=held.places | {op.target})
+        itself = op.receiver is not None and held.names(op.receiver)
+        self.ends.passed_on |= not itself and not self.setting.ends_it(op)
+        return None
+
+    def _named(self, held: Untouched, target: Path, is_it: bool) -> Untouched | None:
+        """`target` names it from here on, or something else."""
+        if not is_it:
+            return self._rebound(held, target)
+        if target == RESULT:
+            self.ends.handed_out = True
+            return None
+        if is_temporary(target) or HIDDEN in target[0]:
+            return replace(held, places=held.places | {target})
+        first = held.boxed and all(is_temporary(p) or HIDDEN in p[0] for p in held.places)
+        near = not held.boxed and self.setting.stays_near(target[0])
+        if len(target) == 1 and (first or near):
+            return replace(held, places=held.places | {target})
+        self.ends.passed_on = True
+        return None
+
+    def _rebound(self, held: Untouched, target: Path) -> Untouched | None:
+        if target not in held.places:
+            return held
+        if is_temporary(target) or HIDDEN in target[0]:
+            return replace(held, places=held.places - {target})
+        return None  # something else is in its place now
+
+    def _unpacked(self, op: Unpack, held: Untouched) -> Untouched | None:
+        after: Untouched | None = held
+        for _, target in op.targets:
+            if after is not None:
+                after = self._named(after, target, held.names(op.source))
+        return after
+
+    def _stored(self, op: Store, held: Untouched) -> Untouched | None:
+        """Into the list of a comprehension; anywhere else it has been handed over, or worked on."""
+        if held.names(op.source) and HIDDEN in op.target[0]:
+            return replace(held, places=frozenset({op.target[:1]}), boxed=True)
+        if held.names(op.source) or held.names(op.target) or held.is_spelled_in(op.at):
+            self.ends.passed_on = True
+            return None
+        return None if op.target[0] == self.setting.own else held
+
+    def _touches(self, op: Op, held: Untouched) -> bool:
+        """Whether any other operation has to do with it, or sets the object's fields."""
+        match op:
+            case InPlace(target=target, operand=operand):
+                if self.setting.counts_another(op):
+                    return False
+                paths = [target, operand]
+            case Delete(target=target):
+                paths = [target]
+            case Next(target=target, source=source):
+                if held.boxed and self.setting.is_asked(op.at):
+                    return False  # `if any(page > bound for page in pages):`
+                paths = [target, source]
+            case Enter(target=target, context=context):
+                return held.names(target) or held.names(context)
+            case Exit(context=context):
+                return held.names(context)
+            case Yield(source=source):
+                paths = [source] if source is not None else []
+                self.ends.handed_out |= any(map(held.names, paths))
+            case Capture(names=names):
+                return any((name,) in held.places for name in names)
+            case _:
+                return False
+        touched = any(map(held.names, paths))
+        self.ends.passed_on |= touched and not isinstance(op, Yield)
+        return touched or (isinstance(op, (InPlace, Delete)) and paths[0][0] == self.setting.own)
