@@ -4,7 +4,7 @@
 import ast
 from collections.abc import Iterator
 
-from auditor.project.bindings import own_attribute
+from auditor.project.bindings import own_attribute, statements_of
 from auditor.project.modules import Function
 from auditor.project.pool_state import own_parameters, owner_name
 from auditor.project.queues import POOL_WORDS
@@ -18,7 +18,8 @@ def hands_on(function: Function, partners: list[Function]) -> bool:
     """It asks a pool in a field for what its partners tell the same field's method of the other half."""
     return any(
         _is_pair(field, taking, giving)
-        for field, _, taking in _asked(function)
+        for field, asked, taking in _asked(function)
+        if _is_returned(asked, function)
         for partner in partners
         for other, call, giving in _asked(partner)
         if other == field and _is_told_of(call, partner)
@@ -40,6 +41,8 @@ def _is_pair(field: str, taking: str, giving: str) -> bool:
     acquiring, releasing = take_apart(taking, ACQUIRE_WORDS), take_apart(giving, RELEASE_WORDS)
     if acquiring is None or releasing is None or not pairs_with(acquiring, releasing):
         return False
+    if acquiring.affix != releasing.affix:
+        return False  # `get_free_size()` is not what `free(block)` ends
     plain = acquiring.verb in ("get", "take", "fetch", "pop") and not acquiring.affix
     return not plain or not POOL_WORDS.isdisjoint(split(field))
 
@@ -47,3 +50,24 @@ def _is_pair(field: str, taking: str, giving: str) -> bool:
 def _is_told_of(call: ast.Call, function: Function) -> bool:
     given = own_parameters(function)
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id in given
+
+
+def _is_returned(call: ast.Call, function: Function) -> bool:
+    """Itself, or under a name: a sum of what it asks for is no lease."""
+    statements = list(statements_of(function.node))
+    names = {
+        target.id
+        for each in statements
+        if isinstance(each, ast.Assign) and (each.value is call or _awaits(each.value, call))
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = (each.value for each in statements if isinstance(each, ast.Return))
+    return any(
+        value is call or _awaits(value, call) or (isinstance(value, ast.Name) and value.id in names)
+        for value in returned
+    )
+
+
+def _awaits(value: ast.expr | None, call: ast.Call) -> bool:
+    return isinstance(value, ast.Await) and value.value is call

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
-    (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "mfree", "release",
-                "recycle", "return", "giveback", "putback", "reclaim"})),
+    (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "mfree",
+                "release", "recycle", "return", "giveback", "putback", "reclaim"})),
     (frozenset({"acquire", "obtain", "lease", "rent", "claim", "grab"}),
      frozenset({"release", "return", "free", "giveback", "putback", "recycle", "restore", "unclaim", "revoke",
                 "discard", "relinquish", "surrender"})),
