@@ -57,9 +57,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         again = next((stored for stored in lease.fields if stored.overwrite is not None), None)
         if again is not None:
-            message = (
-                f"each call stores another lease in `self.{again.field.path}`; the one before is not released"
-            )
+            message = f"each call stores another lease in `{_place(again)}`; the one before is not released"
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
             continue
         forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)
@@ -69,6 +67,10 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"`self.{path}` is forgotten at line {line}; `{forgotten.released_by[0]}` would release it"
             )
             yield META.finding(lease.span, lease.symbol, message, kept(lease, forgotten))
+
+
+def _place(stored: StoredField) -> str:
+    return stored.overwrite.holder if stored.overwrite is not None else stored.field.path
 
 
 def _forgotten(stored: StoredField) -> bool:

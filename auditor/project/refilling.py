@@ -1,0 +1,201 @@
+"""Which fields and tables of leases are filled again, by what the class and its callers tell of the calls."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from auditor.flow.effects import Fate, Handle
+from auditor.flow.lease import Field, Leak, Loss, StoredField
+from auditor.flow.passing import operands
+from auditor.flow.trace import span_of
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.project.bindings import own_name
+from auditor.project.ended_by_others import (
+    closed_by_its_base,
+    destroyed_with_its_maker,
+    has_unknown_base,
+    reached_through,
+)
+from auditor.project.families import Families
+from auditor.project.field_paths import mentions, own_field, shortened
+from auditor.project.filling_again import (
+    Filling,
+    fillings,
+    found_in_a_table,
+    looks_first,
+    may_be_called_again,
+)
+from auditor.project.forgetting import CLEANUP, CLOSING, INITIAL, escaped_by_name
+from auditor.project.modules import Function
+from auditor.project.other_words import asked_before_it_is_set
+from auditor.project.outcome import Outcome
+from auditor.project.reckoning import (
+    goes_on,
+    known_elsewhere,
+    names_a_place,
+    others_fill_known_ones,
+    others_look_first,
+    plain_table,
+    puts_in,
+    takes_out,
+    told_by_its_caller,
+)
+from auditor.project.sites import last_name
+
+OPENING = re.compile(
+    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
+    r"|login|bind|listen|run|enter|prepare)(?:_|$)"
+)
+"""Methods that are called when there is nothing, or nothing any more."""
+
+LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
+"""Methods whose callers are told by the name that they get something to give back."""
+
+
+class Refilling(Families):
+    """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
+
+    def _filled_again(self, outcome: Outcome, path: Path) -> Filling | None:
+        """The store, where the next call of the method stores there again, and nothing has ended the last."""
+        family = list(self._family(outcome.function.cls)) if outcome.function.cls is not None else []
+        filling = self._blind(outcome, path, family)
+        if filling is None or (filling.key is None) != (path[-1] != ANY_ITEM):
+            return None
+        enders = self._enders(outcome, family, path)
+        if not enders or self._handed_on(outcome, family, path):
+            return None
+        if any(True for _ in self._in_step(filling, enders)):
+            return None
+        decide = self._field_again if filling.key is None else self._key_again
+        return filling if decide(filling, outcome.call, family, enders) else None
+
+    def _blind(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
+        """The one store of a method that others may call again, where nothing is looked at before."""
+        method = outcome.function
+        if outcome.acquisition.declared or len(path) > 3 or not may_be_called_again(method):
+            return None
+        if method.name in INITIAL or CLEANUP.fullmatch(method.name):
+            return None
+        found = fillings(method, path[0], path[1][1:])
+        return found[0] if len(found) == 1 and not looks_first(found[0], family) else None
+
+    def _enders(self, outcome: Outcome, family: list[Function], path: Path) -> list[Function]:
+        return [method for method in family if self._asked(outcome, method, path).fate is Fate.RELEASE]
+
+    def _handed_on(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        """Somebody else may have taken it out before the next call."""
+        for method in family:
+            if escaped_by_name(method):
+                return True
+            if method is outcome.function or own_name(method) is None or not mentions(method, path[1][1:]):
+                continue
+            answer = self._asked(outcome, method, path)
+            taken = answer.result is not None and takes_out(method, path[1][1:])
+            if answer.fate in (Fate.TAKE, Fate.UNKNOWN) or taken:
+                return True
+        return False
+
+    def _field_again(
+        self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
+    ) -> bool:
+        lasting = [ender for ender in enders if not CLOSING.fullmatch(ender.name)]
+        if puts_in(filling) or others_look_first(filling, call, family):
+            return True
+        return not OPENING.match(filling.method.name) and goes_on(lasting, filling.field)
+
+    def _key_again(
+        self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
+    ) -> bool:
+        if not plain_table(family, filling.field):
+            return False
+        again = known_elsewhere(filling) or others_look_first(filling, call, family)
+        return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
+
+    def _in_step(self, filling: Filling, enders: list[Function]) -> Iterator[Function]:
+        """Callers that see to the end themselves, or that run once for each object."""
+        method, field = filling.method, filling.field
+        ending = {ender.name for ender in enders}
+        for module in self.project.parsed():
+            if f"{method.name}(" not in module.text:
+                continue
+            for caller in module.by_node.values():
+                called = {last_name(call) for call in caller.calls}
+                if caller is method or method.name not in called:
+                    continue
+                if called & ending or f".{field}" in caller.text or caller.name in INITIAL:
+                    yield caller
+
+    def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
+        """What is returned and kept as well, where that is filled again."""
+        cls = outcome.function.cls
+        for path in sorted({shortened(path) for path in outcome.beside}):
+            if cls is None or outcome.returned is None or not own_field(outcome.function, path):
+                continue
+            family = list(self._family(cls))
+            overwrite = self._again(outcome, family, path)
+            if overwrite is not None:
+                field = Field(cls.qualname, "".join(path[1:])[1:])
+                enders = [method.qualname for method in self._enders(outcome, family, path)]
+                yield StoredField(field, outcome.lease.span, tuple(enders), overwrite=overwrite)
+
+    def _of_known_objects(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`session = self.sessions[key]`, and a field of that is filled: it may have been before."""
+        cls = outcome.function.cls
+        paths = [path for _, path in outcome.stored if len(path) == 2 and path[1].startswith(".")]
+        for path in paths if cls is not None else ():
+            if own_field(outcome.function, path) or found_in_a_table(outcome.function, path[0]) is None:
+                continue
+            assert cls is not None
+            field = path[1][1:]
+            family = list(self._family(cls))
+            filling = self._blind(outcome, path, family)
+            if filling is None or not others_fill_known_ones(filling, outcome.call, family):
+                continue
+            enders = list(self._ending(outcome, field))
+            if enders and not any(True for _ in self._in_step(filling, enders)):
+                at = span_of(cls.module.path, filling.statement, cls.module.lines)
+                leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+                names = tuple(method.qualname for method in enders)
+                yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
+
+    def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
+        """Functions that give back what is in a field so named, of whatever object."""
+        for module in self.project.parsed():
+            for function in module.by_node.values() if f".{field}" in module.text else ():
+                if f".{field}" in function.text and self._gives_back(outcome, function, field):
+                    yield function
+
+    def _gives_back(self, outcome: Outcome, function: Function, field: str) -> bool:
+        try:
+            calls = [op for op in function.graph.ops if isinstance(op, Call)]
+        except (TooLarge, RecursionError):
+            return False
+        effects = self.effects_of(function)
+        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
+        return any(
+            f".{field}" in path[1:]
+            and effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
+            for op in calls
+            for position, path in operands(op)
+        )
+
+    def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
+        others = self._ended_by_others(outcome, family, path)
+        filling = None if others else self._filled_again(outcome, path)
+        if filling is None:
+            return None
+        at = span_of(filling.method.module.path, filling.statement, filling.method.module.lines)
+        return Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+
+    def _ended_by_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        function, attribute = outcome.function, path[1][1:]
+        assert function.cls is not None
+        if outcome.acquisition.handle is Handle.RECEIVER and LOCKING.match(function.name):
+            return True  # a lock made of another: its own release is what ends both
+        return (
+            destroyed_with_its_maker(outcome.call, function, family)
+            or any(reached_through(method, attribute) for method in family)
+            or closed_by_its_base(self.model.lineage(function.cls), attribute)
+            or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
+        )
