@@ -104,6 +104,19 @@ class Fields(Refilling):
             yield from self._entered(outcome)
             yield from self._recorded(outcome)
 
+    def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
+        """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
+        good."""
+        paths = {shortened(path) for path in outcome.beside if own_field(outcome.function, path)}
+        for path in sorted(paths) if outcome.returned is not None and not self._of_the_pool(outcome) else ():
+            described = self._describe(outcome, min(outcome.returned_at), path)
+            ended = described.released_by or described.partly_by or described.escapes
+            forgotten = outcome.recorded and described.drops and not ended
+            if described.overwrite or (
+                forgotten and not any(True for _ in self._ending(outcome, path[1][1:]))
+            ):
+                yield described
+
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         """By the field that is released, where two hold it: a stream's reader and its writer."""
         first = self._describe(outcome, node, path)
@@ -140,7 +153,7 @@ class Fields(Refilling):
             return
         assert function.cls is not None
         family = list(self._family(function.cls))
-        released_by, _, _ = self._fate(outcome, family, path)
+        released_by = self._in_force(family, self._fate(outcome, family, path)[0])
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         if partly and partly == released_by:
             field = Field(function.cls.qualname, "".join(path[1:])[1:])
@@ -155,7 +168,7 @@ class Fields(Refilling):
         attribute = path[1][1:]
         escapes = escapes or self._ended_by_others(outcome, family, path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
-        released_by = [name for name in released_by if name not in partly]
+        released_by = [name for name in self._in_force(family, released_by) if name not in partly]
         for other in sorted(properties_of(family, attribute)):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
             released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]

@@ -11,6 +11,7 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Path
 from auditor.project.bindings import own_name
+from auditor.project.elsewhere import released_attributes
 from auditor.project.ended_by_others import (
     closed_by_its_base,
     destroyed_with_its_maker,
@@ -18,7 +19,7 @@ from auditor.project.ended_by_others import (
     reached_through,
 )
 from auditor.project.families import Families
-from auditor.project.field_paths import mentions, own_field, shortened
+from auditor.project.field_paths import mentions, own_field
 from auditor.project.filling_again import (
     Filling,
     fillings,
@@ -126,19 +127,6 @@ class Refilling(Families):
                 if called & ending or f".{field}" in caller.text or caller.name in INITIAL:
                     yield caller
 
-    def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
-        """What is returned and kept as well, where that is filled again."""
-        cls = outcome.function.cls
-        for path in sorted({shortened(path) for path in outcome.beside}):
-            if cls is None or outcome.returned is None or not own_field(outcome.function, path):
-                continue
-            family = list(self._family(cls))
-            overwrite = self._again(outcome, family, path)
-            if overwrite is not None:
-                field = Field(cls.qualname, "".join(path[1:])[1:])
-                enders = [method.qualname for method in self._enders(outcome, family, path)]
-                yield StoredField(field, outcome.lease.span, tuple(enders), overwrite=overwrite)
-
     def _of_known_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`session = self.sessions[key]`, and a field of that is filled: it may have been before."""
         cls = outcome.function.cls
@@ -160,7 +148,7 @@ class Refilling(Families):
                 yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
 
     def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
-        """Functions that give back what is in a field so named, of whatever object."""
+        """Functions that give back what is in a field so named, of another object than their own."""
         for module in self.project.parsed():
             for function in module.by_node.values() if f".{field}" in module.text else ():
                 if f".{field}" in function.text and self._gives_back(outcome, function, field):
@@ -173,12 +161,13 @@ class Refilling(Families):
             return False
         effects = self.effects_of(function)
         value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
-        return any(
-            f".{field}" in path[1:]
-            and effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
+        releasing = {
+            op.at
             for op in calls
-            for position, path in operands(op)
-        )
+            for position, _ in operands(op)
+            if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
+        }
+        return field in released_attributes(function, known=releasing)
 
     def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
         others = self._ended_by_others(outcome, family, path)
