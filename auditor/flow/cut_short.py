@@ -4,7 +4,7 @@ import ast
 
 from auditor.flow.held import Held
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, RESULT, Call, Move, Next, Op
+from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Move, Next, Op
 
 COUNTING = frozenset({"range", "islice", "arange", "zip", "len", "min", "repeat"})
 
@@ -38,6 +38,8 @@ def _upper_bound(at: ast.AST, name: str) -> ast.expr | None:
 
 def _tells_the_length(op: Op, name: str, bound: ast.expr) -> bool:
     match op:
+        case Assume(names=names):
+            return {"len", name} <= names
         case Next(part=part):
             return part != "" and ast.unparse(bound) in part
         case Call(method=method, at=at) if method in COUNTING:
