@@ -13,6 +13,9 @@ ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|regis
 """Decorators under which a method is not what its callers call, or is called once."""
 
 
+SAYING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
+
+
 @dataclass(frozen=True, slots=True)
 class Filling:
     """`self.field = ...`, `self.field[key] = ...`, or `owner.field = ...` of another object."""
@@ -56,7 +59,8 @@ def may_be_called_again(method: Function) -> bool:
 def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     """Up to the store the method speaks of the field, by itself or in a method that it calls, gives its
     object away, or asks for a state that somebody sets."""
-    nodes = list(before(filling))
+    said = {id(node) for ask in only_says(filling) for node in ast.walk(ask)}
+    nodes = [node for node in before(filling) if id(node) not in said]
     own = own_name(filling.method)
     if own is None or any(_speaks_of(node, filling.field) for node in nodes):
         return True
@@ -73,6 +77,57 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             return True
     asked = [node for test in tests_in(nodes) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def only_says(filling: Filling) -> list[ast.If]:
+    """`if self.buffer is not None: log.warning("still there")`, and goes on."""
+    return [
+        node
+        for node in statements_of(filling.method.node)
+        if isinstance(node, ast.If)
+        and (node.end_lineno or node.lineno) < filling.line
+        and not node.orelse
+        and _asks_for(node.test, filling)
+        and all(map(_says, node.body))
+    ]
+
+
+def _asks_for(test: ast.expr, filling: Filling) -> bool:
+    """Whether there is one already."""
+    match test:
+        case ast.Compare(left=key, ops=[ast.In()], comparators=[table]) if filling.key is not None:
+            return own_attribute(table, filling.owner) == filling.field and same(key, filling.key)
+        case ast.Compare(left=asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return filling.key is None and own_attribute(asked, filling.owner) == filling.field
+    return filling.key is None and own_attribute(test, filling.owner) == filling.field
+
+
+def _says(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=way))):
+            return way in SAYING
+    return False
+
+
+def same(one: ast.expr, other: ast.expr) -> bool:
+    return ast.unparse(one) == ast.unparse(other)
+
+
+def moved_on(filling: Filling) -> Iterator[Filling]:
+    """`self.last = self.current`, before or while `self.current` is filled."""
+    for node in statements_of(filling.method.node):
+        if not isinstance(node, ast.Assign) or node.lineno > filling.line:
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for to, value in pairs:
+                field = own_attribute(to, filling.owner)
+                if field is not None and own_attribute(value, filling.owner) == filling.field:
+                    yield Filling(filling.method, filling.owner, field, node, to)
 
 
 def found_in_a_table(method: Function, name: str) -> ast.expr | None:

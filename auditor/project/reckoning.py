@@ -58,7 +58,14 @@ def goes_on(enders: Sequence[Function], field: str) -> bool:
         for ender in enders
         if (own := own_name(ender)) is not None and not ender.name.startswith("__")
         for node in statements_of(ender.node)
-    )
+    ) or any(_clears(call, own_name(ender) or "", field) for ender in enders for call in ender.calls)
+
+
+def _clears(call: ast.Call, own: str, field: str) -> bool:
+    match call.func:
+        case ast.Attribute(value=cleared, attr="clear"):
+            return own_attribute(cleared, own) == field
+    return False
 
 
 def takes_out(method: Function, field: str) -> bool:
@@ -83,9 +90,13 @@ def _empties(node: ast.Assign, own: str, field: str) -> bool:
         pairs = [(target, node.value)]
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             pairs = list(zip(target.elts, node.value.elts, strict=False))
-        if any(own_attribute(to, own) == field and is_none(value) for to, value in pairs):
+        if any(own_attribute(to, own) == field and _is_nothing(value) for to, value in pairs):
             return True
     return False
+
+
+def _is_nothing(value: ast.expr) -> bool:
+    return is_none(value) or (isinstance(value, (ast.List, ast.Tuple)) and not value.elts)
 
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:

@@ -26,6 +26,8 @@ from auditor.project.filling_again import (
     found_in_a_table,
     looks_first,
     may_be_called_again,
+    moved_on,
+    only_says,
 )
 from auditor.project.forgetting import CLEANUP, CLOSING, INITIAL, escaped_by_name
 from auditor.project.modules import Function
@@ -61,7 +63,7 @@ class Refilling(Families):
         """The store, where the next call of the method stores there again, and nothing has ended the last."""
         family = list(self._family(outcome.function.cls)) if outcome.function.cls is not None else []
         filling = self._blind(outcome, path, family)
-        if filling is None or (filling.key is None) != (path[-1] != ANY_ITEM):
+        if filling is None or (filling.key is not None and path[-1] != ANY_ITEM):
             return None
         enders = self._enders(outcome, family, path)
         if not enders or self._handed_on(outcome, family, path):
@@ -69,7 +71,24 @@ class Refilling(Families):
         if any(True for _ in self._in_step(filling, enders)):
             return None
         decide = self._field_again if filling.key is None else self._key_again
-        return filling if decide(filling, outcome.call, family, enders) else None
+        again = bool(only_says(filling)) or decide(filling, outcome.call, family, enders)
+        return filling if again else None
+
+    def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
+        """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
+        method = outcome.function
+        if outcome.acquisition.declared or len(path) != 2 or not may_be_called_again(method):
+            return None
+        if method.name in INITIAL or CLEANUP.fullmatch(method.name):
+            return None
+        for filling in fillings(method, path[0], path[1][1:]):
+            for moved in moved_on(filling):
+                place = (path[0], f".{moved.field}")
+                enders = self._enders(outcome, family, place)
+                closed = bool(enders) and all(CLOSING.fullmatch(ender.name) for ender in enders)
+                if closed and not looks_first(moved, family) and not self._handed_on(outcome, family, place):
+                    return moved
+        return None
 
     def _blind(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """The one store of a method that others may call again, where nothing is looked at before."""
@@ -170,8 +189,9 @@ class Refilling(Families):
         return field in released_attributes(function, known=releasing)
 
     def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
-        others = self._ended_by_others(outcome, family, path)
-        filling = None if others else self._filled_again(outcome, path)
+        if self._ended_by_others(outcome, family, path):
+            return None
+        filling = self._filled_again(outcome, path) or self._pushed_on(outcome, path, family)
         if filling is None:
             return None
         at = span_of(filling.method.module.path, filling.statement, filling.method.module.lines)
