@@ -108,13 +108,17 @@ class Fields(Refilling):
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
         good."""
         paths = {shortened(path) for path in outcome.beside if own_field(outcome.function, path)}
-        for path in sorted(paths) if outcome.returned is not None and not self._of_the_pool(outcome) else ():
-            described = self._describe(outcome, min(outcome.returned_at), path)
+        if not (outcome.returned is not None or outcome.unknown) or self._of_the_pool(outcome):
+            return
+        ops = outcome.function.graph.ops
+        way_out = next((node for node, op in enumerate(ops) if isinstance(op, Leave)), 0)
+        for path in sorted(paths):
+            described = self._describe(outcome, way_out, path)
             ended = described.released_by or described.partly_by or described.escapes
             forgotten = outcome.recorded and described.drops and not ended
-            if described.overwrite or (
-                forgotten and not any(True for _ in self._ending(outcome, path[1][1:]))
-            ):
+            if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
+                continue
+            if forgotten or described.overwrite:
                 yield described
 
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:

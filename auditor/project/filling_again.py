@@ -43,8 +43,18 @@ def fillings(method: Function, owner: str, field: str) -> list[Filling]:
                 if own_attribute(each, owner) == field:
                     found.append(Filling(method, owner, field, node, each))
                 elif isinstance(each, ast.Subscript) and own_attribute(each.value, owner) == field:
-                    found.append(Filling(method, owner, field, node, each, each.slice))
+                    found.append(Filling(method, owner, field, node, each, made_of(method, each.slice)))
     return found
+
+
+def made_of(method: Function, key: ast.expr) -> ast.expr:
+    """What a local name of the key was made of: `key = (layer, head)`."""
+    if isinstance(key, ast.Name) and key.id not in method.parameters:
+        bound = [n for n in ast.walk(method.node) if isinstance(n, ast.Name) and n.id == key.id]
+        made = list(given_to(method, key.id))
+        if len(made) == 1 and sum(isinstance(n.ctx, ast.Store) for n in bound) == 1:
+            return made[0]
+    return key
 
 
 def may_be_called_again(method: Function) -> bool:
@@ -96,7 +106,9 @@ def _asks_for(test: ast.expr, filling: Filling) -> bool:
     """Whether there is one already."""
     match test:
         case ast.Compare(left=key, ops=[ast.In()], comparators=[table]) if filling.key is not None:
-            return own_attribute(table, filling.owner) == filling.field and same(key, filling.key)
+            return own_attribute(table, filling.owner) == filling.field and same(
+                made_of(filling.method, key), filling.key
+            )
         case ast.Compare(left=asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
             return filling.key is None and own_attribute(asked, filling.owner) == filling.field
     return filling.key is None and own_attribute(test, filling.owner) == filling.field

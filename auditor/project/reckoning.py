@@ -13,7 +13,9 @@ from auditor.project.filling_again import (
     fillings,
     found_in_a_table,
     is_none,
+    made_of,
     names_in,
+    same,
     tests_in,
 )
 from auditor.project.modules import Function
@@ -167,7 +169,8 @@ def _looks_into(node: ast.AST, other: Filling) -> bool:
             pass
         case _:
             return False
-    return own_attribute(table, other.owner) == other.field and ast.dump(asked) == ast.dump(other.key)
+    asked = made_of(other.method, asked)
+    return own_attribute(table, other.owner) == other.field and same(asked, other.key)
 
 
 # Keys -------------------------------------------------------------------------------------------------------
@@ -202,11 +205,11 @@ def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
 def known_elsewhere(filling: Filling) -> bool:
     """`if request in self.running:` around the store: what the key stands for has been there for a while."""
     assert filling.key is not None
-    own, key = own_name(filling.method) or "", ast.dump(filling.key)
+    own = own_name(filling.method) or ""
     for test in tests_in(list(before(filling))):
         match test:
             case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[table]):
-                if ast.dump(left) == key and own_attribute(table, own):
+                if same(made_of(filling.method, left), filling.key) and own_attribute(table, own):
                     return True
     return False
 

@@ -68,11 +68,9 @@ class Refilling(Families):
         enders = self._enders(outcome, family, path)
         if not enders or self._handed_on(outcome, family, path):
             return None
-        if any(True for _ in self._in_step(filling, enders)):
-            return None
         decide = self._field_again if filling.key is None else self._key_again
         again = bool(only_says(filling)) or decide(filling, outcome.call, family, enders)
-        return filling if again else None
+        return filling if again and not self._in_step(filling, enders) else None
 
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
@@ -86,7 +84,9 @@ class Refilling(Families):
                 place = (path[0], f".{moved.field}")
                 enders = self._enders(outcome, family, place)
                 closed = bool(enders) and all(CLOSING.fullmatch(ender.name) for ender in enders)
-                if closed and not looks_first(moved, family) and not self._handed_on(outcome, family, place):
+                if not closed or looks_first(moved, family) or self._handed_on(outcome, family, place):
+                    continue
+                if not self._in_step(moved, enders):
                     return moved
         return None
 
@@ -132,19 +132,25 @@ class Refilling(Families):
         again = known_elsewhere(filling) or others_look_first(filling, call, family)
         return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
 
-    def _in_step(self, filling: Filling, enders: list[Function]) -> Iterator[Function]:
-        """Callers that see to the end themselves, or that run once for each object."""
+    def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
+        """Some caller sees to the end, or to the field, himself, or runs once for each object. Of files that
+        nobody has read their text says so."""
         method, field = filling.method, filling.field
         ending = {ender.name for ender in enders}
-        for module in self.project.parsed():
-            if f"{method.name}(" not in module.text:
+        speaks = re.compile(rf"\.{field}\b|\.(?:{'|'.join(sorted(ending))})\(").search
+        read = {module.path: module for module in self.project.parsed()}
+        for path, text in self.project.sources.items():
+            if f"{method.name}(" not in text:
                 continue
-            for caller in module.by_node.values():
-                called = {last_name(call) for call in caller.calls}
-                if caller is method or method.name not in called:
-                    continue
-                if called & ending or f".{field}" in caller.text or caller.name in INITIAL:
-                    yield caller
+            if path not in read:
+                if speaks(text):
+                    return True
+                continue
+            for caller in read[path].by_node.values():
+                calls_it = any(last_name(call) == method.name for call in caller.calls)
+                if calls_it and caller is not method and (speaks(caller.text) or caller.name in INITIAL):
+                    return True
+        return False
 
     def _of_known_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`session = self.sessions[key]`, and a field of that is filled: it may have been before."""
@@ -160,7 +166,7 @@ class Refilling(Families):
             if filling is None or not others_fill_known_ones(filling, outcome.call, family):
                 continue
             enders = list(self._ending(outcome, field))
-            if enders and not any(True for _ in self._in_step(filling, enders)):
+            if enders and not self._in_step(filling, enders):
                 at = span_of(cls.module.path, filling.statement, cls.module.lines)
                 leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
                 names = tuple(method.qualname for method in enders)
