@@ -6,6 +6,13 @@ function, or in a method that neither asks whether the field is empty nor gives 
 runs once a step (`forward`, `step`, ...), finds the field filled by `__init__`, or is called by a handler
 because work with what is in the field failed (`except OSError: self.connect()`).
 
+So is a method that others may call again, where the class itself reckons with that: it puts its caller's data
+into the lease, another method empties the field for the next one, a sibling that takes from the same pool
+does look first, or the method says that there is one and goes on. The same is asked of a place in a table
+(`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only where another
+method reckons with it, it is known elsewhere, or it is a name that somebody can also take out. Nothing is
+said where a caller looks first.
+
 ## Why
 One lease a step is lost; the cleanup at the end releases the last one only.
 

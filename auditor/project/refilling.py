@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
-from auditor.flow.passing import operands
+from auditor.flow.operands import operands
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Path
