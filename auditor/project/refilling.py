@@ -34,6 +34,7 @@ from auditor.project.modules import Function
 from auditor.project.other_words import asked_before_it_is_set
 from auditor.project.outcome import Outcome
 from auditor.project.reckoning import (
+    COMING,
     goes_on,
     known_elsewhere,
     names_a_place,
@@ -45,6 +46,7 @@ from auditor.project.reckoning import (
     told_by_its_caller,
 )
 from auditor.project.sites import last_name
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 
 OPENING = re.compile(
     r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
@@ -122,7 +124,7 @@ class Refilling(Families):
         lasting = [ender for ender in enders if not CLOSING.fullmatch(ender.name)]
         if puts_in(filling) or others_look_first(filling, call, family):
             return True
-        return not OPENING.match(filling.method.name) and goes_on(lasting, filling.field)
+        return not _comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
 
     def _key_again(
         self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
@@ -214,3 +216,10 @@ class Refilling(Families):
             or closed_by_its_base(self.model.lineage(function.cls), attribute)
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
         )
+
+
+def _comes_in_pairs(name: str) -> bool:
+    """`start`, `attach`, `reserve`: whoever calls it calls its counterpart before he calls it again."""
+    first = next(iter(split(name)), "")
+    begins = OPENING.match(name) or LOCKING.match(name) or COMING.match(name)
+    return begins is not None or first in ACQUIRE_WORDS
