@@ -6,6 +6,13 @@ function, or in a method that neither asks whether the field is empty nor gives 
 runs once a step (`forward`, `step`, ...), finds the field filled by `__init__`, or is called by a handler
 because work with what is in the field failed (`except OSError: self.connect()`).
 
+So is a method that others may call again, where the class itself reckons with that: it puts its caller's data
+into the lease, another method empties the field for the next one, a sibling that takes from the same pool
+does look first, or the method says that there is one and goes on. The same is asked of a place in a table
+(`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only where another
+method reckons with it, it is known elsewhere, or it is a name that somebody can also take out. Nothing is
+said where a caller looks first.
+
 ## Why
 One lease a step is lost; the cleanup at the end releases the last one only.
 
@@ -57,9 +64,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         again = next((stored for stored in lease.fields if stored.overwrite is not None), None)
         if again is not None:
-            message = (
-                f"each call stores another lease in `self.{again.field.path}`; the one before is not released"
-            )
+            message = f"each call stores another lease in `{_place(again)}`; the one before is not released"
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
             continue
         forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)
@@ -69,6 +74,10 @@ def check(facts: Facts) -> Iterator[Finding]:
                 f"`self.{path}` is forgotten at line {line}; `{forgotten.released_by[0]}` would release it"
             )
             yield META.finding(lease.span, lease.symbol, message, kept(lease, forgotten))
+
+
+def _place(stored: StoredField) -> str:
+    return stored.overwrite.holder if stored.overwrite is not None else stored.field.path
 
 
 def _forgotten(stored: StoredField) -> bool:

@@ -1,11 +1,13 @@
 """What conditions say about one lease: branches that are not taken while it is held, or that end it."""
 
+from dataclasses import replace
+
 from auditor.flow.effects import Value
 from auditor.flow.held import Held
 from auditor.flow.indirect import lies_within
 from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
-from auditor.ir.ops import Assume
+from auditor.ir.ops import ANY_ITEM, Assume, Next, Path, Unpack
 
 
 class Assuming(Passing):
@@ -26,12 +28,32 @@ class Assuming(Passing):
         if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
             return held  # `self.ok()` does not speak of what lies in its fields
         if any(begins_with(place, op.subject) for place in held.places):
-            return None
+            return self._another_element(op, held)
         reaching = (place for place in held.maybe if not lies_within(place))
         if any(begins_with(place, op.subject) and len(place) > len(op.subject) for place in reaching):
             self.endings.unknown.add(node)
             return None
         return held
+
+    def _another_element(self, op: Assume, held: Held) -> Held | None:
+        """`for buffer in buffers: if buffer is None: return`: that is not the one that was acquired, which is
+        still in the list then."""
+        if op.subject is None or any(ANY_ITEM in place for place in self.acquisition.places):
+            return None
+        for head in held.seen:
+            loop = self.graph.ops[head]
+            if isinstance(loop, Next) and op.subject in self._elements(loop):
+                roots = {loop.target[0], op.subject[0]}
+                places = frozenset(place for place in held.places if place[0] not in roots)
+                maybe = frozenset(place for place in held.maybe if place[0] not in roots)
+                another = replace(held, places=places, maybe=maybe, seen=held.seen - {head})
+                return another if self._listed(another) else None
+        return None
+
+    def _elements(self, loop: Next) -> set[Path]:
+        """What the loop calls an element, or a part of it."""
+        apart = [op for op in self.graph.ops if isinstance(op, Unpack) and op.source == loop.target]
+        return {loop.target, *(target for op in apart for _, target in op.targets)}
 
     def _is_over(self, op: Assume, held: Held) -> bool:
         """The lease itself is asked; of a number, whether it is a descriptor that must stay open."""

@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.assuming import Assuming
+from auditor.flow.cut_short import cuts_short
 from auditor.flow.effects import Fate, Position, Value
 from auditor.flow.held import Held
+from auditor.flow.lease import Loss
 from auditor.flow.operands import operands
 from auditor.flow.places import below
 from auditor.ir.ops import (
@@ -46,6 +48,8 @@ class Parted(Assuming):
 
     def _left_out(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         """`for block in blocks[1:]`: behind the loop it may be the one that the loop does not go over."""
+        if self._may_be_parted(held) and not held.parted and cuts_short(self.graph, node, held):
+            return self._behind_the_cut(node, op, held)
         if not isinstance(op, Next) or edge is not Edge.EXHAUSTED or held.parted or node in held.seen:
             return None
         if not _leaves_one(op.part) or not self._may_be_parted(held):
@@ -53,6 +57,12 @@ class Parted(Assuming):
         whole = (*op.source, ANY_ITEM)
         others = (place for place in held.places if "~" not in place[0] and place != op.target)
         return replace(held, parted=True) if all(below(place, whole) == () for place in others) else None
+
+    def _behind_the_cut(self, node: int, op: Op, held: Held) -> Held | None:
+        if isinstance(op, Move) and op.target != op.source[:1]:
+            return replace(held, parted=True)
+        self._lose(Loss.DROPPED, node, held)
+        return None
 
     def _one_of(self, op: Unpack, held: Held) -> list[Held]:
         """`first, second = acquire_two()`: one of the list's leases gets one of the names."""

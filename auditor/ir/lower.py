@@ -47,7 +47,8 @@ def _fresh_roots(graph: Graph) -> frozenset[str]:
             case Constant(target=(name,), value=None):
                 made.setdefault(name, True)
             case Move(target=(name,), source=source):
-                made[name] = made.get(name, True) and len(source) == 1 and made.get(source[0], False)
+                whole = source[1:] in ((), ("[:]",))  # a part of a list made here is a list made here
+                made[name] = made.get(name, True) and whole and made.get(source[0], False)
             case (
                 Fresh(target=(name,))
                 | Constant(target=(name,))

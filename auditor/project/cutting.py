@@ -9,6 +9,7 @@ from auditor.project.forgetting import for_good
 from auditor.project.modules import Function
 from auditor.project.project import Project
 from auditor.project.release_names import looks_releasing
+from auditor.project.sites import last_name
 
 FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
 FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
@@ -39,6 +40,8 @@ def _shortens(node: ast.stmt, own: str, attribute: str) -> bool:
             ast.Assign(targets=[ast.Subscript(value=whole, slice=ast.Slice())], value=ast.List(elts=[]))
             | ast.Delete(targets=[ast.Subscript(value=whole, slice=ast.Slice())])
         ):
+            return _is(whole, own, attribute)
+        case ast.Expr(value=ast.Call(args=[whole]) as call) if last_name(call) == "heappop":
             return _is(whole, own, attribute)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=way), args=args)):
             return way in FROM_AN_END and _is(whole, own, attribute) and all(map(_is_number, args))
@@ -102,9 +105,21 @@ def _looks_inside(method: Function, own: str, attribute: str, shortening: list[a
                 known.add(id(each))
             case ast.Subscript(value=each, ctx=ast.Store()) | ast.Subscript(value=each, slice=ast.Name()):
                 known.add(id(each))
+            case ast.While(test=test):
+                known |= {id(each) for each in _asked_of(test)}
     return any(
         isinstance(node, ast.expr) and _is(node, own, attribute) and id(node) not in known for node in nodes
     )
+
+
+def _asked_of(test: ast.expr) -> Iterator[ast.expr]:
+    """`while self.heap and self.heap[0][0] <= now:`: whether there is one, and whether its time has come."""
+    for asked in test.values if isinstance(test, ast.BoolOp) else [test]:
+        match asked:
+            case ast.Compare(left=first, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]):
+                yield from (each for each in ast.walk(first) if isinstance(each, ast.expr))
+            case _:
+                yield asked
 
 
 def _is(node: ast.expr, own: str, attribute: str) -> bool:

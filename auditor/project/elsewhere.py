@@ -2,7 +2,7 @@
 release of something so named counts."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.project.bindings import own_name, statements_of
 from auditor.project.modules import Class, Function, Module
@@ -83,11 +83,13 @@ Carried = dict[str, set[tuple[str, str]]]
 """Local names, and the (attribute, last word of the object it was read from) that their values came from."""
 
 
-def released_attributes(function: Function, of_others: bool = True) -> dict[str, set[str]]:
+def released_attributes(
+    function: Function, of_others: bool = True, known: Set[ast.Call] = frozenset()
+) -> dict[str, set[str]]:
     """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what
-    object; of the method's own only if it is not `of_others`."""
+    object; of the method's own only if it is not `of_others`. `known` are calls that are known to release."""
     own = own_name(function) if of_others else None
-    releasing = [call for call in function.calls if looks_releasing(call)]
+    releasing = [call for call in function.calls if call in known or looks_releasing(call)]
     found: dict[str, set[str]] = {}
     if not releasing:
         return found

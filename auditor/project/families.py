@@ -15,6 +15,7 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.ended_by_others import has_unknown_base
+from auditor.project.exits import measures_only, overridden
 from auditor.project.forgetting import CLEANUP
 from auditor.project.modules import Class, Function
 from auditor.project.outcome import Outcome
@@ -44,9 +45,18 @@ class Families:
             yield from each.methods.values()
 
     def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
-        """`__exit__` that returns before the release because of the exception it is told of."""
+        """`__exit__` that returns before the release by the exception it is told of, or by a measure."""
         exits = [m for m in family if m.qualname == name and m.name in EXITS and m.parameters]
-        return any(self._asked(outcome, method, path).kept_by for method in exits)
+        answers = [(method, self._asked(outcome, method, path)) for method in exits]
+        return any(
+            answer.kept_by or (answer.sometimes and measures_only(method, family, path[1][1:]))
+            for method, answer in answers
+        )
+
+    def _in_force(self, family: list[Function], names: list[str]) -> list[str]:
+        """Without exit methods in whose place a subclass has put its own."""
+        gone = {m.qualname for m in family if m.name in EXITS and overridden(m, family)}
+        return [name for name in names if name not in gone]
 
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
         answer = self._asked_of(outcome, method, path)

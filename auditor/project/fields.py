@@ -5,11 +5,10 @@ the field through objects of unknown type, so there the attribute's name decides
 something so named counts: a missed leak is better than a false one."""
 
 import ast
-import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
-from auditor.flow.effects import Fate, Handle, Value
+from auditor.flow.effects import Fate, Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
@@ -18,13 +17,7 @@ from auditor.project.bindings import own_name
 from auditor.project.class_model import ClassModel
 from auditor.project.cutting import cut_off
 from auditor.project.elsewhere import Elsewhere
-from auditor.project.ended_by_others import (
-    closed_by_its_base,
-    destroyed_with_its_maker,
-    has_unknown_base,
-    reached_through,
-)
-from auditor.project.families import EXITS, Families
+from auditor.project.families import EXITS
 from auditor.project.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.forgetting import (
     CLEANUP,
@@ -38,10 +31,11 @@ from auditor.project.forgetting import (
     given_away,
 )
 from auditor.project.modules import Class, Function
-from auditor.project.other_words import asked_before_it_is_set, properties_of
+from auditor.project.other_words import properties_of
 from auditor.project.outcome import Outcome
 from auditor.project.project import Project
 from auditor.project.reconnecting import refilled_by_a_handler
+from auditor.project.refilling import LOCKING, OPENING, Refilling
 from auditor.project.release_names import looks_releasing
 from auditor.project.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.sites import last_name
@@ -52,19 +46,10 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
 
-OPENING = re.compile(
-    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
-    r"|login|bind|listen|run|enter|prepare)(?:_|$)"
-)
-"""Methods that are called when there is nothing, or nothing any more."""
-
-LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
-"""Methods whose callers are told by the name that they get something to give back."""
-
 ENTERS = frozenset({"__enter__", "__aenter__"})
 
 
-class Fields(Families):
+class Fields(Refilling):
     def __init__(
         self,
         project: Project,
@@ -114,8 +99,27 @@ class Fields(Families):
                 continue
             seen.add(path)
             yield self._judged(outcome, node, path)
+        yield from self._of_known_objects(outcome)
         if not outcome.stored:
             yield from self._entered(outcome)
+            yield from self._recorded(outcome)
+
+    def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
+        """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
+        good."""
+        paths = {shortened(path) for path in outcome.beside if own_field(outcome.function, path)}
+        if not (outcome.returned is not None or outcome.unknown) or self._of_the_pool(outcome):
+            return
+        ops = outcome.function.graph.ops
+        way_out = next((node for node, op in enumerate(ops) if isinstance(op, Leave)), 0)
+        for path in sorted(paths):
+            described = self._describe(outcome, way_out, path)
+            ended = described.released_by or described.partly_by or described.escapes
+            forgotten = outcome.recorded and described.drops and not ended
+            if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
+                continue
+            if forgotten or described.overwrite:
+                yield described
 
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         """By the field that is released, where two hold it: a stream's reader and its writer."""
@@ -153,7 +157,7 @@ class Fields(Families):
             return
         assert function.cls is not None
         family = list(self._family(function.cls))
-        released_by, _, _ = self._fate(outcome, family, path)
+        released_by = self._in_force(family, self._fate(outcome, family, path)[0])
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         if partly and partly == released_by:
             field = Field(function.cls.qualname, "".join(path[1:])[1:])
@@ -168,7 +172,7 @@ class Fields(Families):
         attribute = path[1][1:]
         escapes = escapes or self._ended_by_others(outcome, family, path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
-        released_by = [name for name in released_by if name not in partly]
+        released_by = [name for name in self._in_force(family, released_by) if name not in partly]
         for other in sorted(properties_of(family, attribute)):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
             released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]
@@ -190,20 +194,9 @@ class Fields(Families):
             partly_by=tuple(partly),
             cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
             drops=tuple(drops),
-            overwrite=self._overwrite(outcome, path, at, bool(released_by)),
+            overwrite=self._overwrite(outcome, path, at, bool(released_by))
+            or self._again(outcome, family, path),
             escapes=escapes,
-        )
-
-    def _ended_by_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
-        function, attribute = outcome.function, path[1][1:]
-        assert function.cls is not None
-        if outcome.acquisition.handle is Handle.RECEIVER and LOCKING.match(function.name):
-            return True  # a lock made of another: its own release is what ends both
-        return (
-            destroyed_with_its_maker(outcome.call, function, family)
-            or any(reached_through(method, attribute) for method in family)
-            or closed_by_its_base(self.model.lineage(function.cls), attribute)
-            or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
         )
 
     def _fate(
