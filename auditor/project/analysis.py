@@ -136,6 +136,11 @@ class Analysis:
         keep_lost(self.outcomes)
 
     @property
+    def _lending(self) -> list[str]:
+        """Files with a pool in them, as far as they were asked about."""
+        return sorted({pool.module.path for pool in self._pools}.intersection(self.relevant))
+
+    @property
     def _pools(self) -> set[Class]:
         return {half.cls for half in self.recogniser.acquiring if half.cls is not None}
 
@@ -235,7 +240,7 @@ class Analysis:
         fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
-        leases = with_idle(self.model, self.relevant, decided)
+        leases = with_idle(self.model, self._lending, decided)
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
             for o in outcomes

@@ -7,21 +7,23 @@ import re
 from collections.abc import Iterator
 
 _FIELD = re.compile(rb"self\.(\w+)(?:\[[^\]\n]*\]|\.(?:get|setdefault)\([^\n]*\))?$")
+_NAME = re.compile(rb"\w+")
+_ANY_OF = b"next(iter(self."
 _PLACE = re.compile(rb"self\.(\w+)\[\w+$")
 _HEAP = re.compile(rb"\(self\.(\w+)")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _EMPTIED = re.compile(rb"\] = (?:None|False|0)")
-_LINKED = re.compile(rb"(?:\]|\w\.\w+) = self\.(\w+)(?:\n|\Z)")
+_HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant)"
 )
 _SAID = re.compile(_SAYING)
 _OWNED = re.compile(
-    rb"\.((?:\w+_)?(?:owner|holder|tenant|occupant|borrower|lessee|client|user|req(?:uest)?|rid|job|task))"
-    rb" = (None)?"
+    rb"\.((?:\w+_)?(?:owner|holder|tenant|occupant|borrower|lessee|client|user|req(?:uest)?|rid|job|task))$"
 )
-_FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb") = (True|False)\b")
+_FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
+_OF_CLASS = re.compile(rb"cls\.\w+(?:\.(?:pop|append|add|discard|remove)|\[\w+\] =| [-+]= )")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
@@ -42,18 +44,17 @@ _RAISED = rb"self\.%b(?:\[[^\]\n]*\])? \+= "
 
 def works_both_ways(data: bytes) -> bool:
     """Whether what it does to one field it undoes somewhere."""
-    if b"@classmethod" in data:
+    if b"@classmethod" in data and _OF_CLASS.search(data):
         data = re.sub(rb"\bcls\.", b"self.", data)
     if b"self." not in data:
         return False
     return (
         _any(_taken(data), _PUT, data)
-        or _any(_taken(data), _ENTERED, data)
+        or _any(_first(data), _ENTERED, data)
         or _any(_cut_off(data), _JOINED, data)
         or _any(_cleared(data), _ENTERED, data)
         or _any(_struck_off(data), _ADDED, data)
-        or _any(_lowered(data), _BIT, data)
-        or any(_before(b" ^= ", _FIELD, data))
+        or (b"<<" in data and _bits(data))
         or _linked(data)
         or _flagged(data)
         or _any(_before(b" -= ", _FIELD, data), _RAISED, data)
@@ -85,6 +86,14 @@ def _taken(data: bytes) -> Iterator[bytes]:
             yield from _before(needle, _FIELD, data)
 
 
+def _first(data: bytes) -> Iterator[bytes]:
+    """Tables of which whatever comes first is taken out."""
+    yield from _before(b".popitem(", _FIELD, data)
+    for _, at in _places(_ANY_OF, data):
+        if found := _NAME.match(data, at + len(_ANY_OF)):
+            yield found[0]
+
+
 def _cleared(data: bytes) -> Iterator[bytes]:
     for emptied in _EMPTIED.finditer(data):
         at = emptied.start()
@@ -94,6 +103,8 @@ def _cleared(data: bytes) -> Iterator[bytes]:
 
 def _struck_off(data: bytes) -> Iterator[bytes]:
     """What is called free or in use, or may be full at first."""
+    if b".add(" not in data and b" |= " not in data and b".update(" not in data:
+        return
     full = b"range(" in data
     for needle in (b".discard(", b".remove(", b".difference_update(", b" -= {", b" -= set("):
         yield from (name for name in _before(needle, _FIELD, data) if full or _SAID.search(name))
@@ -101,28 +112,39 @@ def _struck_off(data: bytes) -> Iterator[bytes]:
 
 def _linked(data: bytes) -> bool:
     """`self.next[place] = self.head`, and `self.head = place`."""
-    heads = set(_LINKED.findall(data)) if b"] = self." in data or b"next = self." in data else ()
+    heads = {head for needle in (b"] = self.", b".next = self.") for head in _heads(needle, data)}
     return any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in heads)
+
+
+def _heads(needle: bytes, data: bytes) -> Iterator[bytes]:
+    for start, at in _places(needle, data):
+        found = _HEAD.match(data, at + len(needle))
+        if found and (needle != b"] = self." or _PLACE.search(data, start, at)):
+            yield found[1]
 
 
 def _flagged(data: bytes) -> bool:
     """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`."""
-    flags = set(_FLAG.findall(data)) if b" = True" in data and b" = False" in data else set()
-    owners = set(_OWNED.findall(data)) if b" = None" in data else set()
-    return any(len({flag for flag, _ in each}) < len(each) for each in (flags, owners))
+    flags = set(_before(b" = True", _FLAG, data))
+    if flags and not flags.isdisjoint(_before(b" = False", _FLAG, data)):
+        return True
+    owners = set(_before(b" = None", _OWNED, data))
+    return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)
 
 
 def _cut_off(data: bytes) -> Iterator[bytes]:
     """Pieces from an end of what is called free, or may be full at first."""
     full = b"range(" in data
+    if b".extend(" not in data and b"cat(" not in data and not any(_before(b" += ", _FIELD, data)):
+        return
     for needle in (b"[:", b"[-"):
         yield from (name for name in _before(needle, _FIELD, data) if full or _SAID.search(name))
 
 
-def _lowered(data: bytes) -> Iterator[bytes]:
-    """Numbers of which bits are cleared."""
-    for needle in (b" &= ", b" & ~"):
-        yield from _before(needle, _FIELD, data)
+def _bits(data: bytes) -> bool:
+    """Numbers of which bits are cleared and set, or turned."""
+    lowered = (name for needle in (b" &= ", b" & ~") for name in _before(needle, _FIELD, data))
+    return _any(lowered, _BIT, data) or any(_before(b" ^= ", _FIELD, data))
 
 
 def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
