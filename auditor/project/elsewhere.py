@@ -2,8 +2,10 @@
 release of something so named counts."""
 
 import ast
+import re
 from collections.abc import Iterator, Set
 
+from auditor.ir.ops import Path
 from auditor.project.bindings import own_name, statements_of
 from auditor.project.modules import Class, Function, Module
 from auditor.project.project import Project
@@ -18,6 +20,7 @@ class Elsewhere:
         self.project = project
         self._attributes = attributes
         self._by_attribute: dict[str, list[tuple[str, set[str]]]] | None = None
+        self._taken_out: dict[str, bool] = {}
         self._owners: dict[str, set[tuple[str, str]]] = {}
 
     def releasing(self, cls: Class, attribute: str) -> Iterator[str]:
@@ -37,8 +40,21 @@ class Elsewhere:
         """Whether no other class has a field of that name, as far as `releasing` was asked."""
         return len(self._owners.get(attribute, ())) <= 1
 
-    def of_its_own(self, attribute: str) -> Iterator[str]:
-        """Methods, of whatever class, that release a field so named of their own object."""
+    def taken_out(self, path: Path) -> bool:
+        """Whether a function takes things out of a list so named of an object that is not its own."""
+        if len(path) < 3 or not path[2].startswith("["):
+            return False
+        attribute = path[1][1:]
+        if attribute not in self._taken_out:
+            taking = re.compile(rf"(?<!\bself)\.{attribute}\.(?:pop|popleft|popitem|get|get_nowait)\(")
+            self._taken_out[attribute] = any(taking.search(each.text) for each in self.project.parsed())
+        return self._taken_out[attribute]
+
+    def of_its_own(self, path: Path) -> Iterator[str]:
+        """Methods, of whatever class, that release a field so named, of a field, of their own object."""
+        attribute = path[-1][1:]
+        if len(path) < 3 or any(piece.startswith("[") for piece in path[1:]):
+            return
         for module in self.project.parsed():
             if "." + attribute not in module.text:
                 continue

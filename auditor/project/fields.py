@@ -170,7 +170,7 @@ class Fields(Refilling):
         family = list(self._family(cls))
         released_by, escapes, drops = self._fate(outcome, family, path)
         attribute = path[1][1:]
-        escapes = escapes or self._ended_by_others(outcome, family, path)
+        escapes = escapes or self._ended_by_others(outcome, family, path) or self.elsewhere.taken_out(path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         released_by = [name for name in self._in_force(family, released_by) if name not in partly]
         for other in sorted(properties_of(family, attribute)):
@@ -179,8 +179,7 @@ class Fields(Refilling):
         released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
         if not released_by and self.elsewhere.of_one_class(attribute):
             released_by += self._ended_through(outcome, attribute)
-        if len(path) > 2 and all(piece.startswith(".") for piece in path[1:]):
-            released_by += self.elsewhere.of_its_own(path[-1][1:])
+        released_by += self.elsewhere.of_its_own(path)
         op = function.graph.ops[node]
         at = (
             outcome.lease.span
