@@ -67,7 +67,18 @@ def lends(function: Function, partners: list[Function]) -> bool:
     `inc_ref(name)`, which returns a handle for `dec_ref(handle)`."""
     if not returns_something(function) or returns_itself(function) or not all(map(own_parameters, partners)):
         return False
-    return bool(partners) and (not own_parameters(function) or given_back_itself(function, partners))
+    told = own_parameters(function)
+    itself = given_back_itself(function, partners) or _returns_what_it_is_told(function, partners)
+    return bool(partners) and (not told or itself)
+
+
+def _returns_what_it_is_told(function: Function, partners: list[Function]) -> bool:
+    """`lock_path(path)` returns the path, cleaned, and `unlock_path(token)` is told of a token."""
+    told = set(own_parameters(function))
+    if any(told & set(own_parameters(partner)[:1]) for partner in partners):
+        return False
+    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    return any(isinstance(value, ast.Name) and value.id in told for value in returned)
 
 
 def returns_itself(function: Function) -> bool:

@@ -5,10 +5,15 @@ import pytest
 from tests.field.score_programs import judged, programs
 
 KEPT = {
-    "strangers": (435, 137, set[str]()),
-    "serving": (472, 122, set[str]()),
+    "strangers": (435, 141, set[str]()),
+    "serving": (472, 162, set[str]()),
+    "training": (446, 143, {"moe_dispatch.py:97", "param_prefetch.py:134"}),
+    "services": (437, 113, {"kv_connector/connector.py:83", "rdma_transport.py:171"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
+
+UNLABELLED = {"ssm_state_cache.py:183"}
+"""Right as well: an object whose `__enter__`, a line below, is what is labelled."""
 
 
 @pytest.mark.parametrize("of", KEPT)
@@ -17,7 +22,7 @@ def test_the_score_of_the_programs_is_kept(of: str) -> None:
     labels = []
     for program in programs(of):
         its, elsewhere = judged(program)
-        assert not elsewhere, f"reported where nothing is labelled: {elsewhere}"
+        assert set(elsewhere) <= UNLABELLED, f"reported where nothing is labelled: {elsewhere}"
         labels += its
     assert len(labels) == sites
     assert sum(each.leaks and bool(each.codes) for each in labels) >= found_at_least
