@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from auditor.project.bindings import own_attribute, own_name, statements_of
 from auditor.project.field_work import FieldWork, mentions
 from auditor.project.idle_supply import taken_ids
+from auditor.project.made_new import MAKING
 from auditor.project.modules import last_part
-from auditor.project.shapes import MAKING
 from auditor.protocols.vocabulary import split
 
 NO_THINGS = ("Error", "Exception", "Warning", "Empty", "Full", "Exhausted")

@@ -11,8 +11,8 @@ from auditor.project.full_at_first import INITIAL, beginning
 from auditor.project.idle_counted import counted
 from auditor.project.idle_supply import Supply, comes_back_by_itself, filled_by_others, read_off, taken_ids
 from auditor.project.lineage import Lineage
+from auditor.project.made_new import MAKERS
 from auditor.project.modules import Class, Function, last_part
-from auditor.project.shapes import MAKERS
 
 AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
 NUMBERING = frozenset({"range", "arange"})

@@ -9,9 +9,9 @@ from auditor.project.bindings import own_attribute, own_name, statements_of
 from auditor.project.field_work import FILLING, FieldWork, mentions
 from auditor.project.idle_words import DEAD
 from auditor.project.lent_objects import BY_THEMSELVES
+from auditor.project.made_new import hands_out_new
 from auditor.project.modules import Class, last_part
 from auditor.project.pool_state import called
-from auditor.project.shapes import hands_out_new
 from auditor.protocols.vocabulary import split
 
 STARTING_OVER = re.compile(

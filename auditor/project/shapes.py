@@ -11,13 +11,14 @@ takes out of the first, the other, so called, puts into the second.
 
 import ast
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.project.amounts import carries_the_amount
 from auditor.project.field_work import FREE, FieldWork, Put, field_work, mentions
 from auditor.project.full_at_first import beginning, full_at_first, given_at_first
 from auditor.project.linked_stores import linked_again, piled_again
+from auditor.project.made_new import is_new, makes_where_empty, ways
 from auditor.project.marked_places import (
     clears,
     keeps_count,
@@ -44,13 +45,6 @@ LISTENERS = re.compile(
     r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
 )
 """What is registered for good as often as not."""
-
-
-MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
-"""Functions of torch and numpy that make a new tensor."""
-
-MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn"})
-"""Words in the names of methods and fields that make something new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +117,7 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
     return (
         not FREE.isdisjoint(split(name))
         or full_at_first(begun, takers[0].method, name)
-        or any(_makes_where_empty(work, name, _counters(begun)) for work in takers)
+        or any(makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
 
 
@@ -147,63 +141,6 @@ def _comes_from(work: FieldWork, name: str, put: Put) -> bool:
 
 def _counters(begun: Sequence[FieldWork]) -> set[str]:
     return set().union(*(work.counters for work in begun))
-
-
-def _makes_where_empty(work: FieldWork, name: str, counters: set[str]) -> bool:
-    """One of its ways out hands out something new, or the next number."""
-    taken = {id(node) for each, node in work.taken if each == name}
-    counted = counters.union(field for field, _ in work.counted)
-    return hands_out_new(work, work.derived(frozenset(), taken), taken, counted) or any(
-        _is_new(value, counted) for value in _also_given(work)
-    )
-
-
-def hands_out_new(work: FieldWork, names: Set[str], marked: Set[int], counted: Set[str]) -> bool:
-    """Whether it returns something new that has nothing to do with these names and expressions."""
-    return any(
-        _is_new(way, counted)
-        for value in (*work.returned, *_also_given(work))
-        for way in _ways(value)
-        if not mentions(way, names, marked)
-    )
-
-
-def _ways(value: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(value, ast.IfExp):
-        yield from _ways(value.body)
-        yield from _ways(value.orelse)
-    else:
-        yield value
-
-
-def _also_given(work: FieldWork) -> Iterator[ast.expr]:
-    """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements; also of
-    what a view is returned of."""
-    values = (node for each in work.returned for node in ast.walk(each))
-    returned = {node.id for node in values if isinstance(node, ast.Name)} - work.told
-    for node in ast.walk(work.method.node):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound in returned:
-                yield from _ways(value)
-
-
-def _is_new(value: ast.expr, counted: Set[str]) -> bool:
-    """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up,
-    `next(self.numbers)` of what counts."""
-    match value:
-        case ast.Await(value=inner):
-            return _is_new(inner, counted)
-        case ast.Attribute(value=ast.Name(), attr=attr):
-            return attr in counted
-        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name(), attr=attr)]):
-            return attr in counted
-        case ast.Call(func=ast.Name(id=name)):
-            return name[:1].isupper() or name in ("bytearray", "object")
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr), args=args):
-            return attr in MAKERS and not (args and isinstance(args[0], ast.Constant) and args[0].value == 0)
-        case ast.Call(func=ast.Attribute(attr=attr)):
-            return attr[:1].isupper() or not MAKING.isdisjoint(split(attr))
-    return False
 
 
 # Places, counts, registers ----------------------------------------------------------------------------------
@@ -268,12 +205,12 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
         for node in ast.walk(work.method.node)
         if isinstance(node, ast.Assign)
         for target in node.targets
-        if isinstance(target, ast.Name) and any(_is_new(way, counted) for way in _ways(node.value))
+        if isinstance(target, ast.Name) and any(is_new(way, counted) for way in ways(node.value))
     }
     return any(
-        _is_new(way, counted) or mentions(way, names | given, taken)
+        is_new(way, counted) or mentions(way, names | given, taken)
         for value in work.returned
-        for way in _ways(value)
+        for way in ways(value)
     )
 
 
