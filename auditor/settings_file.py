@@ -92,6 +92,10 @@ def _table(file: Path) -> dict[str, Any]:
     """The poolaudit table of a settings file: under `tool.poolaudit` in a pyproject.toml, else at the top."""
     whole = _toml(file)
     if file.name != "pyproject.toml":
+        if "tool" in whole:
+            raise SettingsError(
+                f"{file}: a [tool] table belongs in a pyproject.toml; here the keys stand at the top"
+            )
         return whole
     table = whole.get("tool", {})
     table = table.get("poolaudit", {}) if isinstance(table, dict) else {}

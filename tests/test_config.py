@@ -88,6 +88,7 @@ def test_poolaudit_toml_comes_before_pyproject(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("selct = []", "unknown key `selct`; did you mean `select`?"),
+        ("[tool.poolaudit]\nselect = []", "a [tool] table belongs in a pyproject.toml"),
         ("per_file_ignores = {}", "unknown key `per_file_ignores`; did you mean `per-file-ignores`?"),
         ("[standard]\nthresholdmb = 1", "unknown key `standard.thresholdmb`; did you mean `threshold-mb`?"),
         (
