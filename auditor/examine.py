@@ -10,7 +10,7 @@ from auditor.facts import Facts
 from auditor.judge import judge
 from auditor.model import ClassRow, Failure, Run, Summary
 from auditor.progress import Progress
-from auditor.project.adoption import Adoption, Followed, adoption
+from auditor.project.adoption.adoption import Adoption, Followed, adoption
 from auditor.project.analysis import FlowResult, analyse
 from auditor.protocols.clues import clues
 from auditor.protocols.load import in_force

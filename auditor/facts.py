@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from auditor.flow.lease import EXCEPTIONAL, Callers, Field, Leak, Lease, Loss, StoredField
 from auditor.flow.misuse import Fault, Misuse
 from auditor.model import Step
-from auditor.project.pool_call import PoolCall, outside_of_wrappers
-from auditor.project.pooled_class import PooledClass
-from auditor.project.repeats import Repeat
-from auditor.project.standard import Standard
+from auditor.project.adoption.pool_call import PoolCall, outside_of_wrappers
+from auditor.project.adoption.pooled_class import PooledClass
+from auditor.project.adoption.repeats import Repeat
+from auditor.project.adoption.standard import Standard
 from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolImport
 from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.suppress import Suppression

@@ -10,8 +10,8 @@ import pytest
 from auditor.config import Settings
 from auditor.engine import Request, audit
 from auditor.model import ClassRow, Finding, Run, Span
-from auditor.project.adoption import Adoption, Followed, adoption
-from auditor.project.pool_call import PoolCall
+from auditor.project.adoption.adoption import Adoption, Followed, adoption
+from auditor.project.adoption.pool_call import PoolCall
 from auditor.rule import Rule, all_rules
 from auditor.source.index import index_bytes
 

@@ -6,8 +6,8 @@ import pytest
 
 from auditor.config import StandardNames
 from auditor.model import Span, SwitchUse
-from auditor.project.adoption import Adoption, Followed, adoption
-from auditor.project.pool_call import PoolCall, outside_of_wrappers
+from auditor.project.adoption.adoption import Adoption, Followed, adoption
+from auditor.project.adoption.pool_call import PoolCall, outside_of_wrappers
 from auditor.source.index import index_bytes
 
 SWITCHED = (

@@ -8,7 +8,7 @@ from auditor.adopt.project import Project
 from auditor.adopt.vendor import standard
 from auditor.fixes.document import Document
 from auditor.model import ClassRow
-from auditor.project.class_table import ClassTable
+from auditor.project.adoption.class_table import ClassTable
 from auditor.source.entries import ClassIndex, FileIndex
 from auditor.texts import Texts
 

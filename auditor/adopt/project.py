@@ -9,7 +9,7 @@ from auditor.adopt.draft import Draft
 from auditor.adopt.inheritance import MIXIN
 from auditor.fixes.document import Document
 from auditor.model import Failure
-from auditor.project.class_table import ClassTable
+from auditor.project.adoption.class_table import ClassTable
 from auditor.source.discover import SourceFile
 from auditor.source.entries import ClassIndex, FileIndex
 from auditor.source.imports import dotted_text, origins

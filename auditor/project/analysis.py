@@ -15,33 +15,33 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
 from auditor.model import Failure, ProtocolUse
-from auditor.project.aliases import other_names
-from auditor.project.calls import Calls
-from auditor.project.candidates import CalledNames, called_as, may_define_pair
-from auditor.project.class_model import ClassModel
-from auditor.project.customary import customary
-from auditor.project.discovery import discover
-from auditor.project.effects import FunctionEffects
-from auditor.project.fields import Fields
-from auditor.project.giving_back import giving_back, returns_several
-from auditor.project.halves import Pair
-from auditor.project.idle_losses import with_idle
-from auditor.project.leases import Follower
-from auditor.project.made_for_caller import made_for_caller, shows_the_same
-from auditor.project.misused import Misused
-from auditor.project.modules import Class, Function
-from auditor.project.never_ended import NeverEnded
-from auditor.project.openers import keep_lost, made_as, openers
+from auditor.project.adoption.pool_call import PoolCall
+from auditor.project.adoption.usage import Usage
+from auditor.project.code.aliases import other_names
+from auditor.project.code.calls import Calls
+from auditor.project.code.candidates import CalledNames, called_as, may_define_pair
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.project import Project
+from auditor.project.fields.fields import Fields
+from auditor.project.idle.losses import with_idle
+from auditor.project.leases.leases import Follower
+from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
+from auditor.project.leases.never_ended import NeverEnded
+from auditor.project.leases.openers import keep_lost, made_as, openers
+from auditor.project.leases.own_records import gives_back_its_records
+from auditor.project.leases.received import callers_of
+from auditor.project.meaning.customary import customary
+from auditor.project.meaning.effects import FunctionEffects
+from auditor.project.meaning.giving_back import giving_back, returns_several
+from auditor.project.meaning.recognise import Recogniser, Source
+from auditor.project.meaning.sites import acquires, functions_with
+from auditor.project.meaning.summaries import Summaries
+from auditor.project.misuse.misused import Misused
+from auditor.project.misuse.uses import Endings
 from auditor.project.outcome import Outcome, lie_apart, merged_outcome
-from auditor.project.own_records import gives_back_its_records
-from auditor.project.pool_call import PoolCall
-from auditor.project.project import Project
-from auditor.project.received import callers_of
-from auditor.project.recognise import Recogniser, Source
-from auditor.project.sites import acquires, functions_with
-from auditor.project.summaries import Summaries
-from auditor.project.usage import Usage
-from auditor.project.uses import Endings
+from auditor.project.pools.discovery import discover
+from auditor.project.pools.halves import Pair
 from auditor.protocols.load import in_force
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from auditor.flow.effects import Acquisition
 from auditor.flow.lease import EXCEPTIONAL, Lease
 from auditor.ir.ops import Path
-from auditor.project.modules import Function
+from auditor.project.code.modules import Function
 
 
 @dataclass(slots=True)

@@ -5,19 +5,19 @@ from dataclasses import replace
 from itertools import chain
 
 from auditor.model import Failure
-from auditor.project.aliases import other_names
+from auditor.project.adoption.pool_call import PoolCall
+from auditor.project.adoption.usage import Usage
 from auditor.project.analysis import FlowResult
-from auditor.project.candidates import called_as
-from auditor.project.customary import customary
-from auditor.project.fields import Fields
-from auditor.project.halves import Pair
-from auditor.project.idle_losses import with_idle
-from auditor.project.modules import Class, Function, Module
-from auditor.project.openers import keep_lost, made_as
+from auditor.project.code.aliases import other_names
+from auditor.project.code.candidates import called_as
+from auditor.project.code.modules import Class, Function, Module
+from auditor.project.code.project import Project
+from auditor.project.fields.fields import Fields
+from auditor.project.idle.losses import with_idle
+from auditor.project.leases.openers import keep_lost, made_as
+from auditor.project.meaning.customary import customary
 from auditor.project.outcome import Outcome
-from auditor.project.pool_call import PoolCall
-from auditor.project.project import Project
-from auditor.project.usage import Usage
+from auditor.project.pools.halves import Pair
 from auditor.server.edited import Edited
 from auditor.server.recurring import Recurring
 

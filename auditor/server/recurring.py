@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from auditor.config import AnalysisSettings
 from auditor.flow.knowledge import Knowledge
 from auditor.project.analysis import Analysis
-from auditor.project.candidates import may_define_pair
-from auditor.project.discovery import discover
-from auditor.project.effects import FunctionEffects
-from auditor.project.halves import Pair
-from auditor.project.modules import Function
-from auditor.project.project import Project
+from auditor.project.code.candidates import may_define_pair
+from auditor.project.code.modules import Function
+from auditor.project.code.project import Project
+from auditor.project.meaning.effects import FunctionEffects
+from auditor.project.pools.discovery import discover
+from auditor.project.pools.halves import Pair
 from auditor.server.shelf import KnownProject, Shelf
 
 Watch = Callable[[], None]

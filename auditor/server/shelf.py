@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from auditor.project.modules import Module
-from auditor.project.project import Project
+from auditor.project.code.modules import Module
+from auditor.project.code.project import Project
 
 Complaint = tuple[int, str]
 """The line of a syntax error, and what it says."""

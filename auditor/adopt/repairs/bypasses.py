@@ -7,7 +7,7 @@ from auditor.adopt.repairs.offer import draft_of, offered
 from auditor.adopt.temporaries import Temporary, judged
 from auditor.case import Case
 from auditor.model import FixOffer
-from auditor.project.class_table import ClassTable
+from auditor.project.adoption.class_table import ClassTable
 from auditor.source.imports import origins
 
 

@@ -12,7 +12,7 @@ from auditor.adopt.draft import Draft, Place, Refused
 from auditor.adopt.repairs.offer import draft_of, files_with, offered
 from auditor.case import Case, Parsed
 from auditor.model import FixOffer
-from auditor.project.class_table import ClassTable
+from auditor.project.adoption.class_table import ClassTable
 from auditor.source.entries import ClassIndex
 from auditor.source.imports import dotted_text
 

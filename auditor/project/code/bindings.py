@@ -1,0 +1,77 @@
+"""The statements of one function, what they assign to fields of its own object; whether it is a test's."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from auditor.project.code.modules import Function
+
+TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
+
+
+def statements_of(function: ast.AST) -> Iterator[ast.stmt]:
+    """All statements of a function, those of nested functions and classes left out."""
+    body = getattr(function, "body", [])
+    stack = list(reversed(body)) if isinstance(body, list) else []
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, ast.stmt):
+            continue
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        for name in ("finalbody", "orelse", "body"):
+            stack.extend(reversed(getattr(node, name, [])))
+        for handler in getattr(node, "handlers", ()):
+            stack.extend(reversed(handler.body))
+        for case in getattr(node, "cases", ()):
+            stack.extend(reversed(case.body))
+
+
+def own_attribute(target: ast.expr, owner: str) -> str | None:
+    """`attr` of `owner.attr`."""
+    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == owner:
+        return target.attr
+    return None
+
+
+def own_name(function: Function) -> str | None:
+    """`self`: what a method does to its own fields is asked of the class's family instead."""
+    return (
+        function.parameters[0]
+        if function.is_method and function.parameters and not function.is_static
+        else None
+    )
+
+
+def names_bound(node: ast.stmt) -> Iterator[str]:
+    """Names that a statement binds, or says something about."""
+    targets: list[ast.expr] = []
+    match node:
+        case ast.Assign():
+            targets = list(node.targets)
+        case ast.AnnAssign(target=target) | ast.For(target=target) | ast.AsyncFor(target=target):
+            targets = [target]
+        case ast.With(items=items):
+            targets = [item.optional_vars for item in items if item.optional_vars is not None]
+        case ast.Assert(test=ast.Call(args=[ast.Name() as target, *_])):
+            targets = [target]
+    while targets:
+        target = targets.pop()
+        if isinstance(target, ast.Name):
+            yield target.id
+        elif isinstance(target, ast.Tuple):
+            targets += target.elts
+
+
+def given_to(function: Function, name: str) -> Iterator[ast.expr]:
+    """What plain assignments give to a local name."""
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
+                yield value
+
+
+def is_dropped(function: Function, call: ast.Call) -> bool:
+    """Nobody asks for what the call returns."""
+    return any(isinstance(node, ast.Expr) and node.value is call for node in statements_of(function.node))

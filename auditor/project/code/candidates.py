@@ -1,0 +1,100 @@
+"""Which files and calls can matter at all, decided from text before anything is parsed."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import translate
+
+from auditor.project.code.modules import CALL, Function
+from auditor.protocols.vocabulary import (
+    ACQUIRE_WORDS,
+    RELEASE_WORDS,
+    Name,
+    pairs_with,
+    some_undo_others,
+    take_apart,
+)
+from auditor.source.both_ways import works_both_ways
+
+FEW = 40
+"""So many names are looked for in a text one by one before all its calls are listed."""
+
+CLASS = re.compile(r"\n(?=class )")
+
+DEFINITION = re.compile(r"def(?<!\wdef)[ \t]+(\w+)")  # a literal first: searched several times as fast
+
+
+def may_define_pair(text: str) -> bool:
+    """Whether the file has names that pair, or works on a field as pools do."""
+    return names_pair(text) or may_have_shape(text)
+
+
+def may_have_shape(text: str) -> bool:
+    """Whether one of its classes works on a field both ways, or has names of which one undoes another."""
+    return any(
+        works_both_ways(part.encode(errors="replace")) or some_undo_others(set(DEFINITION.findall(part)))
+        for part in CLASS.split(text)
+    )
+
+
+def names_pair(text: str) -> bool:
+    """Whether the file defines functions whose names could be two halves of a pair."""
+    acquires: list[Name] = []
+    releases: list[Name] = []
+    for name in set(DEFINITION.findall(text)):
+        acquiring = take_apart(name, ACQUIRE_WORDS)
+        if acquiring is not None:
+            acquires.append(acquiring)
+        releasing = take_apart(name, RELEASE_WORDS)
+        if releasing is not None:
+            releases.append(releasing)
+    return any(pairs_with(one, other) for one in acquires for other in releases)
+
+
+class CalledNames:
+    """Last names of everything that each file calls, found in its text once."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.sources = sources
+        self._names: dict[str, frozenset[str]] = {}
+
+    def of(self, path: str) -> frozenset[str]:
+        if path not in self._names:
+            self._names[path] = frozenset(CALL.findall(self.sources[path]))
+        return self._names[path]
+
+    def calling(self, paths: Iterable[str], words: Iterable[str]) -> Iterator[str]:
+        """Those files that call something with one of these last names (`*` allowed)."""
+        exact = {word for word in words if "*" not in word}
+        wild = wild_pattern(words)
+        if not exact and wild is None:
+            return  # and no file is read
+        few = exact if len(exact) <= FEW and wild is None else None
+        for path in paths:
+            if few is not None and path not in self._names:
+                text = self.sources[path]
+                if not any(word in text for word in few):
+                    continue
+            names = self.of(path)
+            if not names.isdisjoint(exact) or (wild is not None and any(map(wild.fullmatch, names))):
+                yield path
+
+
+def wild_pattern(words: Iterable[str]) -> re.Pattern[str] | None:
+    parts = sorted(translate(word) for word in words if "*" in word and word.strip("*"))
+    return re.compile("|".join(parts)) if parts else None
+
+
+def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
+    """Last names by which a function may be called: its own, aliases of imports, and names of the modules
+    that hold it."""
+    names = {function.name}
+    imported = re.compile(rf"\b{function.name}[ \t]+as[ \t]+(\w+)")
+    made = None
+    if function.cls is not None and function.name in ("forward", "__call__"):
+        made = re.compile(rf"(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)*{function.cls.name}\(")
+    for text in sources.values():
+        if f"{function.name} as " in text:
+            names.update(imported.findall(text))
+        if made is not None and function.cls is not None and function.cls.name + "(" in text:
+            names.update(made.findall(text))
+    return names

@@ -1,0 +1,222 @@
+"""Modules, classes and functions: what the analysis knows of each."""
+
+import ast
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from auditor.ir.graph import Graph
+from auditor.ir.lower import lower
+from auditor.ir.scope import FunctionNode
+from auditor.source.load import lines_of
+from auditor.source.nodes import children
+
+if TYPE_CHECKING:
+    from auditor.project.shapes.field_work import FieldWork
+
+DEVICE = frozenset({"kernel", "jit", "prim_func"})
+"""Decorators of what a compiler reads and Python never runs."""
+
+CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
+_SCOPES = frozenset((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A def, a lambda's stand-in, or a module's own statements (`qualname` `<module>`)."""
+
+    module: "Module"
+    qualname: str
+    node: FunctionNode
+    cls: "Class | None" = None
+    parent: "Function | None" = None
+    nested: dict[str, "Function"] = field(default_factory=dict)
+    _graph: Graph | None = None
+    _calls: list[ast.Call] | None = None
+    field_work: "FieldWork | None" = None
+    """What it does to fields, once somebody asked."""
+
+    @property
+    def name(self) -> str:
+        return self.qualname.rpartition(".")[2]
+
+    @property
+    def graph(self) -> Graph:
+        """The flow graph, lowered once. Raises `ir.graph.TooLarge`."""
+        if self._graph is None:
+            self._graph = lower(self.node)
+        return self._graph
+
+    @property
+    def calls(self) -> list[ast.Call]:
+        """Its own calls in source order; those of functions and classes nested in it are theirs."""
+        if self._calls is None:
+            self._calls = list(_own_calls(self.node))
+        return self._calls
+
+    @property
+    def text(self) -> str:
+        """Its source lines; for a module's own statements the whole file."""
+        if isinstance(self.node, ast.Module):
+            return self.module.text
+        return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+
+    @property
+    def decorators(self) -> tuple[str, ...]:
+        """Last names of the decorators: `contextmanager`, `property`."""
+        nodes = getattr(self.node, "decorator_list", [])
+        return tuple(last_part(node.func if isinstance(node, ast.Call) else node) for node in nodes)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        if isinstance(self.node, ast.Module):
+            return ()
+        args = self.node.args
+        return tuple(arg.arg for arg in (*args.posonlyargs, *args.args))
+
+    @property
+    def is_method(self) -> bool:
+        return self.cls is not None and self.parent is None
+
+    @property
+    def is_static(self) -> bool:
+        return "staticmethod" in self.decorators
+
+    @property
+    def is_context_manager(self) -> bool:
+        return any(name in ("contextmanager", "asynccontextmanager") for name in self.decorators)
+
+    @property
+    def runs_on_device(self) -> bool:
+        """`@cute.kernel`, `@triton.jit`: compiled for a device, whose blocks end with all their memory."""
+        around = self.parent is not None and self.parent.runs_on_device
+        return around or not DEVICE.isdisjoint(self.decorators)
+
+    @property
+    def is_abstract(self) -> bool:
+        """No body of its own: an interface's promise."""
+        if "abstractmethod" in self.decorators:
+            return True
+        body = self.node.body if isinstance(self.node.body, list) else [self.node.body]
+        return all(_says_nothing(statement) for statement in body)
+
+    def __repr__(self) -> str:
+        return f"{self.module.path}:{self.qualname}"
+
+
+def _own_calls(function: FunctionNode) -> Iterator[ast.Call]:
+    stack: list[ast.AST] = (
+        list(reversed(function.body)) if isinstance(function.body, list) else [function.body]
+    )
+    while stack:
+        node = stack.pop()
+        if type(node) in _SCOPES:
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        below = children(node)
+        below.reverse()
+        stack += below
+
+
+def _says_nothing(statement: ast.AST) -> bool:
+    match statement:
+        case ast.Pass():
+            return True
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Raise(
+            exc=ast.Call(func=ast.Name(id="NotImplementedError")) | ast.Name(id="NotImplementedError")
+        ):
+            return True
+    return False
+
+
+def last_part(node: ast.AST) -> str:
+    """`c` of `a.b.c` and of `c`; nothing of what has no name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+@dataclass(slots=True, eq=False)
+class Class:
+    module: "Module"
+    qualname: str
+    node: ast.ClassDef
+    methods: dict[str, Function] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.qualname.rpartition(".")[2]
+
+    @property
+    def text(self) -> str:
+        """Its source lines, decorators left out."""
+        return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+
+    def __repr__(self) -> str:
+        return f"{self.module.path}:{self.qualname}"
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    path: str
+    text: str
+    tree: ast.Module
+    imports: dict[str, str] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)  # modules of which everything is imported
+    functions: dict[str, Function] = field(default_factory=dict)
+    classes: dict[str, Class] = field(default_factory=dict)
+    assigned: dict[str, ast.expr] = field(default_factory=dict)
+    by_node: dict[int, Function] = field(default_factory=dict)
+    _lines: list[str] | None = None
+    _called: list[tuple[int, str]] | None = None
+    _makers: dict[str, list[tuple[Function, ast.Call]]] | None = None
+
+    @property
+    def called(self) -> list[tuple[int, str]]:
+        """(line, last name) of everything that looks like a call in the text."""
+        if self._called is None:
+            self._called = [
+                (number, name)
+                for number, line in enumerate(self.lines, 1)
+                if "(" in line
+                for name in CALL.findall(line)
+            ]
+        return self._called
+
+    def makers(self, name: str) -> list[tuple["Function", ast.Call]]:
+        """Calls of a bare name, with the functions that make them."""
+        if self._makers is None:
+            self._makers = {}
+            for function in self.by_node.values():
+                for call in function.calls:
+                    if isinstance(call.func, ast.Name):
+                        self._makers.setdefault(call.func.id, []).append((function, call))
+        return self._makers.get(name, [])
+
+    def functions_at(self, lines: Iterable[int]) -> list["Function"]:
+        """The functions that these lines lie in, enclosing ones included, in source order."""
+        wanted = sorted(set(lines))
+        found = []
+        for function in self.by_node.values():
+            first, last = (
+                getattr(function.node, "lineno", 1),
+                getattr(function.node, "end_lineno", len(self.lines)),
+            )
+            index = bisect_left(wanted, first)
+            if index < len(wanted) and wanted[index] <= (last or first):
+                found.append(function)
+        return sorted(found, key=lambda f: (getattr(f.node, "lineno", 0), f.qualname))
+
+    @property
+    def lines(self) -> list[str]:
+        if self._lines is None:
+            self._lines = lines_of(self.text)
+        return self._lines
+
+    @property
+    def package(self) -> list[str]:
+        """Dotted parts of the package that relative imports start from."""
+        return self.path.removesuffix(".py").split("/")[:-1]

@@ -1,0 +1,56 @@
+"""Functions that are handed to a thread, a task or an executor together with what they are to work on."""
+
+import ast
+
+from auditor.flow.effects import Position
+from auditor.ir.ops import Call, Path
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Function
+
+DIRECTLY = {"spawn": 0, "spawn_n": 0, "submit": 0, "start_soon": 0, "call_soon": 0, "call_soon_threadsafe": 0,
+            "call_later": 1, "spawn_later": 1, "spawn_after": 1, "run_in_executor": 1, "to_thread": 0,
+            "deferToThread": 0, "callInThread": 0}  # fmt: skip
+"""Calls that take a function and then its arguments, with the function's position."""
+
+AS_A_TUPLE = {"start_new_thread": 0, "Timer": 1, "apply_async": 0}
+NAMED = {"Thread": "target", "Process": "target"}
+"""Calls that take a function, and its arguments together as one tuple."""
+
+
+def started(
+    model: ClassModel, function: Function, call: Call, position: Position, rest: Path
+) -> tuple[Function, str, Path] | None:
+    """The function of the project that will work on the operand, the parameter it gets it as, and where in
+    that the lease lies; None where that cannot be told."""
+    found = _runs(call)
+    if found is None:
+        return None
+    callee, first = found
+    target = model.callee(function, callee)
+    if not isinstance(target, Function) or target.is_abstract:
+        return None
+    if first is not None and isinstance(position, int):
+        index, inner = position - first, rest
+    elif first is None and rest and rest[0][1:-1].isdigit():
+        index, inner = int(rest[0][1:-1]), rest[1:]
+    else:
+        return None
+    bound = target.is_method and not target.is_static and isinstance(callee, ast.Attribute)
+    index += bound
+    if not 0 <= index < len(target.parameters):
+        return None
+    return target, target.parameters[index], inner
+
+
+def _runs(call: Call) -> tuple[ast.expr, int | None] | None:
+    """The function that is passed, and the position of its first argument unless they come as a tuple."""
+    at = DIRECTLY.get(call.method)
+    if at is not None:
+        given = call.at.args[: at + 1]
+        plain = len(given) > at and not any(isinstance(each, ast.Starred) for each in given)
+        return (given[at], at + 1) if plain else None
+    if call.method in NAMED:
+        passed = [keyword.value for keyword in call.at.keywords if keyword.arg == NAMED[call.method]]
+        return (passed[0], None) if passed else None
+    at = AS_A_TUPLE.get(call.method)
+    return (call.at.args[at], None) if at is not None and len(call.at.args) > at else None

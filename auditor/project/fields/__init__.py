@@ -1,0 +1,1 @@
+"""Leases that lie in fields, tables and lists: who ends them, who loses them."""

@@ -1,0 +1,132 @@
+"""Containers that a method shortens without a look at what goes: `self.held = self.held[:4]`, a deque with a
+length that it fills again, a dict that it makes anew of some keys."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.code.project import Project
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.forgetting import for_good
+from auditor.project.meaning.sites import last_name
+
+FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
+FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
+
+
+def cut_off(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
+    """The statements that do so, in a method that gives nothing back and looks at nothing inside."""
+    own = own_name(method)
+    if own is None or any(looks_releasing(call) for call in method.calls):
+        return
+    bounded = _has_a_length(method, attribute)
+    shortening = [
+        node
+        for node in statements_of(method.node)
+        if _shortens(node, own, attribute)
+        or (bounded and _appends(node, own, attribute))
+        or (_keeps_some_keys(node, own, attribute) and for_good(project, method))
+    ]
+    if shortening and not _looks_inside(method, own, attribute, shortening):
+        yield from shortening
+
+
+def _shortens(node: ast.stmt, own: str, attribute: str) -> bool:
+    match node:
+        case ast.Assign(targets=[target], value=ast.Subscript(value=whole, slice=ast.Slice())):
+            return _is(target, own, attribute) and _is(whole, own, attribute)
+        case (
+            ast.Assign(targets=[ast.Subscript(value=whole, slice=ast.Slice())], value=ast.List(elts=[]))
+            | ast.Delete(targets=[ast.Subscript(value=whole, slice=ast.Slice())])
+        ):
+            return _is(whole, own, attribute)
+        case ast.Expr(value=ast.Call(args=[whole]) as call) if last_name(call) == "heappop":
+            return _is(whole, own, attribute)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=way), args=args)):
+            return way in FROM_AN_END and _is(whole, own, attribute) and all(map(_is_number, args))
+    return False
+
+
+def _has_a_length(method: Function, attribute: str) -> bool:
+    """`self.recent = deque(maxlen=limit)`: one more, and the first is gone."""
+    init = method.cls.methods.get("__init__") if method.cls is not None else None
+    for node in statements_of(init.node) if init is not None else ():
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call(keywords=[length]))
+                | ast.AnnAssign(target=ast.Attribute(attr=name), value=ast.Call(keywords=[length]))
+            ) if name == attribute:
+                fixed = not isinstance(length.value, ast.Constant) or length.value.value is not None
+                return length.arg == "maxlen" and fixed
+    return False
+
+
+def _appends(node: ast.stmt, own: str, attribute: str) -> bool:
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr="append" | "appendleft"))):
+            return _is(whole, own, attribute)
+    return False
+
+
+def _keeps_some_keys(node: ast.stmt, own: str, attribute: str) -> bool:
+    """`self.tables = {key: table for key, table in self.tables.items() if key in survivors}`: whoever says
+    which are to stay has not ended the others; who says which are to go may have."""
+    match node:
+        case ast.Assign(
+            targets=[target],
+            value=ast.DictComp(
+                key=ast.Name(id=key),
+                generators=[
+                    ast.comprehension(
+                        iter=ast.Call(func=ast.Attribute(value=whole, attr="items")),
+                        ifs=[ast.Compare(left=ast.Name(id=asked), ops=[ast.In()], comparators=[kept])],
+                    )
+                ],
+            ),
+        ):
+            same = _is(target, own, attribute) and _is(whole, own, attribute)
+            return same and asked == key and isinstance(kept, ast.Name)
+    return False
+
+
+def _looks_inside(method: Function, own: str, attribute: str, shortening: list[ast.stmt]) -> bool:
+    """Beyond asking how much there is, or for what stands under a name, and putting more in."""
+    nodes = list(ast.walk(method.node))
+    known = {id(each) for statement in shortening for each in ast.walk(statement)}
+    for node in nodes:
+        match node:
+            case (
+                ast.Call(func=ast.Name(id="len"), args=[each])
+                | ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[each])
+            ):
+                known.add(id(each))
+            case ast.Call(func=ast.Attribute(value=each, attr=way)) if way in FILLING:
+                known.add(id(each))
+            case ast.Subscript(value=each, ctx=ast.Store()) | ast.Subscript(value=each, slice=ast.Name()):
+                known.add(id(each))
+            case ast.While(test=test):
+                known |= {id(each) for each in _asked_of(test)}
+    return any(
+        isinstance(node, ast.expr) and _is(node, own, attribute) and id(node) not in known for node in nodes
+    )
+
+
+def _asked_of(test: ast.expr) -> Iterator[ast.expr]:
+    """`while self.heap and self.heap[0][0] <= now:`: whether there is one, and whether its time has come."""
+    for asked in test.values if isinstance(test, ast.BoolOp) else [test]:
+        match asked:
+            case ast.Compare(left=first, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]):
+                yield from (each for each in ast.walk(first) if isinstance(each, ast.expr))
+            case _:
+                yield asked
+
+
+def _is(node: ast.expr, own: str, attribute: str) -> bool:
+    return own_attribute(node, own) == attribute
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+    )

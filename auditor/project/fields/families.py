@@ -1,0 +1,160 @@
+"""What the methods of a class, of its bases and of its subclasses do to a field that holds a lease."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.flow.effects import Acquisition, Fate, Handle
+from auditor.flow.follow import EDGES, follow_given
+from auditor.flow.held import Endings
+from auditor.flow.knowledge import NOTHING
+from auditor.flow.lease import Leak, Loss
+from auditor.flow.limits import TooManyStates
+from auditor.flow.trace import span_of
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
+from auditor.project.code.bindings import own_name
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.project import Project
+from auditor.project.fields.ended_by_others import has_unknown_base
+from auditor.project.fields.exits import measures_only, overridden
+from auditor.project.fields.forgetting import CLEANUP
+from auditor.project.fields.outgrown import outgrown
+from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
+from auditor.project.outcome import Outcome
+
+EXITS = frozenset({"__exit__", "__aexit__"})
+
+
+class Families:
+    """Asks methods, by following the field from their entry on."""
+
+    def __init__(
+        self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf
+    ) -> None:
+        self.project = project
+        self.model = model
+        self.summaries = summaries
+        self.effects_of = effects_of
+        self.whole: dict[Path, Path] = {}
+        """Where in what a container holds the lease lies, by the container's path; of one lease."""
+
+    def _family(self, cls: Class) -> Iterator[Function]:
+        """Methods of the class, its bases and its subclasses in play."""
+        for each in [*self.model.lineage(cls), *self.model.subclasses(cls)]:
+            yield from each.methods.values()
+
+    def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
+        """`__exit__` that returns before the release by the exception it is told of, or by a measure."""
+        exits = [m for m in family if m.qualname == name and m.name in EXITS and m.parameters]
+        answers = [(method, self._asked(outcome, method, path)) for method in exits]
+        return any(
+            answer.kept_by or (answer.sometimes and measures_only(method, family, path[1][1:]))
+            for method, answer in answers
+        )
+
+    def _in_force(self, family: list[Function], names: list[str]) -> list[str]:
+        """Without exit methods in whose place a subclass has put its own."""
+        gone = {m.qualname for m in family if m.name in EXITS and overridden(m, family)}
+        return [name for name in names if name not in gone]
+
+    def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
+        answer = self._asked_of(outcome, method, path)
+        whole = self.whole.get(path, path)
+        if whole == path or answer.fate is not Fate.BORROW or answer.result is not None:
+            return answer
+        deeper = self._asked_of(outcome, method, whole)  # a record's buffer, not the record
+        return deeper if deeper.fate is not Fate.BORROW else answer
+
+    def _asked_of(self, outcome: Outcome, method: Function, path: Path) -> Answer:
+        place = (method.parameters[0], *path[1:])
+        acquisition = outcome.acquisition
+        return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+
+    def _reachable(self, method: Function, family: list[Function]) -> bool:
+        """A private method counts only if the family calls it, or somebody calls it on an object that is
+        not itself."""
+        if not method.name.startswith("_") or method.name.startswith("__"):
+            return True
+        heirs = self.model.subclasses(method.cls) if method.cls is not None else ()
+        if CLEANUP.fullmatch(method.name) and has_unknown_base(family, heirs):
+            return True
+        own = {id(other) for other in family}
+        for module in self.project.parsed():
+            if method.name not in module.text:
+                continue
+            for function in module.by_node.values():
+                if function.qualname == "<module>":
+                    continue
+                for node in ast.walk(function.node):
+                    if isinstance(node, ast.Attribute) and node.attr == method.name:
+                        on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
+                        if not on_itself or id(function) in own:
+                            return True
+        return False
+
+    def _ended_through(self, outcome: Outcome, attribute: str) -> Iterator[str]:
+        """Functions that end it by its own method, and have its object by another name:
+        `tier.pool.shutdown()`."""
+        for module in self.project.parsed():
+            if f".{attribute}." not in module.text:
+                continue
+            for function in module.by_node.values():
+                if f".{attribute}." in function.text and self._ends_through(outcome, function, attribute):
+                    yield function.qualname
+
+    def _ends_through(self, outcome: Outcome, function: Function, attribute: str) -> bool:
+        try:
+            ops = function.graph.ops
+        except (TooLarge, RecursionError):
+            return False
+        effects, own = self.effects_of(function), own_name(function)
+        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
+        return any(
+            isinstance(op, Call)
+            and op.receiver is not None
+            and op.receiver[-1] == f".{attribute}"
+            and op.receiver != (own, f".{attribute}")
+            and effects.treatment(op, -1, (), value, protocol).fate is Fate.RELEASE
+            for op in ops
+        )
+
+    def _drops(self, method: Function, place: Path, acquisition: Acquisition) -> Iterator[Leak]:
+        """Where a container's entries are thrown away: `clear()`, or another container put in its place."""
+        endings = self._from_entry(method, place, acquisition)
+        for loss, node, _ in endings.lost if endings is not None else ():
+            op = method.graph.ops[node]
+            if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
+                how = op.method if isinstance(op, Call) else ""
+                yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
+
+    def _lets_go(self, method: Function, place: Path, acquisition: Acquisition) -> bool:
+        """What is there when the method begins is lost, or a piece of it is kept: `new.size = old.size`."""
+        endings = self._from_entry(method, place, acquisition)
+        if endings is None:
+            return False
+        return bool(endings.lost) or any(
+            isinstance(method.graph.ops[node], Store) for node in endings.unknown
+        )
+
+    def _outgrown(self, outcome: Outcome, path: Path) -> bool:
+        """Nobody but the field has it, and it is lost where another one is made because it does no more."""
+        function = outcome.function
+        assert function.cls is not None
+        family = list(self._family(function.cls))
+        others = {place[:2] for place in outcome.beside} - {path[:2], RESULT}
+        declared = outcome.acquisition.declared
+        if others or ANY_ITEM in path or not outgrown(function, path[1][1:], family, declared):
+            return False
+        place = (function.parameters[0], *path[1:])
+        found = self._drops(function, place, outcome.acquisition)
+        return any(drop.loss is Loss.OVERWRITTEN for drop in found)
+
+    def _from_entry(self, method: Function, place: Path, acquisition: Acquisition) -> Endings | None:
+        """How the method ends what is there when it begins, without any exception."""
+        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
+        try:
+            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return None
+        return followed.endings

@@ -1,0 +1,293 @@
+"""Leases kept in fields: who releases them, who drops them, who else is handed them.
+
+Methods of the class's family are asked by following the field from their entry on. Other functions reach
+the field through objects of unknown type, so there the attribute's name decides, and any release of
+something so named counts: a missed leak is better than a false one."""
+
+import ast
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
+
+from auditor.flow.effects import Fate, Value
+from auditor.flow.lease import Field, Leak, Loss, StoredField
+from auditor.flow.trace import span_of
+from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
+from auditor.model import Span
+from auditor.project.code.bindings import own_name
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.project import Project
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.cutting import cut_off
+from auditor.project.fields.elsewhere import Elsewhere
+from auditor.project.fields.families import EXITS
+from auditor.project.fields.forgetting import (
+    CLEANUP,
+    CLOSING,
+    INITIAL,
+    RESETTING,
+    asks_or_releases,
+    escaped_by_name,
+    for_good,
+    forgets,
+    given_away,
+)
+from auditor.project.fields.other_words import properties_of
+from auditor.project.fields.reconnecting import refilled_by_a_handler
+from auditor.project.fields.refilling import LOCKING, OPENING, Refilling
+from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
+from auditor.project.meaning.sites import last_name
+from auditor.project.meaning.summaries import EffectsOf, Summaries
+from auditor.project.outcome import Outcome
+
+STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
+                   "train_step",
+                   "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
+"""Methods that are called once a step, so that what they store is stored again."""
+
+ENTERS = frozenset({"__enter__", "__aenter__"})
+
+
+class Fields(Refilling):
+    def __init__(
+        self,
+        project: Project,
+        model: ClassModel,
+        summaries: Summaries,
+        effects_of: EffectsOf,
+        pools: Set[Class],
+    ) -> None:
+        super().__init__(project, model, summaries, effects_of)
+        self.pools = pools
+        self.elsewhere = Elsewhere(project, frozenset())
+        self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
+
+    def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
+        """For each outcome (by id of its call) the fields of its own object that it was stored in."""
+        wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
+        attributes = frozenset(
+            path[1][1:]
+            for outcome in wanted
+            for path in (*(path for _, path in outcome.stored), *outcome.beside)
+            if own_field(outcome.function, path)
+        )
+        owners = {outcome.function.cls for outcome in wanted if outcome.stored or outcome.beside}
+        methods = [method for cls in owners if cls is not None for method in self._family(cls)]
+        attributes |= frozenset().union(*(properties_of(methods, attribute) for attribute in attributes))
+        self.elsewhere = Elsewhere(self.project, attributes)
+        self.begun = {
+            (outcome.function.cls, path[1][1:])
+            for outcome in wanted
+            if outcome.function.name == "__init__"
+            for _, path in outcome.stored
+            if len(path) == 2 and own_field(outcome.function, path)
+        }
+        found: dict[int, tuple[StoredField, ...]] = {}
+        for outcome in wanted:
+            fields = tuple(self._fields_of(outcome))
+            if fields:
+                found[id(outcome.call)] = fields
+        return found
+
+    def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
+        seen: set[Path] = set()
+        self.whole = {shortened(path): path for _, path in outcome.stored}
+        for node, path in outcome.stored:
+            path = shortened(path)
+            if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):
+                continue
+            seen.add(path)
+            yield self._judged(outcome, node, path)
+        yield from self._of_known_objects(outcome)
+        if not outcome.stored:
+            yield from self._entered(outcome)
+            yield from self._recorded(outcome)
+
+    def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
+        """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
+        good."""
+        paths = {shortened(path) for path in outcome.beside if own_field(outcome.function, path)}
+        if not (outcome.returned is not None or outcome.unknown) or self._of_the_pool(outcome):
+            return
+        ops = outcome.function.graph.ops
+        way_out = next((node for node, op in enumerate(ops) if isinstance(op, Leave)), 0)
+        for path in sorted(paths):
+            described = self._describe(outcome, way_out, path)
+            ended = described.released_by or described.partly_by or described.escapes
+            forgotten = outcome.recorded and described.drops and not ended
+            if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
+                continue
+            if forgotten or described.overwrite:
+                yield described
+
+    def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
+        """By the field that is released, where two hold it: a stream's reader and its writer."""
+        first = self._describe(outcome, node, path)
+        if first.released_by or first.escapes or len(path) != 2:
+            return first
+        if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
+            return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
+        if any(other[0].startswith("@") for other in outcome.beside):
+            return replace(first, escapes=True)  # a list of the module has it as well
+        if outcome.acquisition.value is Value.INDEX and any(map(in_anothers_table, outcome.beside)):
+            return replace(first, escapes=True)  # `self.tables.write(row, numbers)`: freed by their row
+        for other in sorted({shortened(other) for other in outcome.beside} - {path}):
+            wrapped = len(other) == 3 and other[-1] == ANY_ITEM  # `self.stream = Stream(self.socket)`
+            if (len(other) == 2 or wrapped) and own_field(outcome.function, other):
+                described = self._describe(outcome, node, other)
+                if described.released_by or described.escapes:
+                    return described
+        return first
+
+    def _of_the_pool(self, outcome: Outcome) -> bool:
+        """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life."""
+        function, op = outcome.function, outcome.call.func
+        own = (
+            isinstance(op, ast.Attribute)
+            and isinstance(op.value, ast.Name)
+            and op.value.id == own_name(function)
+        )
+        return own and function.cls in self.pools
+
+    def _entered(self, outcome: Outcome) -> Iterator[StoredField]:
+        """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""
+        function, path = outcome.function, outcome.acquisition.places[0]
+        if not (outcome.acquisition.keyed and function.name in ENTERS and own_field(function, path)):
+            return
+        assert function.cls is not None
+        family = list(self._family(function.cls))
+        released_by = self._in_force(family, self._fate(outcome, family, path)[0])
+        partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
+        if partly and partly == released_by:
+            field = Field(function.cls.qualname, "".join(path[1:])[1:])
+            yield StoredField(field, outcome.lease.span, partly_by=tuple(partly))
+
+    def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
+        function = outcome.function
+        cls = function.cls
+        assert cls is not None
+        family = list(self._family(cls))
+        released_by, escapes, drops = self._fate(outcome, family, path)
+        attribute = path[1][1:]
+        escapes = escapes or self._ended_by_others(outcome, family, path) or self.elsewhere.taken_out(path)
+        partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
+        released_by = [name for name in self._in_force(family, released_by) if name not in partly]
+        for other in sorted(properties_of(family, attribute)):
+            by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
+            released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]
+        released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
+        if not released_by and self.elsewhere.of_one_class(attribute):
+            released_by += self._ended_through(outcome, attribute)
+        released_by += self.elsewhere.of_its_own(path)
+        op = function.graph.ops[node]
+        at = (
+            outcome.lease.span
+            if isinstance(op, Leave)
+            else span_of(function.module.path, op.at, function.module.lines)
+        )
+        return StoredField(
+            field=Field(cls.qualname, "".join(path[1:])[1:]),
+            at=at,
+            released_by=tuple(released_by),
+            partly_by=tuple(partly),
+            cleanups=tuple(sorted({m.name for m in family if CLEANUP.fullmatch(m.name)})),
+            drops=tuple(drops),
+            overwrite=self._overwrite(outcome, path, at, bool(released_by))
+            or self._again(outcome, family, path),
+            escapes=escapes,
+        )
+
+    def _fate(
+        self, outcome: Outcome, family: list[Function], path: Path
+    ) -> tuple[list[str], bool, list[Leak]]:
+        released_by: list[str] = []
+        drops: list[Leak] = []
+        numbers = outcome.acquisition.value is Value.INDEX and path[-1] == ANY_ITEM
+        escapes = numbers and any(looks_releasing(call) for method in family for call in method.calls)
+        attribute = path[1][1:]
+        for method in family:
+            escapes = escaped_by_name(method) or escapes
+            if own_name(method) is None or not mentions(method, attribute):
+                continue
+            if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
+                escapes = True
+            answer = self._asked(outcome, method, path)
+            if len(path) > 2:
+                drops += self._cut_off(method, attribute)
+            if answer.fate is Fate.RELEASE:
+                if self._reachable(method, family):
+                    released_by.append(method.qualname)
+            elif answer.fate is Fate.TAKE or answer.result is not None:
+                escapes = escapes or method is not outcome.function
+            elif answer.fate is Fate.UNKNOWN and CLEANUP.fullmatch(method.name):
+                escapes = True
+            elif answer.dropped and method is not outcome.function and forgets(method, attribute):
+                found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
+                declared = outcome.acquisition.declared
+                sure = not numbers or declared or for_good(self.project, method)
+                if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
+                    drops += [drop for drop in found if sure or drop.holder == "clear"]
+        return released_by, escapes, drops
+
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        cuts = cut_off(self.project, method, attribute)
+        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
+        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
+
+    def _resets(self, outcome: Outcome, method: Function) -> bool:
+        """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
+        gives it back and calls that afterwards."""
+        lent = not outcome.acquisition.declared
+        return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
+
+    def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
+        """A step that stores into the field again, without asking and without giving the last one back."""
+        function = outcome.function
+        attribute = path[1][1:]
+        replaced = self._replaced(outcome, path, at) or self._refilled(function, path, at)
+        if replaced or (ended and self._outgrown(outcome, path)):
+            return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
+        entered = ended and function.name in ENTERS and self._left_open(outcome, path)
+        again = function.name in STEPS or entered or self._renewed(outcome, path)
+        if not again or len(path) != 2 or asks_or_releases(function, attribute):
+            return None
+        return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
+
+    def _replaced(self, outcome: Outcome, path: Path, at: Span) -> bool:
+        """The method works with what is in the field, puts another one there, and gives nothing back."""
+        function, attribute = outcome.function, path[1][1:]
+        if len(path) != 2 or outcome.acquisition.declared or function.name in INITIAL:
+            return False
+        if not works_with_the_last(function, attribute, at.line):
+            return False
+        if asks_whether_there_is_one(function, attribute):
+            return False
+        place = (function.parameters[0], *path[1:])
+        return self._lets_go(function, place, outcome.acquisition)
+
+    def _refilled(self, function: Function, path: Path, at: Span) -> bool:
+        family = list(self._family(function.cls)) if function.cls is not None else []
+        return len(path) == 2 and refilled_by_a_handler(function, family, path[1][1:], at.line)
+
+    def _renewed(self, outcome: Outcome, path: Path) -> bool:
+        """`__init__` has filled the field already, and on some way nobody gives back what it put there."""
+        function, attribute = outcome.function, path[1][1:]
+        if (function.cls, attribute) not in self.begun or OPENING.match(function.name):
+            return False
+        assert function.cls is not None
+        if function.name in INITIAL or CLEANUP.fullmatch(function.name):
+            return False
+        family = list(self._family(function.cls))
+        callers = [m for m in family if any(last_name(call) == function.name for call in m.calls)]
+        if any(m.name in INITIAL or asks_or_releases(m, attribute) for m in callers):
+            return False
+        place = (function.parameters[0], *path[1:])
+        return any(True for _ in self._drops(function, place, outcome.acquisition))
+
+    def _left_open(self, outcome: Outcome, path: Path) -> bool:
+        """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
+        assert outcome.function.cls is not None
+        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
+        answers = [self._asked(outcome, method, path) for method in exits]
+        return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)

@@ -1,0 +1,237 @@
+"""Statements that fill a field, or a place in a table, which an earlier call may have filled, and whether
+anything before them looks at what is there."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+
+ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
+"""Decorators under which a method is not what its callers call, or is called once."""
+
+
+SAYING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """`self.field = ...`, `self.field[key] = ...`, or `owner.field = ...` of another object."""
+
+    method: Function
+    owner: str
+    field: str
+    statement: ast.stmt
+    target: ast.expr
+    key: ast.expr | None = None
+
+    @property
+    def line(self) -> int:
+        return self.statement.lineno
+
+
+def fillings(method: Function, owner: str, field: str) -> list[Filling]:
+    """Every statement of the method that does so, with something that is not None."""
+    found = []
+    for node in statements_of(method.node):
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or is_none(node.value):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if own_attribute(each, owner) == field:
+                    found.append(Filling(method, owner, field, node, each))
+                elif isinstance(each, ast.Subscript) and own_attribute(each.value, owner) == field:
+                    found.append(Filling(method, owner, field, node, each, made_of(method, each.slice)))
+    return found
+
+
+def made_of(method: Function, key: ast.expr) -> ast.expr:
+    """What a local name of the key was made of: `key = (layer, head)`."""
+    if isinstance(key, ast.Name) and key.id not in method.parameters:
+        bound = [n for n in ast.walk(method.node) if isinstance(n, ast.Name) and n.id == key.id]
+        made = list(given_to(method, key.id))
+        if len(made) == 1 and sum(isinstance(n.ctx, ast.Store) for n in bound) == 1:
+            return made[0]
+    return key
+
+
+def may_be_called_again(method: Function) -> bool:
+    """Others call it, by its name, and whenever they want to."""
+    return method.is_method and not (
+        method.name.startswith("_")
+        or method.is_context_manager
+        or any(ONCE.search(decorator) for decorator in method.decorators)
+    )
+
+
+def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
+    """Up to the store the method speaks of the field, by itself or in a method that it calls, gives its
+    object away, or asks for a state that somebody sets."""
+    said = {id(node) for ask in only_says(filling) for node in ast.walk(ask)}
+    nodes = [node for node in before(filling) if id(node) not in said]
+    own = own_name(filling.method)
+    if own is None or any(_speaks_of(node, filling.field) for node in nodes):
+        return True
+    found = found_in_a_table(filling.method, filling.owner)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    for call in calls:
+        if any(getattr(argument, "id", None) == own for argument in call.args):
+            return True
+        if call is found:  # what the search does to others, such as the oldest one, it does not do to this
+            named = getattr(call.func, "attr", "")
+            if any(m.name == named and filling.field in map(_attr, attributes_in(m.node)) for m in family):
+                return True
+        elif _calls_who_speaks(call, own, filling.field, family):
+            return True
+    asked = [node for test in tests_in(nodes) for node in attributes_in(test)]
+    return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def only_says(filling: Filling) -> list[ast.If]:
+    """`if self.buffer is not None: log.warning("still there")`, and goes on."""
+    return [
+        node
+        for node in statements_of(filling.method.node)
+        if isinstance(node, ast.If)
+        and (node.end_lineno or node.lineno) < filling.line
+        and not node.orelse
+        and _asks_for(node.test, filling)
+        and all(map(_says, node.body))
+    ]
+
+
+def _asks_for(test: ast.expr, filling: Filling) -> bool:
+    """Whether there is one already."""
+    match test:
+        case ast.Compare(left=key, ops=[ast.In()], comparators=[table]) if filling.key is not None:
+            return own_attribute(table, filling.owner) == filling.field and same(
+                made_of(filling.method, key), filling.key
+            )
+        case ast.Compare(left=asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return filling.key is None and own_attribute(asked, filling.owner) == filling.field
+    return filling.key is None and own_attribute(test, filling.owner) == filling.field
+
+
+def _says(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=way))):
+            return way in SAYING
+    return False
+
+
+def same(one: ast.expr, other: ast.expr) -> bool:
+    return ast.unparse(one) == ast.unparse(other)
+
+
+def moved_on(filling: Filling) -> Iterator[Filling]:
+    """`self.last = self.current`, before or while `self.current` is filled."""
+    for node in statements_of(filling.method.node):
+        if not isinstance(node, ast.Assign) or node.lineno > filling.line:
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for to, value in pairs:
+                field = own_attribute(to, filling.owner)
+                if field is not None and own_attribute(value, filling.owner) == filling.field:
+                    yield Filling(filling.method, filling.owner, field, node, to)
+
+
+def found_in_a_table(method: Function, name: str) -> ast.expr | None:
+    """`session = self.sessions[key]`, `self.sessions.get(key)`, `self.find(key)`, and never another one."""
+    own = own_name(method) or ""
+    bound = [
+        node
+        for node in ast.walk(method.node)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+    ]
+    looked_up = [value for value in given_to(method, name) if _looks_up(value, own, method)]
+    return looked_up[0] if len(bound) == 1 and looked_up else None
+
+
+def _looks_up(value: ast.expr, own: str, method: Function) -> bool:
+    match value:
+        case ast.Subscript(value=table, slice=key):
+            pass
+        case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr="get"), args=[key, *_]):
+            pass
+        case ast.Call(func=table, args=[key]):
+            pass
+        case _:
+            return False
+    return own_attribute(table, own) is not None and bool(names_in(key) & set(method.parameters[1:]))
+
+
+# What is read -----------------------------------------------------------------------------------------------
+
+
+def before(filling: Filling) -> Iterator[ast.AST]:
+    """What the method says up to the store, and in the store itself but for where it goes."""
+    target = {id(filling.target), id(getattr(filling.target, "value", None))}
+    for node in ast.walk(filling.method.node):
+        if getattr(node, "lineno", filling.line + 1) <= filling.line and id(node) not in target:
+            yield node
+
+
+def _speaks_of(node: ast.AST, field: str) -> bool:
+    return _attr(node) == field or (isinstance(node, ast.Constant) and node.value == field)
+
+
+def _attr(node: ast.AST) -> str:
+    return getattr(node, "attr", "")
+
+
+def _calls_who_speaks(
+    call: ast.Call, own: str, field: str, family: Sequence[Function], seen: frozenset[str] = frozenset()
+) -> bool:
+    """`self.drop_last()`, or a method of a base that nobody has read."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=name), attr=called) if name == own:
+            pass
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=called):
+            pass
+        case _:
+            return False
+    if called in seen:
+        return False
+    methods = [method for method in family if method.name == called]
+    return not methods or any(
+        any(_speaks_of(node, field) for node in ast.walk(method.node))
+        or any(
+            _calls_who_speaks(inner, own_name(method) or "", field, family, seen | {called})
+            for inner in method.calls
+        )
+        for method in methods
+    )
+
+
+def _is_a_state(asked: ast.Attribute, own: str, method: Function, family: Sequence[Function]) -> bool:
+    """Some function sets it, other than where an object is made: of the class, for a field of its own."""
+    others = () if own_attribute(asked, own) else method.module.by_node.values()
+    return any(
+        node.attr == asked.attr and isinstance(node.ctx, ast.Store)
+        for function in (*family, *others)
+        if function.name not in ("__init__", "<module>")
+        for node in attributes_in(function.node)
+    )
+
+
+def tests_in(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    return (test for node in nodes if isinstance(test := getattr(node, "test", None), ast.AST))
+
+
+def attributes_in(node: ast.AST) -> Iterator[ast.Attribute]:
+    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def is_none(node: ast.AST | None) -> bool:
+    return node is None or (isinstance(node, ast.Constant) and node.value is None)

@@ -1,0 +1,146 @@
+"""Methods that throw away what a field holds, by their names and by what else they call."""
+
+import ast
+import re
+
+from auditor.project.code.bindings import given_to, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.code.project import Project
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.meaning.sites import last_name
+
+CLEANUP = re.compile(
+    r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
+    r"|flush\w*|end\w*|exit|__exit__|__aexit__|__del__|del)_*"
+)
+CLOSING = re.compile(
+    r"_*(?:close|shutdown|stop|clean_?up|dispose|destroy|tear_?down|terminate|disconnect|finish|abort|__a?exit__)_*"
+)
+"""Those of them after which nobody looks at the field again."""
+
+RESETTING = re.compile(r"(?:reset|clear|restart|reinit\w*|start_over)(?:_(?:state|all))?")
+"""Those after which it goes on from the beginning."""
+
+INITIAL = frozenset(
+    {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
+)
+
+
+def forgets(method: Function, attribute: str) -> bool:
+    """A method that others call, and that gives nothing back itself: what it throws away is thrown away.
+
+    Unless it starts everything anew, the pool with the table.
+    """
+    if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
+        return not method.name.startswith("_") and _takes_out(method, attribute)
+    return not any(looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
+
+
+def _takes_out(method: Function, attribute: str) -> bool:
+    """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing, or what it has from
+    another field."""
+    releases = (call for call in method.calls if looks_releasing(call))
+    if not all(_from_another(call, method, attribute) for call in releases) or method.name in INITIAL:
+        return False
+    return not any(
+        isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(method.node)
+    )
+
+
+def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
+    """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field."""
+    own = own_name(method)
+    for argument in call.args:
+        given = given_to(method, argument.id) if isinstance(argument, ast.Name) else [argument]
+        fields = {
+            inner.attr
+            for value in given
+            for inner in ast.walk(value)
+            if isinstance(inner, ast.Attribute) and getattr(inner.value, "id", None) == own
+        }
+        if not fields or attribute in fields:
+            return False
+    return bool(call.args)
+
+
+def for_good(project: Project, method: Function) -> bool:
+    """Nobody who gives things back calls the method to strike them off a table afterwards."""
+    name = method.name
+    return not any(
+        last_name(call) == name and any(looks_releasing(other) for other in function.calls)
+        for module in project.parsed()
+        if f"{name}(" in module.text
+        for function in module.by_node.values()
+        for call in function.calls
+    )
+
+
+def _renews_another(call: ast.Call, attribute: str) -> bool:
+    if last_name(call) not in ("clear", "reset", "reset_state", "__init__") or not isinstance(
+        call.func, ast.Attribute
+    ):
+        return False
+    owner = call.func.value
+    return isinstance(owner, ast.Attribute) and owner.attr != attribute
+
+
+def escaped_by_name(method: Function) -> bool:
+    """`getattr(self, name)` reaches every field, in a method that releases something, or hands it on."""
+    own = own_name(method)
+    calls = list(method.calls)
+    dynamic = any(
+        last_name(call) in ("getattr", "vars")
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id == own
+        and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
+        for call in calls
+    )
+    return dynamic and any(looks_releasing(call) or _is_given_it(method, call) for call in calls)
+
+
+def _is_given_it(method: Function, call: ast.Call) -> bool:
+    """`stream = getattr(self, name)`, and `streams.put_down(stream)`."""
+    given = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
+    return last_name(call) not in ("getattr", "setattr", "isinstance", "print") and any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and last_name(node.value) == "getattr"
+        and any(isinstance(target, ast.Name) and target.id in given for target in node.targets)
+        for node in statements_of(method.node)
+    )
+
+
+def given_away(method: Function, attribute: str) -> bool:
+    """A constructor hands the field to somebody else."""
+    own = own_name(method)
+    for call in method.calls:
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            match argument:
+                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:
+                    return True
+    return False
+
+
+def asks_or_releases(function: Function, attribute: str) -> bool:
+    """The method tests the field, gives it back, calls a cleanup, or works with what is there by name."""
+    owner = function.parameters[0]
+    for node in ast.walk(function.node):
+        test = getattr(node, "test", None)
+        if isinstance(test, ast.AST) and attribute in _attributes_in(test):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if (
+                isinstance(node.func.value, ast.Name)
+                and node.func.value.id == owner
+                and CLEANUP.fullmatch(node.func.attr)
+            ):
+                return True
+            if looks_releasing(node) and attribute in _attributes_in(node):
+                return True
+    return False
+
+
+def _attributes_in(node: ast.AST) -> set[str]:
+    return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}

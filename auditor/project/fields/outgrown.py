@@ -1,0 +1,70 @@
+"""Fields that a method fills again because what is there no longer does: `if self.buffer is None or
+self.buffer.numel() < n:`. Whoever asks for its size knows that there may be one."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+"""Comparisons that no object which has ended answers: too small, too old, worse than this one."""
+
+LIKENESS = (*ORDER, ast.Eq, ast.NotEq)
+
+
+def outgrown(function: Function, attribute: str, family: list[Function], declared: bool) -> bool:
+    """The method itself asks, or another of the class that calls it then; what a library's objects equal may
+    be that they have ended."""
+    ways = ORDER if declared else LIKENESS
+    if any(True for _ in _asking(function, attribute, ways)):
+        return True
+    return any(
+        _calls_first(node, function.name, own_name(method) or "")
+        for method in family
+        if method is not function
+        for node in _asking(method, attribute, ways)
+    )
+
+
+def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...]) -> Iterator[ast.If]:
+    own = own_name(method)
+    for node in statements_of(method.node):
+        if isinstance(node, ast.If) and own is not None and isinstance(node.test, ast.BoolOp):
+            there = any(_asks_whether_there(test, own, attribute) for test in node.test.values)
+            if there and any(_compares(test, own, attribute, ways) for test in node.test.values):
+                yield node
+
+
+def _asks_whether_there(test: ast.expr, own: str, attribute: str) -> bool:
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=asked) | ast.Compare(left=asked, ops=[ast.Is() | ast.IsNot()]):
+            return own_attribute(asked, own) == attribute
+    return own_attribute(test, own) == attribute
+
+
+def _compares(test: ast.expr, own: str, attribute: str, ways: tuple[type[ast.cmpop], ...]) -> bool:
+    """Something of it, with something that is known: not with None, and not with True."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ways):
+        return False
+    sides = [test.left, test.comparators[0]]
+    of_it = [
+        side for side in sides if own_attribute(side, own) != attribute and _mentioned([side], own, attribute)
+    ]
+    fixed = any(isinstance(side, ast.Constant) and not isinstance(side.value, int) for side in sides)
+    return len(of_it) == 1 and not fixed
+
+
+def _calls_first(node: ast.If, name: str, own: str) -> bool:
+    """Nothing else is done before that could give back what is there."""
+    called = (inner for each in node.body for inner in ast.walk(each) if isinstance(inner, ast.Call))
+    first = next(called, None)
+    return first is not None and own_attribute(first.func, own) == name
+
+
+def _mentioned(nodes: list[ast.expr] | list[ast.stmt], own: str, attribute: str) -> bool:
+    return any(
+        isinstance(inner, ast.expr) and own_attribute(inner, own) == attribute
+        for node in nodes
+        for inner in ast.walk(node)
+    )

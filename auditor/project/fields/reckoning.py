@@ -1,0 +1,236 @@
+"""Whether a class reckons with a second call of a method that fills a field, a key of a table or a field of
+an object that it has in one: what its other methods do about theirs, what is put in, who empties it."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import (
+    Filling,
+    attributes_in,
+    before,
+    fillings,
+    found_in_a_table,
+    is_none,
+    made_of,
+    names_in,
+    same,
+    tests_in,
+)
+
+NAMES = re.compile(
+    r"(?:\w+_)?(?:name|label|tag|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
+)
+"""Keys that are few and come again, as against the numbers of requests."""
+
+COMING = re.compile(
+    r"_*(?:re_?)?(?:register|add|insert|admit|create|new|open|load|init|setup|set_up|build|make|prepare)(?:_|$)"
+)
+"""Methods that are called for what has not been there."""
+
+
+def puts_in(filling: Filling) -> bool:
+    """What the caller brought goes into the lease: `self.stage.copy_(batch)`. Next time he brings more."""
+    method = filling.method
+    brought = set(method.parameters[1:])
+    lent = set() if filling.key is not None else {ast.unparse(filling.target)}
+    stored = getattr(filling.statement, "value", None)
+    if isinstance(stored, ast.Name):
+        lent.add(stored.id)
+    for node in statements_of(method.node):
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=changed), args=args)):
+                given: list[ast.expr] = list(args)
+            case ast.Assign(targets=[ast.Subscript(value=changed)], value=value):
+                given = [value]
+            case _:
+                continue
+        into = {ast.unparse(each) for each in ast.walk(changed) if isinstance(each, ast.expr)}
+        if into & lent and any(names_in(each) & brought for each in given):
+            return True
+    return False
+
+
+def goes_on(enders: Sequence[Function], field: str) -> bool:
+    """Whoever gives it back leaves an empty field behind, for the next one."""
+    return any(
+        isinstance(node, ast.Assign) and _empties(node, own, field)
+        for ender in enders
+        if (own := own_name(ender)) is not None and not ender.name.startswith("__")
+        for node in statements_of(ender.node)
+    ) or any(_clears(call, own_name(ender) or "", field) for ender in enders for call in ender.calls)
+
+
+def _clears(call: ast.Call, own: str, field: str) -> bool:
+    match call.func:
+        case ast.Attribute(value=cleared, attr="clear"):
+            return own_attribute(cleared, own) == field
+    return False
+
+
+def takes_out(method: Function, field: str) -> bool:
+    """What is there is there no more afterwards: `return self.ready.pop(key)`."""
+    own = own_name(method) or ""
+    for node in ast.walk(method.node):
+        match node:
+            case ast.Call(func=ast.Attribute(value=table, attr="pop" | "popitem")):
+                if own_attribute(table, own) == field:
+                    return True
+            case ast.Delete(targets=targets):
+                if any(own_attribute(getattr(each, "value", each), own) == field for each in targets):
+                    return True
+            case ast.Assign() if _empties(node, own, field):
+                return True
+    return False
+
+
+def _empties(node: ast.Assign, own: str, field: str) -> bool:
+    """`self.field = None`, also beside others: `old, self.field = self.field, None`."""
+    for target in node.targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        if any(own_attribute(to, own) == field and _is_nothing(value) for to, value in pairs):
+            return True
+    return False
+
+
+def _is_nothing(value: ast.expr) -> bool:
+    return is_none(value) or (isinstance(value, (ast.List, ast.Tuple)) and not value.elts)
+
+
+def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
+    """Another method that takes from the same pool does look what is in its field, or what stands under the
+    same key in its table."""
+    key = None if filling.key is None else ast.unparse(filling.key)
+    for method in family:
+        own = own_name(method)
+        if method is not filling.method and own is not None and method.name != "__init__":
+            for other in _all_fillings(method, own):
+                alike = (None if other.key is None else ast.unparse(other.key)) == key
+                if alike and _looks_and_takes(other, call):
+                    return True
+    return False
+
+
+def others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
+    """Another method finds an object in the same way, puts what the pool lends into a field of it, and sees
+    to what was there: such fields are filled more than once."""
+    return any(
+        _looks_and_takes(other, call)
+        for method in family
+        if method is not filling.method
+        for name in {target.id for node in statements_of(method.node) for target in _bound(node)}
+        if found_in_a_table(method, name) is not None
+        for other in _all_fillings(method, name)
+    )
+
+
+def _all_fillings(method: Function, owner: str) -> Iterator[Filling]:
+    for field in sorted({node.attr for node in attributes_in(method.node) if own_attribute(node, owner)}):
+        yield from fillings(method, owner, field)
+
+
+def _bound(node: ast.stmt) -> Iterator[ast.Name]:
+    if isinstance(node, ast.Assign):
+        yield from (target for target in node.targets if isinstance(target, ast.Name))
+
+
+def _looks_and_takes(other: Filling, call: ast.Call) -> bool:
+    return _lent_alike(other, call) and any(_looks_into(node, other) for node in before(other))
+
+
+def _lent_alike(other: Filling, call: ast.Call) -> bool:
+    """What it stores comes out of the same pool, by this method or another one of the pool."""
+    stored = getattr(other.statement, "value", None)
+    if not isinstance(stored, ast.expr) or not isinstance(call.func, ast.Attribute):
+        return False
+    pool = ast.unparse(call.func.value)
+    values = [stored, *(value for name in names_in(stored) for value in given_to(other.method, name))]
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and ast.unparse(each.func.value) == pool
+        for value in values
+        for each in ast.walk(value)
+    )
+
+
+def _looks_into(node: ast.AST, other: Filling) -> bool:
+    """The field is read; of a table, whether the key is in it, or what stands there."""
+    if other.key is None:
+        return isinstance(node, ast.Attribute) and own_attribute(node, other.owner) == other.field
+    match node:
+        case ast.Compare(left=asked, ops=[ast.In() | ast.NotIn()], comparators=[table]):
+            pass
+        case ast.Call(func=ast.Attribute(value=table, attr="get" | "pop"), args=[asked, *_]):
+            pass
+        case _:
+            return False
+    asked = made_of(other.method, asked)
+    return own_attribute(table, other.owner) == other.field and same(asked, other.key)
+
+
+# Keys -------------------------------------------------------------------------------------------------------
+
+
+def told_by_its_caller(filling: Filling) -> bool:
+    """The key is what a parameter says, and no number that the method draws."""
+    bound = {
+        node.id
+        for node in ast.walk(filling.method.node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    told = set(filling.method.parameters[1:]) - bound
+    key = filling.key
+    for part in key.elts if isinstance(key, ast.Tuple) else [key]:
+        while isinstance(part, ast.Attribute):
+            part = part.value
+        if not isinstance(part, ast.Name) or part.id not in told:
+            return False
+    return True
+
+
+def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
+    """`pin(name)` beside `unpin(name)`: who may call either at any time may call the first one twice."""
+    key = filling.key
+    last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
+    if not NAMES.fullmatch(last) or COMING.match(filling.method.name):
+        return False
+    return any(last in ender.parameters and takes_out(ender, filling.field) for ender in enders)
+
+
+def known_elsewhere(filling: Filling) -> bool:
+    """`if request in self.running:` around the store: what the key stands for has been there for a while."""
+    assert filling.key is not None
+    own = own_name(filling.method) or ""
+    for test in tests_in(list(before(filling))):
+        match test:
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[table]):
+                if same(made_of(filling.method, left), filling.key) and own_attribute(table, own):
+                    return True
+    return False
+
+
+def plain_table(family: Sequence[Function], field: str) -> bool:
+    """Made of Python's own tables, which do nothing about what they let go of."""
+    for method in family:
+        own = own_name(method)
+        for node in statements_of(method.node) if own is not None else ():
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            value = getattr(node, "value", None)
+            made = any(isinstance(t, ast.expr) and own_attribute(t, own or "") == field for t in targets)
+            if made and isinstance(value, ast.Call) and not _is_plain(value):
+                return False
+    return True
+
+
+def _is_plain(made: ast.Call) -> bool:
+    return getattr(made.func, "attr", getattr(made.func, "id", "")) in (
+        "dict",
+        "OrderedDict",
+        "defaultdict",
+        "field",
+    )

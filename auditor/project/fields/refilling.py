@@ -1,0 +1,225 @@
+"""Which fields and tables of leases are filled again, by what the class and its callers tell of the calls."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from auditor.flow.effects import Fate, Handle
+from auditor.flow.lease import Field, Leak, Loss, StoredField
+from auditor.flow.operands import operands
+from auditor.flow.trace import span_of
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.project.code.bindings import own_name
+from auditor.project.code.field_paths import mentions, own_field
+from auditor.project.code.modules import Function
+from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.ended_by_others import (
+    closed_by_its_base,
+    destroyed_with_its_maker,
+    has_unknown_base,
+    reached_through,
+)
+from auditor.project.fields.families import Families
+from auditor.project.fields.filling_again import (
+    Filling,
+    fillings,
+    found_in_a_table,
+    looks_first,
+    may_be_called_again,
+    moved_on,
+    only_says,
+)
+from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, escaped_by_name
+from auditor.project.fields.other_words import asked_before_it_is_set
+from auditor.project.fields.reckoning import (
+    COMING,
+    goes_on,
+    known_elsewhere,
+    names_a_place,
+    others_fill_known_ones,
+    others_look_first,
+    plain_table,
+    puts_in,
+    takes_out,
+    told_by_its_caller,
+)
+from auditor.project.meaning.sites import last_name
+from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
+
+OPENING = re.compile(
+    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
+    r"|login|bind|listen|run|enter|prepare)(?:_|$)"
+)
+"""Methods that are called when there is nothing, or nothing any more."""
+
+LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
+"""Methods whose callers are told by the name that they get something to give back."""
+
+
+class Refilling(Families):
+    """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
+
+    def _filled_again(self, outcome: Outcome, path: Path) -> Filling | None:
+        """The store, where the next call of the method stores there again, and nothing has ended the last."""
+        family = list(self._family(outcome.function.cls)) if outcome.function.cls is not None else []
+        filling = self._blind(outcome, path, family)
+        if filling is None or (filling.key is not None and path[-1] != ANY_ITEM):
+            return None
+        enders = self._enders(outcome, family, path)
+        if not enders or self._handed_on(outcome, family, path):
+            return None
+        decide = self._field_again if filling.key is None else self._key_again
+        again = bool(only_says(filling)) or decide(filling, outcome.call, family, enders)
+        return filling if again and not self._in_step(filling, enders) else None
+
+    def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
+        """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
+        method = outcome.function
+        if outcome.acquisition.declared or len(path) != 2 or not may_be_called_again(method):
+            return None
+        if method.name in INITIAL or CLEANUP.fullmatch(method.name):
+            return None
+        for filling in fillings(method, path[0], path[1][1:]):
+            for moved in moved_on(filling):
+                place = (path[0], f".{moved.field}")
+                enders = self._enders(outcome, family, place)
+                closed = bool(enders) and all(CLOSING.fullmatch(ender.name) for ender in enders)
+                if not closed or looks_first(moved, family) or self._handed_on(outcome, family, place):
+                    continue
+                if not self._in_step(moved, enders):
+                    return moved
+        return None
+
+    def _blind(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
+        """The one store of a method that others may call again, where nothing is looked at before."""
+        method = outcome.function
+        if outcome.acquisition.declared or len(path) > 3 or not may_be_called_again(method):
+            return None
+        if method.name in INITIAL or CLEANUP.fullmatch(method.name):
+            return None
+        found = fillings(method, path[0], path[1][1:])
+        return found[0] if len(found) == 1 and not looks_first(found[0], family) else None
+
+    def _enders(self, outcome: Outcome, family: list[Function], path: Path) -> list[Function]:
+        return [method for method in family if self._asked(outcome, method, path).fate is Fate.RELEASE]
+
+    def _handed_on(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        """Somebody else may have taken it out before the next call."""
+        for method in family:
+            if escaped_by_name(method):
+                return True
+            if method is outcome.function or own_name(method) is None or not mentions(method, path[1][1:]):
+                continue
+            answer = self._asked(outcome, method, path)
+            taken = answer.result is not None and takes_out(method, path[1][1:])
+            if answer.fate in (Fate.TAKE, Fate.UNKNOWN) or taken:
+                return True
+        return False
+
+    def _field_again(
+        self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
+    ) -> bool:
+        lasting = [ender for ender in enders if not CLOSING.fullmatch(ender.name)]
+        if puts_in(filling) or others_look_first(filling, call, family):
+            return True
+        return not _comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
+
+    def _key_again(
+        self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
+    ) -> bool:
+        if not plain_table(family, filling.field):
+            return False
+        again = known_elsewhere(filling) or others_look_first(filling, call, family)
+        return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
+
+    def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
+        """Some caller sees to the end, or to the field, himself, or runs once for each object. Of files that
+        nobody has read their text says so."""
+        method, field = filling.method, filling.field
+        ending = {ender.name for ender in enders}
+        speaks = re.compile(rf"\.{field}\b|\.(?:{'|'.join(sorted(ending))})\(").search
+        read = {module.path: module for module in self.project.parsed()}
+        for path, text in self.project.sources.items():
+            if f"{method.name}(" not in text:
+                continue
+            if path not in read:
+                if speaks(text):
+                    return True
+                continue
+            for caller in read[path].by_node.values():
+                calls_it = any(last_name(call) == method.name for call in caller.calls)
+                if calls_it and caller is not method and (speaks(caller.text) or caller.name in INITIAL):
+                    return True
+        return False
+
+    def _of_known_objects(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`session = self.sessions[key]`, and a field of that is filled: it may have been before."""
+        cls = outcome.function.cls
+        paths = [path for _, path in outcome.stored if len(path) == 2 and path[1].startswith(".")]
+        for path in paths if cls is not None else ():
+            if own_field(outcome.function, path) or found_in_a_table(outcome.function, path[0]) is None:
+                continue
+            assert cls is not None
+            field = path[1][1:]
+            family = list(self._family(cls))
+            filling = self._blind(outcome, path, family)
+            if filling is None or not others_fill_known_ones(filling, outcome.call, family):
+                continue
+            enders = list(self._ending(outcome, field))
+            if enders and not self._in_step(filling, enders):
+                at = span_of(cls.module.path, filling.statement, cls.module.lines)
+                leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+                names = tuple(method.qualname for method in enders)
+                yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
+
+    def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
+        """Functions that give back what is in a field so named, of another object than their own."""
+        for module in self.project.parsed():
+            for function in module.by_node.values() if f".{field}" in module.text else ():
+                if f".{field}" in function.text and self._gives_back(outcome, function, field):
+                    yield function
+
+    def _gives_back(self, outcome: Outcome, function: Function, field: str) -> bool:
+        try:
+            calls = [op for op in function.graph.ops if isinstance(op, Call)]
+        except (TooLarge, RecursionError):
+            return False
+        effects = self.effects_of(function)
+        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
+        releasing = {
+            op.at
+            for op in calls
+            for position, _ in operands(op)
+            if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
+        }
+        return field in released_attributes(function, known=releasing)
+
+    def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
+        if self._ended_by_others(outcome, family, path):
+            return None
+        filling = self._filled_again(outcome, path) or self._pushed_on(outcome, path, family)
+        if filling is None:
+            return None
+        at = span_of(filling.method.module.path, filling.statement, filling.method.module.lines)
+        return Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+
+    def _ended_by_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        function, attribute = outcome.function, path[1][1:]
+        assert function.cls is not None
+        if outcome.acquisition.handle is Handle.RECEIVER and LOCKING.match(function.name):
+            return True  # a lock made of another: its own release is what ends both
+        return (
+            destroyed_with_its_maker(outcome.call, function, family)
+            or any(reached_through(method, attribute) for method in family)
+            or closed_by_its_base(self.model.lineage(function.cls), attribute)
+            or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
+        )
+
+
+def _comes_in_pairs(name: str) -> bool:
+    """`start`, `attach`, `reserve`: whoever calls it calls its counterpart before he calls it again."""
+    first = next(iter(split(name)), "")
+    begins = OPENING.match(name) or LOCKING.match(name) or COMING.match(name)
+    return begins is not None or first in ACQUIRE_WORDS

@@ -1,0 +1,51 @@
+"""Methods that put a new lease in the place of one that they have just worked with."""
+
+import ast
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.meaning.effects import ENDING
+
+
+def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
+    """`if not self.connection.connected():` above the line that stores another one: there was one. No method
+    of it that speaks of an end is called, and no function is given it."""
+    own = own_name(function)
+    if own is None:
+        return False
+    names = {
+        target.id
+        for node in statements_of(function.node)
+        if isinstance(node, ast.Assign) and own_attribute(node.value, own) == attribute
+        for target in node.targets
+        if isinstance(target, ast.Name) and node.lineno <= line
+    }
+
+    def is_the_last(node: ast.expr) -> bool:
+        return own_attribute(node, own) == attribute or getattr(node, "id", None) in names
+
+    used = [
+        node
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_the_last(node.value)
+    ]
+    given = [argument for call in function.calls for argument in _arguments(call) if is_the_last(argument)]
+    ended = given or any(ENDING.search(node.attr) for node in used)
+    return not ended and any(node.lineno <= line for node in used)
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def asks_whether_there_is_one(function: Function, attribute: str) -> bool:
+    """A test of the field itself, and not of what it says: `if self.connection is None:`."""
+    own = own_name(function) or ""
+    for node in ast.walk(function.node):
+        test = getattr(node, "test", None)
+        if isinstance(test, ast.AST):
+            inner = [each for each in ast.walk(test) if isinstance(each, ast.Attribute)]
+            asked = {id(each) for each in inner if own_attribute(each, own) == attribute}
+            if asked - {id(each.value) for each in inner}:
+                return True
+    return False

@@ -1,0 +1,1 @@
+"""A pool's own stock that its own methods take out and pass over."""

@@ -1,0 +1,108 @@
+"""Pools that make things on demand up to a limit, and count what they made: a thing that is dropped without
+being counted down takes a place of the limit with it."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import last_part
+from auditor.project.idle.supply import taken_ids
+from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.project.shapes.made_new import MAKING
+from auditor.protocols.vocabulary import split
+
+NO_THINGS = ("Error", "Exception", "Warning", "Empty", "Full", "Exhausted")
+
+
+def counted(works: Sequence[FieldWork]) -> tuple[frozenset[str], frozenset[str]]:
+    """The stores from which a class lends what it made, and the counters of what it made."""
+    stores = {name for work in works for name, node in work.taken if isinstance(node, ast.Call)}
+    lent = {
+        name
+        for name in stores
+        if any(work.hands_out(taken_ids(work, {name})) for work in works)
+        and any(put.field == name and _told(work, put.value) for work in works for put in work.put)
+    }
+    counters = {name for work in works for name, way in work.counted if way > 0}
+    made = {name for name in counters - lent if _counts_what_it_makes(works, name, lent)}
+    return (frozenset(lent), frozenset(made)) if lent and made else (frozenset(), frozenset())
+
+
+def _told(work: FieldWork, value: ast.expr) -> bool:
+    return bool(work.told) and mentions(value, work.derived(work.told, frozenset()), frozenset())
+
+
+def _counts_what_it_makes(works: Sequence[FieldWork], counter: str, stores: set[str]) -> bool:
+    """Up where one is made, and nowhere else; not down where one is put back: that would be a count of those
+    that are lent."""
+    up = [(work, suite) for work in works for suite in _changing(work, counter, ast.Add)]
+    down = [(work, suite) for work in works for suite in _changing(work, counter, ast.Sub)]
+    return (
+        any(_is_limited(work, counter) for work in works)
+        and all(_makes(suite) and not _takes(work, suite, stores) for work, suite in up)
+        and not any(_puts(work, suite, stores) for work, suite in down)
+    )
+
+
+def _changing(work: FieldWork, counter: str, way: type[ast.operator]) -> Iterator[list[ast.stmt]]:
+    """The statement lists in which the counter is changed."""
+    own = own_name(work.method) or ""
+    for suite in _suites(work.method.node):
+        for statement in suite:
+            match statement:
+                case ast.AugAssign(target=target, op=op) if isinstance(op, way):
+                    if own_attribute(target, own) == counter:
+                        yield suite
+
+
+def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    yield list(getattr(node, "body", []))
+    for statement in statements_of(node):
+        for name in ("body", "orelse", "finalbody"):
+            yield from [suite] if (suite := getattr(statement, name, [])) else []
+        for handler in getattr(statement, "handlers", ()):
+            yield handler.body
+
+
+def _makes(suite: list[ast.stmt]) -> bool:
+    """Beside the count, or in a `try` beside it, something is made."""
+    return any(
+        isinstance(node, ast.Call) and _is_maker(last_part(node.func))
+        for statement in suite
+        if not isinstance(statement, (ast.If, ast.For, ast.While, ast.Raise))
+        for node in ast.walk(statement)
+    )
+
+
+def _is_maker(name: str) -> bool:
+    made = name[:1].isupper() and not name.endswith(NO_THINGS)
+    return made or not MAKING.isdisjoint(split(name))
+
+
+def _takes(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
+    """What is taken out is counted with it: unless that is on a way of its own."""
+    ids = taken_ids(work, stores)
+    return any(
+        id(node) in ids
+        for statement in suite
+        if not isinstance(statement, (ast.If, ast.For, ast.While))
+        for node in ast.walk(statement)
+    )
+
+
+def _puts(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
+    inside = {id(node) for statement in suite for node in ast.walk(statement)}
+    return any(put.field in stores and id(put.value) in inside for put in work.put)
+
+
+def _is_limited(work: FieldWork, counter: str) -> bool:
+    """`if self._made < self._limit:`"""
+    own = own_name(work.method) or ""
+    for node in ast.walk(work.method.node):
+        match node:
+            case ast.Compare(
+                left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()], comparators=[right]
+            ):
+                if counter in (own_attribute(left, own), own_attribute(right, own)):
+                    return True
+    return False

@@ -1,0 +1,219 @@
+"""What a pool's own methods take out of its store and drop: a page that is not aligned, a buffer that is too
+small, the first pages of a request for which there are not enough.
+
+Only of pools with a fixed stock (`idle_stock`), only what nothing is done with (`flow/untouched`), and only
+where it is passed over for a reason that lets others use it (`idle_tests`)."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from auditor.flow.follow import EDGES, known_at_nodes
+from auditor.flow.lease import Leak, Lease, Loss
+from auditor.flow.limits import TooManyStates
+from auditor.flow.solve import solve
+from auditor.flow.trace import Station, shortest_path, span_of, tell
+from auditor.flow.untouched import Ends, Forgetting, Untouched
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Assume, Call, Edge, Nop
+from auditor.model import Span, Step
+from auditor.project.code.bindings import statements_of
+from auditor.project.code.lineage import Lineage
+from auditor.project.code.modules import Module
+from auditor.project.idle.reasons import Reason, for_want, reason, roots
+from auditor.project.idle.setting import TakenHere
+from auditor.project.idle.stock import Stock, puts_back, stock_of
+from auditor.project.idle.takes import handing_on, takes_of
+from auditor.project.leases.last_words import LAST_WORDS
+from auditor.project.shapes.field_work import FieldWork
+from auditor.protocols.vocabulary import split
+from auditor.source.both_ways import works_both_ways
+
+GETTING_RID = re.compile(
+    r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|gc|collect"
+    r"|sweep|reap|clean|retire|flush|destroy|invalidate|reset|dispose|terminate|stop|kill|forget|disconnect|detach"
+    r"|unregister|release|cull|kick|reduce|scale|downsize|cap|limit|filter)"
+)
+"""Methods that leave out what is to go."""
+
+TIDYING = frozenset({"defrag", "defragment", "compact", "coalesce", "merge", "sort", "resort", "rebalance",
+                     "balance", "rotate", "reorder", "shuffle", "resize", "shift", "move", "promote",
+                     "demote", "scan", "repack", "rebuild", "reindex"})  # fmt: skip
+"""Words in the names of methods that put a store in order: what was in it is in it afterwards."""
+
+OTHER_WAYS = re.compile(
+    r"self\.\w+\.(?:remove|discard|get\((?:block|timeout|True|False))\b"
+    r"|del self\.\w+\[|self\.(\w+) = self\.\1\["
+)
+"""What `works_both_ways` does not look for: `self.free.remove(page)`, `del self.free[:n]`."""
+
+LEAVING = (ast.Return, ast.Raise)
+FORGOTTEN = "the next one is taken, and this one is nowhere"
+
+
+def with_idle(lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease]) -> tuple[Lease, ...]:
+    """These, and what the pools in these files lose of their own; nothing is lost twice."""
+    texts = lineage.project.sources
+    modules = [lineage.project.module(path) for path in paths if may_lose_idle(texts[path])]
+    found = {lease.span: lease for module in modules if module for lease in lost_idle(lineage, module)}
+    for lease in leases:
+        if lease.leaks or lease.fields:
+            found.pop(lease.span, None)
+    kept = (lease for lease in leases if lease.span not in found)
+    return tuple(sorted((*kept, *found.values()), key=lambda lease: lease.span))
+
+
+def may_lose_idle(text: str) -> bool:
+    """Whether something in the text works on a field both ways, as pools do, or takes out in other ways."""
+    return OTHER_WAYS.search(text) is not None or works_both_ways(text.encode(errors="replace"))
+
+
+def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
+    """Takes in methods of the module's classes that lose what they took."""
+    for _, cls in sorted(module.classes.items()):
+        stock = stock_of(lineage, cls) if may_lose_idle(cls.text) else None
+        if stock is not None:
+            for work in stock.works:
+                if work.method.cls is cls and not work.method.is_abstract:
+                    yield from _lost_by(stock, work)
+
+
+def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
+    handing = {other.method.name for other in stock.works if handing_on(other, stock.fields)}
+    takes = takes_of(work, stock.fields, handing)
+    for take in takes:
+        judge = _Judge(TakenHere(stock, work.method, take, takes), work)
+        try:
+            leaks = tuple(leak for node in take.nodes(work.method) for leak in judge.leaks(node))
+        except (TooLarge, TooManyStates, RecursionError):
+            continue  # of what is not followed nothing is said
+        if leaks:
+            yield judge.lease(leaks)
+
+
+class _Judge:
+    """Follows one take, and says which of its losses are faults."""
+
+    def __init__(self, here: TakenHere, work: FieldWork) -> None:
+        self.here = here
+        self.work = work
+        self.store = here.store
+        self.take = here.take
+        self.function = here.function
+        self.graph = here.function.graph
+
+    def leaks(self, site: int) -> Iterator[Leak]:
+        known = known_at_nodes(self.graph).get(site)
+        if known is None or (self.take.name and self.here.mentioned_before(self.take.name)):
+            return
+        domain = Forgetting(self.graph, site, self.here)
+        op = self.graph.ops[site]
+        place = (self.take.name,) if self.take.name or not isinstance(op, Call) else op.target
+        start = Untouched(frozenset({place}), self.take.several)
+        known = frozenset(fact for fact in known if not any(name in fact[0] for name in self.here.stock))
+        known |= {("".join(place), True), (f"{''.join(place)} is None", False)}
+        entries = [
+            (target, start, known) for target, edge in self.graph.successors[site] if edge is Edge.NORMAL
+        ]
+        solution = solve(self.graph, entries, domain.step, EDGES["calls"])
+        for loss, node, held in domain.ends.lost:
+            path = shortest_path(self.graph, solution, node, held)
+            if self._is_fault(domain.ends, loss, held, path):
+                yield self._leak(loss, node, path)
+
+    # Whether it is one --------------------------------------------------------------------------------------
+
+    def _is_fault(self, ends: Ends, loss: Loss, held: Untouched, path: list[Station]) -> bool:
+        if not (ends.handed_out or ends.passed_on) or held.asked < 0 or held.doubted:
+            return False
+        if loss is Loss.RAISE and all(station.edge is not Edge.RAISE for station in path):
+            return False
+        asked = self.graph.ops[held.asked]
+        if isinstance(asked, Call):
+            return self._caught(ends, loss, path) if not held.boxed else not self._enough()
+        test = self.here.tests.get(id(asked.at))
+        if test is None:
+            return False
+        named = roots(held.places) | ({self.take.name} - {""})
+        if held.boxed:
+            return for_want(self.store, self.function, test, named, self.take.shown) and not self._enough()
+        why = reason(self.store, self.function, test, named, self.take.shown)
+        dead = why is Reason.DEAD and not (self.store.replaces or self.store.counters)
+        hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)})
+        return why is not Reason.BOOKS and not dead and (hands_out or self._keeps_all())
+
+    def _caught(self, ends: Ends, loss: Loss, path: list[Station]) -> bool:
+        """A handler that is meant for the failure goes on as if nothing had been taken, or raises something
+        of its own."""
+        ops = [self.graph.ops[station.node].at for station in path]
+        handler = next((at for at in ops if isinstance(at, ast.ExceptHandler)), None)
+        meant = any(handler is each for guard in self.here.guards for each in guard.handlers)
+        raised = (self.graph.ops[station.node].at for station in path if station.edge is Edge.RAISE)
+        goes_on = loss is not Loss.RAISE or any(isinstance(at, ast.Raise) and at.exc for at in raised)
+        return meant and goes_on and (ends.handed_out or not GETTING_RID.match(self.function.name))
+
+    def _keeps_all(self) -> bool:
+        """A method that hands out nothing of the store and puts back only some of it may mean to drop the
+        rest."""
+        if puts_back(self.work, self.take.shown, self.store.fields):
+            return self.store.replaces or not TIDYING.isdisjoint(split(self.function.name))
+        return not GETTING_RID.match(self.function.name)
+
+    def _enough(self) -> bool:
+        """`if len(self._free) < n: raise`, `if not self.can_take(n): return None` before: then there are."""
+        around = {id(node) for loop in self.here.loops for node in ast.walk(loop)}
+        line = self.take.shown.lineno
+        return any(
+            id(node) not in around
+            and (node.end_lineno or line) < line
+            and (isinstance(node, ast.Assert) or any(isinstance(each, LEAVING) for each in ast.walk(node)))
+            and self._measures(node.test)
+            for node in statements_of(self.function.node)
+            if isinstance(node, (ast.If, ast.Assert))
+        )
+
+    def _measures(self, test: ast.expr) -> bool:
+        """It asks the object how many there are, not only whether there are any."""
+        own = any(isinstance(node, ast.Name) and node.id == self.here.own for node in ast.walk(test))
+        return own and any(isinstance(node, (ast.Compare, ast.Call)) for node in ast.walk(test))
+
+    # How it is told -----------------------------------------------------------------------------------------
+
+    def _leak(self, loss: Loss, node: int, path: list[Station]) -> Leak:
+        file, lines = self.function.module.path, self.function.module.lines
+        at, first = self._where(loss, node, path), self._span(self.take.shown)
+        steps = [Step(file, first.line, first.column, "taken out here"), *tell(self.graph, file, path, lines)]
+        words = FORGOTTEN if loss is Loss.NEXT_TURN else LAST_WORDS[loss]
+        return Leak(loss, at, self._holder(), (*steps, Step(file, at.line, at.column, words)))
+
+    def _where(self, loss: Loss, node: int, path: list[Station]) -> Span:
+        """The `return`, `continue` or `raise`; else the last condition."""
+        left = self.graph.ops[node].at
+        if loss is Loss.RETURN and isinstance(left, ast.Return):
+            return self._span(left)
+        ops = [self.graph.ops[station.node] for station in path]
+        passed = [op.at for op in ops if isinstance(op, Nop) and isinstance(op.at, (ast.Continue, ast.Raise))]
+        return self._span([*(op.at for op in ops if isinstance(op, Assume)), *passed][-1])
+
+    def _span(self, at: ast.AST) -> Span:
+        return span_of(self.function.module.path, at, self.function.module.lines)
+
+    def _holder(self) -> str:
+        """The last name that the taking statement binds: `_, _, segment = heappop(self._heap)`."""
+        for node in statements_of(self.function.node):
+            if isinstance(node, ast.Assign) and any(each is self.take.shown for each in ast.walk(node.value)):
+                bound = [each.id for each in ast.walk(node.targets[0]) if isinstance(each, ast.Name)]
+                return next((name for name in reversed(bound) if name != "_"), "")
+        return self.take.name
+
+    def lease(self, leaks: tuple[Leak, ...]) -> Lease:
+        """As if the store had lent it to its own class, which on other ways puts it back or hands it out."""
+        return Lease(
+            span=self._span(self.take.shown),
+            symbol=self.function.qualname,
+            text=" ".join(ast.unparse(self.take.shown).split()),
+            protocol=self.store.cls.name,
+            holder=self._holder(),
+            leaks=leaks,
+            handed_over=True,
+        )

@@ -1,0 +1,203 @@
+"""Why something that was taken out of a store is passed over: it does not suit who asks, it is in a state
+that will end, it is dead for good, or the store's own books say that it does not belong there."""
+
+import ast
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from auditor.ir.ops import Path
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function, last_part
+from auditor.project.idle.stock import Stock
+from auditor.project.idle.words import BOOKS, DEAD, LASTING
+from auditor.project.shapes.field_work import FILLING
+from auditor.project.shapes.pool_state import REMOVERS, own_parameters
+from auditor.protocols.vocabulary import split
+
+
+class Reason(Enum):
+    """Why it is passed over."""
+
+    ASKED = auto()  # it does not suit this caller
+    STATE = auto()  # what is so now will not be so for ever
+    DEAD = auto()
+    BOOKS = auto()  # or unknown: the class may know that nothing is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """All that a test speaks of, with what its local names were given and its own methods ask."""
+
+    function: Function
+    nodes: tuple[ast.AST, ...]
+    known: bool
+
+    @property
+    def words(self) -> set[str]:
+        named = (last_part(node) for node in self.nodes if isinstance(node, (ast.Name, ast.Attribute)))
+        return {word.lower() for name in named for word in split(name)}
+
+
+def reason(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> Reason:
+    """`it` are the names of what was taken, and of what was read off it."""
+    names = {name for name in it if not name.startswith("%")}
+    asked = _condition(stock, function, test, taking)
+    about_it = _mentions_any(asked, names)
+    if not asked.known or _asks_own_books(stock, function, asked):
+        return Reason.BOOKS
+    if not about_it:
+        others = not _reads_own(function, asked) and _mentions_any(asked, _callers_words(stock, function))
+        return Reason.ASKED if others else Reason.BOOKS
+    words = asked.words - {word for name in names for word in split(name)}
+    if words & BOOKS:
+        return Reason.BOOKS
+    if words & DEAD:
+        return Reason.DEAD
+    if _mentions_any(asked, _callers_words(stock, function) - names):
+        return Reason.ASKED
+    features = [node for node in asked.nodes if _is_feature(node, names)]
+    lasting = any(LASTING & set(split(last_part(node))) for node in asked.nodes)
+    kept = any(_is_set_by(stock, last_part(node)) for node in features)
+    return Reason.STATE if features and not lasting and not kept else Reason.BOOKS
+
+
+def for_want(stock: Stock, function: Function, test: ast.expr, box: Set[str], taking: ast.expr) -> bool:
+    """`if not self._free:`, `if len(pages) < n:`, said when the store holds too few."""
+    asked = _condition(stock, function, test, taking)
+    if not asked.known or asked.words & BOOKS - {"free", "count"} or _asks_own_books(stock, function, asked):
+        return False
+    if any(_finds_nothing(node, box) for node in ast.walk(test)):
+        return False  # there is something in it
+    own = own_name(function) or ""
+    stores = any(isinstance(n, ast.expr) and own_attribute(n, own) in stock.fields for n in asked.nodes)
+    return stores or _mentions_any(asked, {*box, *own_parameters(function)})
+
+
+def _finds_nothing(node: ast.AST, box: Set[str]) -> bool:
+    """`not pages`, `len(pages) == 0`."""
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            return name in box
+        case ast.Compare(left=ast.Call(args=[ast.Name(id=name)]), comparators=[ast.Constant(value=0 | 1)]):
+            return name in box
+    return False
+
+
+def _callers_words(stock: Stock, function: Function) -> Set[str]:
+    """Names that have to do with what the method is told, the loops over that included."""
+    work = next((work for work in stock.works if work.method is function), None)
+    return work.derived(work.told, frozenset()) if work is not None else set(own_parameters(function))
+
+
+def _reads_own(function: Function, asked: Condition) -> bool:
+    own = own_name(function) or ""
+    return any(isinstance(node, ast.expr) and own_attribute(node, own) is not None for node in asked.nodes)
+
+
+def whole_tests(function: Function) -> dict[int, ast.expr]:
+    """By each of its parts the condition of an `if`, a `while` or a conditional expression."""
+    found: dict[int, ast.expr] = {}
+    for node in ast.walk(function.node):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            found.update({id(part): node.test for part in ast.walk(node.test)})
+    return found
+
+
+def roots(places: Set[Path]) -> set[str]:
+    return {place[0] for place in places}
+
+
+def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> Condition:
+    nodes: list[ast.AST] = []
+    known = True
+    pending: list[ast.AST] = [test]
+    seen: set[str] = set()
+    own = own_name(function) or ""
+    while pending:
+        for node in ast.walk(pending.pop()):
+            nodes.append(node)
+            if isinstance(node, ast.Name) and node.id not in seen | {own, *own_parameters(function)}:
+                seen.add(node.id)
+                given = [value for value in given_to(function, node.id) if not _within(taking, value)]
+                pending += given
+            elif isinstance(node, ast.Call) and (name := own_attribute(node.func, own)) is not None:
+                method = next((work.method for work in stock.works if work.method.name == name), None)
+                known = known and method is not None
+                if method is not None and name not in seen:
+                    seen.add(name)
+                    pending += [each.value for each in _returns(method) if each.value is not None]
+    return Condition(function, tuple(nodes), known)
+
+
+def _within(call: ast.expr, value: ast.expr) -> bool:
+    return any(node is call for node in ast.walk(value))
+
+
+def _returns(method: Function) -> Iterator[ast.Return]:
+    return (node for node in statements_of(method.node) if isinstance(node, ast.Return))
+
+
+def _mentions_any(asked: Condition, names: Set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in asked.nodes)
+
+
+def _is_feature(node: ast.AST, names: Set[str]) -> bool:
+    """`seg.dirty`, `buffer[:64]`."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
+            return name in names
+    return False
+
+
+def _is_set_by(stock: Stock, attr: str) -> bool:
+    """Whether the class itself writes this attribute of its things where they come and go."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == attr and isinstance(node.ctx, ast.Store)
+        for work in stock.works
+        if {name for name, _ in work.taken} & stock.fields or any(p.field in stock.fields for p in work.put)
+        for node in ast.walk(work.method.node)
+    )
+
+
+def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
+    """Whether it reads fields of the object that change, or looks something up in one."""
+    own = own_name(function) or ""
+    methods = {work.method.name for work in stock.works}
+    fields = {
+        name
+        for node in asked.nodes
+        if isinstance(node, ast.expr) and (name := own_attribute(node, own)) is not None
+    } - stock.fields - methods  # fmt: skip
+    looked_up = {id(place) for node in asked.nodes for place in _tables(node)}
+    return any(_changes(stock, field) for field in fields) or any(
+        id(node) in looked_up and own_attribute(node, own) is not None
+        for node in asked.nodes
+        if isinstance(node, ast.expr)
+    )
+
+
+def _tables(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.Compare(ops=ops, comparators=comparators):
+            for op, each in zip(ops, comparators, strict=True):
+                if isinstance(op, (ast.In, ast.NotIn)):
+                    yield each
+        case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table)):
+            yield table
+
+
+def _changes(stock: Stock, field: str) -> bool:
+    for work in stock.works:
+        own = own_name(work.method) or ""
+        for node in ast.walk(work.method.node):
+            match node:
+                case ast.Attribute(ctx=ast.Store() | ast.Del()) if own_attribute(node, own) == field:
+                    return True
+                case ast.Subscript(value=table, ctx=ast.Store() | ast.Del()):
+                    if own_attribute(table, own) == field:
+                        return True
+                case ast.Call(func=ast.Attribute(value=table, attr=way)) if way in FILLING | REMOVERS:
+                    if own_attribute(table, own) == field:
+                        return True
+    return False

@@ -1,0 +1,163 @@
+"""What the way of one taken object depends on: which calls only ask about it, which names may hold it."""
+
+import ast
+import re
+from functools import cached_property
+
+from auditor.ir.calls import LOGGING, is_quiet
+from auditor.ir.ops import Assume, Call, InPlace
+from auditor.project.code.bindings import given_to, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.idle.reasons import whole_tests
+from auditor.project.idle.stock import Stock
+from auditor.project.idle.takes import Take
+from auditor.project.shapes.pool_state import changes_state
+
+PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
+                  "str", "repr", "hasattr", "id", "type", "numel", "size", "element_size", "dim", "nelement",
+                  "item", "isnan", "query", "count_nonzero", "divmod", "hash", "tuple"})  # fmt: skip
+"""Functions, and methods of tensors and events, that keep nothing of what they are given."""
+
+ASKING = re.compile(
+    r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers)(?:_|$)|_*isn?(?=[A-Z])"
+)
+WAKING = frozenset({"notify", "notify_all", "acquire", "release", "locked", "wait"})
+ENDING_IT = re.compile(
+    r"close|stop|shut|releas|free|finish|termin|exit|destroy|dispos|kill|cancel|evict|reset|delet|put"
+)
+CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shutdown|disconnect|kill")
+
+
+class TakenHere:
+    """One take in one method; answers `flow.untouched.Setting`."""
+
+    def __init__(self, store: Stock, function: Function, take: Take, takes: list[Take]) -> None:
+        self.store = store
+        self.function = function
+        self.take = take
+        self.own = own_name(function) or ""
+        self.stock = frozenset(f".{field}" for field in (*store.fields, *store.counters))
+        self._takes = {id(each.at) for each in takes}
+
+    def counts_another(self, op: InPlace) -> bool:
+        """`self._made += 1`: one more is made, and this one is still counted."""
+        counter = op.target[-1].lstrip(".") in self.store.counters
+        return counter and isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add)
+
+    def may_fail(self, call: Call) -> bool:
+        """In a `try` that begins after the take, of a thing that no failure breaks."""
+        if not (self.store.inert or self.store.replaces or self.store.counters):
+            return False
+        method = next((w.method for w in self.store.works if w.method.name == call.method), None)
+        keeps = method is not None and call.receiver == (self.own,) and changes_state(method)
+        tried = (part for guard in self.guards for body in guard.body for part in ast.walk(body))
+        return not keeps and not CLOSING.fullmatch(call.method) and any(part is call.at for part in tried)
+
+    @cached_property
+    def guards(self) -> list[ast.Try]:
+        """Each `try` that begins after the take."""
+        tries = (node for node in statements_of(self.function.node) if isinstance(node, ast.Try))
+        return [node for node in tries if node.handlers and node.lineno > self.take.shown.lineno]
+
+    def takes(self, call: Call) -> bool:
+        return id(call.at) in self._takes
+
+    def only_asks(self, call: Call, given: bool) -> bool:
+        name, receiver = call.method, call.receiver
+        if (name in LOGGING and is_quiet(call.at)) or (name == "print" and receiver is None):
+            return True
+        if receiver is not None and receiver[0] == self.own:
+            return self._asks_itself(call)
+        if name in PURE or self._complains(call.at):
+            return True
+        if self.store.counters and not call.args and CLOSING.fullmatch(name):
+            return True  # it is closed, and its place is not given back by that
+        if id(call.at) not in self.tests:
+            return False
+        return not given or ASKING.match(name) is not None or self._asks_it(call)
+
+    def _complains(self, call: ast.Call) -> bool:
+        """`raise ValueError(f"{page} is not aligned")`: a text about it."""
+        raised = any(
+            isinstance(node, ast.Raise) and node.exc is call for node in statements_of(self.function.node)
+        )
+        return raised and all(isinstance(arg, (ast.JoinedStr, ast.Constant, ast.BinOp)) for arg in call.args)
+
+    def _asks_itself(self, call: Call) -> bool:
+        if len(call.receiver or ()) > 1:
+            return call.method in WAKING or id(call.at) in self.tests
+        method = next((w.method for w in self.store.works if w.method.name == call.method), None)
+        return method is not None and id(call.at) in self.tests and not changes_state(method)
+
+    def _asks_it(self, call: Call) -> bool:
+        """`worker.ping()`, `buffer[:64].any()` in a condition: of the thing, which nobody else is given."""
+        return call.receiver is not None and not call.args and not ENDING_IT.search(call.method)
+
+    @cached_property
+    def tests(self) -> dict[int, ast.expr]:
+        """By each of its parts a whole condition."""
+        return whole_tests(self.function)
+
+    def ends_it(self, call: Call) -> bool:
+        return ENDING_IT.search(call.method) is not None
+
+    def branches_at(self, op: Assume) -> bool:
+        return id(self.tests.get(id(op.at))) in self._branching
+
+    def is_asked(self, at: ast.AST) -> bool:
+        return id(at) in self.tests
+
+    @cached_property
+    def _branching(self) -> set[int]:
+        return {
+            id(node.test) for node in ast.walk(self.function.node) if isinstance(node, (ast.If, ast.IfExp))
+        }
+
+    def is_box(self, name: str) -> bool:
+        given = list(given_to(self.function, name)) + [
+            node.value
+            for node in statements_of(self.function.node)
+            if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == name and node.value
+        ]
+        return bool(given) and all(map(_is_empty, given)) and not self.mentioned_before(name)
+
+    def mentioned_before(self, name: str) -> bool:
+        """Whether anything but a condition, or the head of a loop, has to do with it before."""
+        harmless = set(self.tests).union(
+            id(part)
+            for node in ast.walk(self.function.node)
+            if isinstance(node, (ast.For, ast.AsyncFor))
+            for part in ast.walk(node.iter)
+        )
+        line = getattr(self.take.at, "lineno", 0)
+        return any(node.lineno < line and id(node) not in harmless for node in self._reads_of(name))
+
+    def stays_near(self, name: str) -> bool:
+        if not self.loops:
+            return True
+        inside = {id(node) for node in ast.walk(max(self.loops, key=lambda node: node.lineno))}
+        return all(id(node) in inside for node in self._reads_of(name))
+
+    @cached_property
+    def loops(self) -> list[ast.For | ast.While | ast.AsyncFor]:
+        """The loops around it."""
+        return [
+            node
+            for node in ast.walk(self.function.node)
+            if isinstance(node, (ast.For, ast.While, ast.AsyncFor))
+            and any(inner is self.take.at for part in node.body for inner in ast.walk(part))
+        ]
+
+    def _reads_of(self, name: str) -> list[ast.Name]:
+        return [
+            node
+            for node in ast.walk(self.function.node)
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        ]
+
+
+def _is_empty(value: ast.expr) -> bool:
+    match value:
+        case ast.List(elts=[]) | ast.Call(func=ast.Name(id="list" | "set" | "deque"), args=[]):
+            return True
+    return False

@@ -1,0 +1,196 @@
+"""Stores of a class that has a fixed stock: filled when an object is made, given out and taken back since,
+and never filled with anything else. What such a class takes out and drops, nobody makes again."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.lineage import Lineage
+from auditor.project.code.modules import Class, Function, last_part
+from auditor.project.idle.counted import counted
+from auditor.project.idle.supply import Supply, comes_back_by_itself, filled_by_others, read_off, taken_ids
+from auditor.project.shapes.field_work import FieldWork, field_work, mentions
+from auditor.project.shapes.full_at_first import INITIAL, beginning
+from auditor.project.shapes.made_new import MAKERS
+
+AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
+NUMBERING = frozenset({"range", "arange"})
+MEMORY = MAKERS | {"bytearray", "pin_memory", "cuda"}
+NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", "deque"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """`fields` are its stores; `replaces` tells that the class puts something new in the place of what it
+    will not use again; `counters` are fields that count what it made up to a limit; `inert` tells that its
+    things are numbers and memory, which nothing breaks."""
+
+    cls: Class
+    fields: frozenset[str]
+    works: tuple[FieldWork, ...]
+    replaces: bool
+    counters: frozenset[str] = frozenset()
+    inert: bool = False
+
+
+def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
+    """The fixed stock of a class, if it has one and lends of it."""
+    methods = _methods([*reversed(lineage.lineage(cls))])
+    works = [field_work(method) for method in methods]
+    begun = beginning(works)
+    later = _later(works, begun)
+    found = _fixed(cls, begun, later)
+    if found is None:
+        stores, counters = counted(later)
+        found = Stock(cls, stores, tuple(later), False, counters) if counters else None
+    return found
+
+
+def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> Stock | None:
+    filled = _filled(cls, begun, later)
+    fields = _circulating(frozenset(filled), later)
+    lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later)
+    givers = {
+        work.method.name
+        for work in later
+        if any(put.field in fields and _told(work, put.value) for put in work.put)
+    }
+    made_by = {last_part(call.func) for values in filled.values() for call in _calls_of(values)}
+    makers = made_by - NO_MAKERS
+    if not (fields and lends and givers) or filled_by_others(cls, fields, givers, makers):
+        return None
+    if comes_back_by_itself(cls, makers):
+        return None
+    lending = {work.method.name for work in later if work.hands_out(taken_ids(work, fields))}
+    supplies = [Supply(work, fields, makers, lending) for work in later]
+    if any(supply.grows() for supply in supplies):
+        return None
+    replaces = any(supply.replaces() for supply in supplies)
+    return Stock(cls, fields, tuple(later), replaces, inert=made_by <= NUMBERING | MEMORY)
+
+
+def _later(works: Sequence[FieldWork], begun: Sequence[FieldWork]) -> list[FieldWork]:
+    """What runs after the beginning, too: a helper of `__init__` may be others' helper as well."""
+    others = [work for work in works if work not in begun]
+    asked = {last_part(call.func) for work in others for call in work.method.calls}
+    helpers = {work.method.name for work in begun if work.method.name.startswith("_")}
+    return [work for work in works if work.method.name not in INITIAL | (helpers - asked)]
+
+
+def _methods(family: Sequence[Class]) -> list[Function]:
+    """The class's own and those that it inherits."""
+    found = {name: method for cls in family for name, method in sorted(cls.methods.items())}
+    return [method for name, method in sorted(found.items()) if not name.endswith("=")]
+
+
+def _calls_of(values: Sequence[ast.expr]) -> Iterator[ast.Call]:
+    """Of each thing that is put in, and of the parts of a tuple."""
+    for value in values:
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        yield from (part for part in parts if isinstance(part, ast.Call))
+
+
+# Filled at first --------------------------------------------------------------------------------------------
+
+
+def _filled(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> dict[str, list[ast.expr]]:
+    """Fields that are full from the start, with what is put there; a number stands for itself."""
+    found: dict[str, list[ast.expr]] = {}
+    for work in begun:
+        for node in statements_of(work.method.node):
+            for name, value in _put_at_birth(work, node, later):
+                found.setdefault(name, []).append(value)
+    for statement in cls.node.body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(keywords=keywords)):
+                for made in (k.value.body for k in keywords if isinstance(k.value, ast.Lambda)):
+                    found.setdefault(name, []).extend(_elements(made))
+    return {name: values for name, values in found.items() if values}
+
+
+def _put_at_birth(
+    work: FieldWork, node: ast.stmt, later: Sequence[FieldWork]
+) -> Iterator[tuple[str, ast.expr]]:
+    own = own_name(work.method) or ""
+    match node:
+        case (
+            ast.Assign(targets=[target], value=value)
+            | ast.AnnAssign(target=target, value=ast.expr() as value)
+        ):
+            name = own_attribute(target, own)
+            for each in _elements(_spelled_out(work.method, value)) if name is not None else ():
+                yield name or "", each
+        case ast.For(body=body) | ast.While(body=body):
+            calls = [each for part in body for each in ast.walk(part) if isinstance(each, ast.Call)]
+            inside = {id(each) for part in body for each in ast.walk(part)}
+            for put in work.put:
+                if id(put.value) in inside and not _is_empty(put.value):
+                    yield put.field, put.value
+            for call in calls:
+                yield from _by_own_method(call, own, later)
+
+
+def _by_own_method(call: ast.Call, own: str, later: Sequence[FieldWork]) -> Iterator[tuple[str, ast.expr]]:
+    """`self.push(Segment(i))`, where `push` puts what it is told."""
+    name = own_attribute(call.func, own)
+    for work in later if name is not None and call.args else ():
+        if work.method.name == name:
+            yield from ((put.field, call.args[0]) for put in work.put if _told(work, put.value))
+
+
+def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
+    """`deque(buffers)` of a local list: that list."""
+    match value:
+        case ast.Call(func=func, args=[ast.Name(id=name)]) if last_part(func) in AROUND:
+            return next(given_to(method, name), value)
+        case ast.Name(id=name):
+            return next(given_to(method, name), value)
+    return value
+
+
+def _elements(value: ast.expr) -> Iterator[ast.expr]:
+    """What a container holds that is made by this expression."""
+    match value:
+        case ast.Call(func=func) if last_part(func) in NUMBERING:
+            yield value
+        case ast.Call(func=func, args=[inner, *_]) if last_part(func) in AROUND:
+            yield from _elements(inner)
+        case ast.ListComp(elt=inner) | ast.SetComp(elt=inner) | ast.GeneratorExp(elt=inner):
+            yield inner
+        case ast.DictComp(value=inner):
+            yield from _elements(inner)
+        case ast.List(elts=elements):
+            yield from (each for each in elements if isinstance(each, (ast.Call, ast.Tuple)))
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """`self.users[key] = []`, `self.flags.append(False)`: places, and nothing in them."""
+    made = value.func if isinstance(value, ast.Call) and not value.args else value
+    empty = isinstance(made, ast.Name) and made.id in (*AROUND, "defaultdict")
+    return empty or isinstance(value, (ast.Constant, ast.List, ast.Dict, ast.Set))
+
+
+# Given out and taken back -----------------------------------------------------------------------------------
+
+
+def _told(work: FieldWork, value: ast.expr) -> bool:
+    return bool(work.told) and mentions(value, work.derived(work.told, frozenset()), frozenset())
+
+
+def _circulating(fields: frozenset[str], works: Sequence[FieldWork]) -> frozenset[str]:
+    """Also the fields from which things come back to these."""
+    grown = fields
+    for work in works:
+        for name in {name for name, _ in work.taken} - fields:
+            ids = taken_ids(work, {name})
+            names = work.derived(frozenset(), ids)
+            if any(put.field in fields and mentions(put.value, names, ids) for put in work.put):
+                grown |= {name}
+    return grown if grown == fields else _circulating(grown, works)
+
+
+def puts_back(work: FieldWork, taken: ast.expr, fields: Set[str]) -> bool:
+    """Whether the method puts what this takes into a store again."""
+    names = work.derived(frozenset(), {id(taken)})
+    return any(put.field in fields and mentions(put.value, names, {id(taken)}) for put in work.put)

@@ -1,0 +1,176 @@
+"""Whether a method adds to the stock of its class, or puts something new in the place of what was in it."""
+
+import ast
+import re
+from collections.abc import Iterator, Set
+from functools import cached_property
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Class, last_part
+from auditor.project.idle.words import DEAD
+from auditor.project.pools.lent_objects import BY_THEMSELVES
+from auditor.project.shapes.field_work import FILLING, FieldWork, mentions
+from auditor.project.shapes.made_new import hands_out_new
+from auditor.project.shapes.pool_state import called
+from auditor.protocols.vocabulary import split
+
+STARTING_OVER = re.compile(
+    r"_*(?:re_?set|re_?init|clear|close|shutdown|flush|__(?:set|get)state__|load_state)"
+)
+"""Methods that fill a store anew, or empty it for good."""
+
+JOINING = frozenset({"add", "register", "grow", "expand", "attach", "provision", "donate", "spawn", "join",
+                     "enlarge", "increase", "refill", "replenish", "scale", "start", "install"})  # fmt: skip
+"""Words in the names of methods by which something comes to the stock from elsewhere."""
+
+OF_ARRAYS = frozenset({"torch", "np", "numpy"})
+
+
+def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
+    """The expressions that take out of these stores."""
+    return {id(node) for name, node in work.taken if name in fields}
+
+
+def read_off(work: FieldWork, fields: Set[str]) -> set[int]:
+    """The same, and those that read the stores."""
+    own = own_name(work.method) or ""
+    read = {
+        id(node)
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.expr) and own_attribute(node, own) in fields
+    }
+    return read | taken_ids(work, fields)
+
+
+def filled_by_others(cls: Class, fields: Set[str], givers: Set[str], makers: Set[str]) -> bool:
+    """`pool.idle.append(Worker())`, `pool.give_back(Worker())`, in whoever uses it."""
+    inside = {id(node) for node in ast.walk(cls.node)}
+    for node in ast.walk(cls.module.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=pool, attr=field), attr=way)):
+                others = id(node) not in inside and getattr(pool, "id", "") not in ("self", "cls")
+                if others and field in fields and way in FILLING:
+                    return True
+        match node:
+            case ast.Call(func=ast.Attribute(attr=way), args=[ast.Call(func=made), *_]):
+                if id(node) not in inside and way in givers and last_part(made) in makers:
+                    return True
+    return False
+
+
+def comes_back_by_itself(cls: Class, makers: Set[str]) -> bool:
+    """A finaliser, or `__del__` of the things, puts back what is dropped."""
+    made = (other for name, other in cls.module.classes.items() if name in makers)
+    watched = any(called(method) & BY_THEMSELVES for method in cls.methods.values())
+    return watched or any("__del__" in other.methods for other in made)
+
+
+class Supply:
+    """What one method does to the stock in `fields`, whose things `makers` make and the methods `lending`
+    hand out."""
+
+    def __init__(self, work: FieldWork, fields: Set[str], makers: Set[str], lending: Set[str]) -> None:
+        self.work = work
+        self.fields = fields
+        self.makers = makers
+        self.own = own_name(work.method) or ""
+        asked = (call for call in work.method.calls if own_attribute(call.func, self.own) in lending)
+        self.marked = read_off(work, fields) | {id(call) for call in asked}
+        self.of_stock = work.derived(frozenset(), self.marked)
+        self.known = work.derived(work.told, self.marked)
+
+    def grows(self) -> bool:
+        """Whether something may come to the stock that was not in it at first."""
+        name = self.work.method.name
+        if STARTING_OVER.match(name):
+            return False
+        put = [put.value for put in self.work.put if put.field in self.fields]
+        return (
+            (bool(put) and not JOINING.isdisjoint(split(name)))
+            or any(self._is_new(value) for value in put)
+            or any(not mentions(value, self.known, self.marked) for value in self._set_anew())
+            or any(self._is_further(call) for call in self.work.method.calls)
+            or self._makes_where_empty()
+        )
+
+    def replaces(self) -> bool:
+        """Whether it makes a new one where one is of no more use."""
+        return any(
+            not DEAD.isdisjoint(self._words(test))
+            for call in self.work.method.calls
+            if last_part(call.func) in self.makers
+            for test in self._tests_around(call)
+        )
+
+    def _is_new(self, value: ast.expr) -> bool:
+        """What goes into the store was never in it."""
+        if isinstance(value, ast.Call) and last_part(value.func) in self.makers:
+            return not self._conserves(value)
+        return not mentions(value, self.known, self.marked)
+
+    def _is_further(self, call: ast.Call) -> bool:
+        """One more of the things is made, whatever becomes of it; tensors are made for much else."""
+        func = call.func
+        of_arrays = isinstance(func, ast.Attribute) and getattr(func.value, "id", "") in OF_ARRAYS
+        return last_part(func) in self.makers and not of_arrays and not self._conserves(call)
+
+    def _makes_where_empty(self) -> bool:
+        takes = bool(taken_ids(self.work, self.fields))
+        return takes and hands_out_new(self.work, self.of_stock, self.marked, frozenset())
+
+    def _conserves(self, call: ast.Call) -> bool:
+        """`Worker(worker.rank)`, `Gap(gap.start, n)`; `Connection(host)` where another one is broken."""
+        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return any(
+            mentions(each, self.of_stock, self.marked) or self._is_about_one(each) for each in arguments
+        ) or any(True for _ in self._tests_around(call))
+
+    @cached_property
+    def _things(self) -> Set[str]:
+        """Local names of single things: those taken out, and those that it was told to put in."""
+        put = {name for each in self.work.put for name in _named(each.value)}
+        return self.work.derived(frozenset(), taken_ids(self.work, self.fields)) | put
+
+    def _is_about_one(self, test: ast.expr) -> bool:
+        """`line.broken`, `self.is_bad(line)`, and not `line is None`."""
+        for node in ast.walk(test):
+            match node:
+                case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
+                    if name in self._things:
+                        return True
+                case ast.Call(args=[ast.Name(id=name)]) if name in self._things:
+                    return True
+        return False
+
+    def _tests_around(self, call: ast.Call) -> Iterator[ast.expr]:
+        """Conditions on one of the things, on which this call depends."""
+        for node in ast.walk(self.work.method.node):
+            asks = isinstance(node, (ast.If, ast.IfExp)) and self._is_about_one(node.test)
+            if (
+                isinstance(node, (ast.If, ast.IfExp))
+                and asks
+                and any(each is call for each in ast.walk(node))
+            ):
+                yield node.test
+
+    def _words(self, test: ast.expr) -> set[str]:
+        return {word for node in ast.walk(test) for word in split(last_part(node))}
+
+    def _set_anew(self) -> Iterator[ast.expr]:
+        for node in statements_of(self.work.method.node):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            if isinstance(node, ast.Assign) and any(
+                own_attribute(t, self.own) in self.fields for t in targets
+            ):
+                yield node.value
+
+
+def _named(value: ast.expr) -> Iterator[str]:
+    """`c`, `Connection() if c.broken else c`, `(rank, c)`."""
+    match value:
+        case ast.Name(id=name):
+            yield name
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*_named(one), *_named(other))
+        case ast.Tuple(elts=elements):
+            yield from (name for each in elements for name in _named(each))

@@ -1,0 +1,150 @@
+"""How something is taken out of a store: by a call that hands it over, or by a name first and out of the
+store then (`page = min(self.free)`, `self.free.remove(page)`)."""
+
+import ast
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from auditor.ir.ops import Call, Delete, Store
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FieldWork
+from auditor.project.shapes.pool_state import own_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """`at` takes it out; `name` has it already (a call's result otherwise), `several` of them if that is a
+    slice. `shown` is what a finding points to."""
+
+    at: ast.AST
+    shown: ast.expr
+    name: str = ""
+    several: bool = False
+
+    def nodes(self, function: Function) -> list[int]:
+        """Where it stands in the flow graph; more than once in a `finally` body."""
+        parts = {id(part) for part in ast.walk(self.at)}
+        return [
+            number
+            for number, op in enumerate(function.graph.ops)
+            if (isinstance(op, Call) and op.at is self.at)
+            or (isinstance(self.at, ast.stmt) and isinstance(op, (Delete, Store)) and id(op.at) in parts)
+        ]
+
+
+def handing_on(work: FieldWork, fields: Set[str]) -> bool:
+    """`return self.free.pop()`: to call it is to take."""
+    taken = {id(node) for name, node in work.taken if name in fields}
+    return any(id(way) in taken for value in work.returned for way in _ways(value))
+
+
+def _ways(value: ast.expr) -> Iterator[ast.expr]:
+    match value:
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*_ways(one), *_ways(other))
+        case ast.Await(value=inner):
+            yield from _ways(inner)
+        case _:
+            yield value
+
+
+def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]:
+    """What a method takes out of these stores, itself or by methods that hand on what they take."""
+    reader = _Reader(work, fields)
+    dropped = {id(node.value) for node in statements_of(work.method.node) if isinstance(node, ast.Expr)}
+    found = [
+        Take(node, node)
+        for name, node in work.taken
+        if name in fields and isinstance(node, ast.Call) and id(node) not in dropped
+    ]
+    own = own_name(work.method) or ""
+    found += [
+        Take(call, call)
+        for call in work.method.calls
+        if own_attribute(call.func, own) in handing and id(call) not in dropped
+    ]
+    for node in statements_of(work.method.node):
+        found += reader.named_first(node)
+    return found
+
+
+class _Reader:
+    """Finds what a name has of a store before it is taken out."""
+
+    def __init__(self, work: FieldWork, fields: Set[str]) -> None:
+        self.method = work.method
+        self.fields = fields
+        self.own = own_name(work.method) or ""
+
+    def is_store(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.expr) and own_attribute(node, self.own) in self.fields
+
+    def named_first(self, statement: ast.stmt) -> Iterator[Take]:
+        match statement:
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(value=store, attr="remove" | "discard"), args=[ast.Name(id=name)]
+                ) as call
+            ) if self.is_store(store) and self._reads_off(name):
+                yield Take(call, call, name)
+            case ast.Expr(
+                value=ast.Call(func=ast.Attribute(value=store, attr="pop"), args=[key]) as call
+            ) if self.is_store(store):
+                yield from (Take(call, call, name) for name in self._at(store, key))
+            case ast.Delete(targets=[ast.Subscript(value=store, slice=ast.Slice(lower=None, upper=end))]) if (
+                self.is_store(store) and end is not None
+            ):
+                yield from self._cut(statement, store, end)
+            case ast.Delete(targets=[ast.Subscript(value=store, slice=key) as item]) if self.is_store(store):
+                yield from (Take(statement, item, name) for name in self._at(store, key))
+            case ast.Assign(
+                targets=[store], value=ast.Subscript(value=same, slice=ast.Slice(lower=start, upper=None))
+            ) if start is not None and self.is_store(store) and ast.dump(same) == _read(store):
+                yield from self._cut(statement, same, start)
+
+    def _cut(self, statement: ast.stmt, store: ast.expr, end: ast.expr) -> Iterator[Take]:
+        """`pages = self.free[:n]` beside `del self.free[:n]`, of the same statement list."""
+        wanted = ast.dump(ast.Subscript(store, ast.Slice(None, end), ast.Load()))
+        for node in statements_of(self.method.node):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as value):
+                    if ast.dump(value) == wanted and node.lineno <= statement.lineno:
+                        yield Take(statement, value, name, several=True)
+
+    def _reads_off(self, name: str) -> bool:
+        """It is one of those in the store, and was not told."""
+        if name in own_parameters(self.method):
+            return False
+        given = [*given_to(self.method, name), *self._gone_over(name)]
+        return bool(given) and all(any(map(self.is_store, ast.walk(value))) for value in given)
+
+    def _gone_over(self, name: str) -> Iterator[ast.expr]:
+        for node in statements_of(self.method.node):
+            if isinstance(node, ast.For) and any(
+                isinstance(each, ast.Name) and each.id == name for each in ast.walk(node.target)
+            ):
+                yield node.iter
+
+    def _at(self, store: ast.expr, key: ast.expr) -> Iterator[str]:
+        """Names of what stands in the store at this place."""
+        wanted = ast.dump(ast.Subscript(store, key, ast.Load()))
+        for node in statements_of(self.method.node):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as value):
+                    if ast.dump(value) == wanted:
+                        yield name
+                case ast.For(
+                    target=ast.Tuple(elts=[ast.Name(id=index), ast.Name(id=name)]),
+                    iter=ast.Call(func=ast.Name(id="enumerate"), args=[gone_over]),
+                ):
+                    if isinstance(key, ast.Name) and key.id == index and _read(gone_over) == _read(store):
+                        yield name
+
+
+def _read(node: ast.expr) -> str:
+    """How a field looks where it is read."""
+    match node:
+        case ast.Attribute(value=value, attr=attr):
+            return ast.dump(ast.Attribute(value, attr, ast.Load()))
+    return ast.dump(node)

@@ -1,0 +1,1 @@
+"""What becomes of each lease: followed in its function, asked of those who get it."""

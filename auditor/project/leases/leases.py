@@ -1,0 +1,297 @@
+"""Follow one acquire call and write down what became of it."""
+
+import ast
+import re
+from dataclasses import replace
+
+from auditor.flow.effects import Acquisition, Handle, Value
+from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
+from auditor.flow.held import Endings
+from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.lease import Leak, Lease, Loss
+from auditor.flow.trace import shortest_path
+from auditor.ir.graph import Graph
+from auditor.ir.ops import RAISING, Call, Leave, Move, is_temporary
+from auditor.model import Span
+from auditor.project.code.bindings import TEST_FILE, own_name
+from auditor.project.code.modules import Function
+from auditor.project.code.rewriting import note_rewritten_flags
+from auditor.project.fields.ended_by_others import (
+    counts_places,
+    ends_with_its_script,
+    expected_to_fail,
+    left_detached,
+    of_an_allocator_of_its_own,
+    only_compared,
+    taking_over,
+)
+from auditor.project.leases.beginnings import (
+    always_in_a_table,
+    asked,
+    handed_out,
+    missing,
+    of_parameters,
+    of_receiver,
+    reads_field,
+)
+from auditor.project.leases.ends_by_itself import ends_by_itself
+from auditor.project.leases.losses import Losses
+from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.released_alone import ended_alone, release_lent
+from auditor.project.meaning.effects import FunctionEffects
+from auditor.project.meaning.recognise import Source
+from auditor.project.meaning.sites import loops_around, site_nodes
+from auditor.project.outcome import Outcome, merged_outcome
+
+BEGINNING = re.compile(
+    r"_*(?:start|begin|enter|open|acc?quire|lock|setup|set_up|init|on_|enable|pin|resume|reserve|__)"
+)
+"""Functions whose counterpart, elsewhere, ends what they begin."""
+
+AFTERWARDS = frozenset({Loss.RETURN, Loss.FALL_THROUGH})
+
+AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complete", "as_completed"})
+"""Functions that run the coroutines they are given and hand on what these return."""
+
+
+class Follower:
+    """Follows acquires of one function; what is known of its conditions is computed once."""
+
+    def __init__(self, function: Function, effects: FunctionEffects, exceptions: str) -> None:
+        self.function = function
+        self.graph: Graph = function.graph
+        self.effects = effects
+        self.edges = EDGES[exceptions]
+        self.in_test = TEST_FILE.search(function.module.path) is not None
+        self.losses = Losses(function, effects, exceptions)
+        self._known: dict[int, Knowledge] | None = None
+        note_rewritten_flags(function, effects.recogniser.calls)
+
+    @property
+    def known(self) -> dict[int, Knowledge]:
+        if self._known is None:
+            self._known = known_at_nodes(self.graph)
+        return self._known
+
+    def outcome(self, call: ast.Call, source: Source | None = None) -> Outcome | None:
+        """Of the lease that the call is known for, or of another that its result holds. None where the call
+        cannot be reached. Raises `solve.TooManyStates`."""
+        merged: Outcome | None = None
+        for node in site_nodes(self.function, call):
+            if node not in self.known:
+                continue
+            outcome = self._follow(node, source)
+            merged = outcome if merged is None else merged_outcome(merged, outcome)
+        return merged
+
+    def _follow(self, node: int, source: Source | None) -> Outcome:
+        op = self.graph.ops[node]
+        assert isinstance(op, Call)
+        acquisition = self.effects.acquisition(op, source)
+        assert acquisition is not None
+        known = self.known.get(node, NOTHING)
+        if acquisition.handle is not Handle.RESULT:
+            known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
+            known = known | asked(op)
+        else:
+            known = known | handed_out(op)
+        known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
+        known = known | of_receiver(op, acquisition) | acquisition.given
+        lends = self.function.is_context_manager
+        if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
+            return self._managed(op, acquisition)
+        loops = loops_around(self.function, op.at)
+        followed = follow_acquire(
+            self.graph, self.effects, acquisition, node, known, self.edges, lends, loops
+        )
+        return self._conclude(node, op, acquisition, followed)
+
+    def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:
+        lease = self._lease(op, acquisition, ())
+        return Outcome(self.function, op.at, acquisition, replace(lease, released=True))
+
+    def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
+        endings = followed.endings
+        leaks = tuple(self.losses.leaks(node, followed))
+        elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
+        elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
+        elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
+        elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
+        elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
+        elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
+        elsewhere = elsewhere or self._taken_over(op, endings)
+        detached = not endings.released and left_detached(op.at, self.function)
+        elsewhere = elsewhere or detached or ends_by_itself(op.at, self.function)
+        elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
+        elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
+        if elsewhere:
+            leaks = ()
+        elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, endings)):
+            leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
+        elif acquisition.keyed and endings.released:
+            leaks = tuple(leak for leak in leaks if not leak.started)
+        lease = self._lease(op, acquisition, leaks)
+        lease = replace(
+            lease,
+            released=bool(endings.released),
+            releases=self._releases(endings),
+            handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
+            in_context_manager=self.function.is_context_manager,
+        )
+        outcome = Outcome(self.function, op.at, acquisition, lease)
+        known = self.known[node] | acquisition.given
+        outcome.unless = missing(self.graph.parameters, known)
+        outcome.asked = of_parameters(self.graph.parameters, known)
+        if endings.returned and not detached and not self._shown(endings):
+            outcome.flags = self._flags(endings)
+            outcome.own = self._own(known | of_receiver(op, acquisition))
+            outcome.returned = sorted(set(endings.returned.values()))[0]
+            outcome.returned_at = frozenset(endings.returned)
+            outcome.recorded = always_in_a_table(endings, own_name(self.function))
+        outcome.stored = sorted(endings.left_in.items())
+        outcome.beside = frozenset(path for _, path in endings.beside)
+        outcome.unknown = bool(endings.unknown)
+        return outcome
+
+    def _releases(self, endings: Endings) -> tuple[Span, ...]:
+        """The calls that give it back."""
+        calls = (self.graph.ops[node] for node in endings.released)
+        return tuple(sorted({self.losses.span(op.at) for op in calls if isinstance(op, Call)}))
+
+    def _shown(self, endings: Endings) -> bool:
+        """`return self.handles[-1]` of a list that the object keeps: its callers look at what is there."""
+        own = own_name(self.function)
+        values = [getattr(self.graph.ops[node].at, "value", None) for node in endings.returned]
+        return all(own and reads_field(value, own) for value in values)
+
+    def _taken_over(self, op: Call, endings: Endings) -> bool:
+        """Given back only where a call of which nothing is known did not take it."""
+        releases = [self.graph.ops[node].at for node in endings.released]
+        calls = self.effects.recogniser.calls
+        taking = taking_over(self._holder(op), releases, self.function)
+        return bool(taking) and not any(calls.targets(self.function, call)[0] for call in taking)
+
+    def _ends_with_its_allocator(self, op: Call) -> bool:
+        root = op.receiver[0] if op.receiver is not None else ""
+        known = self.effects.recogniser.calls.targets(self.function, op.at)[0]
+        made_here = root in self.graph.fresh_roots and not known
+        return made_here and of_an_allocator_of_its_own(op.at, self.function)
+
+    def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
+        """What is known of the fields of the method's own object, without its name."""
+        own = own_name(self.function)
+        return frozenset(
+            (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
+        )
+
+    def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
+        """Constants returned beside the lease, where every return of it agrees."""
+        seen = []
+        for node in endings.returned:
+            value = getattr(self.graph.ops[node].at, "value", None)
+            items = value.elts if isinstance(value, ast.Tuple) else []
+            seen.append(
+                {(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)}
+            )
+        return frozenset(set.intersection(*seen)) if seen else frozenset()
+
+    def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
+        """Nothing here gives it back, or nothing but the handling of a failure.
+
+        What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
+        otherwise."""
+        released = {node: held for node, held in followed.endings.released.items() if self._only_ends(node)}
+        if not acquisition.keyed or not released:
+            return not released
+        return not any(
+            all(
+                station.edge not in RAISING
+                for station in shortest_path(self.graph, followed.solution, node, held)
+            )
+            for node, held in released.items()
+        )
+
+    def _only_ends(self, node: int) -> bool:
+        """A call that acquires anew, and for which the callee makes room first, gives nothing back here."""
+        op = self.graph.ops[node]
+        return not isinstance(op, Call) or self.effects.acquisition(op) is None
+
+    def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
+        """A lock, a count or a process-wide state that this function never ends: may somebody else?
+
+        Yes where others can reach its key: an object that was passed in, a field. A global or the process
+        can be reached by all, but only a function named for the acquiring leaves it to others; an object
+        made here is reached by nobody."""
+        if acquisition.inner:
+            return True
+        if not acquisition.keyed:
+            return (
+                acquisition.own_key and acquisition.handle is Handle.RECEIVER
+            )  # a local lock dies with the call
+        place = acquisition.places[0]
+        if acquisition.handle is Handle.RECEIVER:
+            if release_lent(self.function, op.at):
+                return True
+            if acquisition.declared and place[:-1] == (own_name(self.function),):
+                begins = BEGINNING.match(self.function.name) is not None
+                return begins or ended_alone(self.effects.recogniser, self.function, op.at, place[-1][1:])
+        if not acquisition.declared or self.function.qualname == "<module>":
+            return True
+        if place[0].startswith(("@", "<")):
+            return BEGINNING.match(self.function.name) is not None or self.function.is_method
+        return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _dealt_out(self, site: int, endings: Endings) -> list[int]:
+        """Lines on which a loop gives each number to whom it finds: that there were as many takers as numbers
+        is not for us to prove."""
+        around = loops_around(self.function, self.graph.ops[site].at)
+        given = (
+            self.graph.ops[node]
+            for node in endings.written.union(endings.stored, endings.taken, endings.unknown)
+        )
+        return [
+            op.at.lineno
+            for op in given
+            if isinstance(op.at, (ast.expr, ast.stmt))
+            and not isinstance(op, Leave)
+            and loops_around(self.function, op.at) - around
+        ]
+
+    def _still_to_run(self, op: Call) -> bool:
+        """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""
+        targets, _, _ = self.effects.recogniser.calls.targets(self.function, op.at)
+        if not targets or not all(isinstance(target.node, ast.AsyncFunctionDef) for target in targets):
+            return False
+        return any(
+            isinstance(other, Call)
+            and other.method not in AWAITING
+            and other.receiver != ("asyncio",)
+            and any(path == op.target for path, _ in other.args)
+            for other in self.graph.ops
+        )
+
+    def _made_for_the_test(self, op: Call) -> bool:
+        """A test's own pool dies with the test: what it leaves held there is often the point."""
+        root = op.receiver[0] if op.receiver is not None else "@"
+        return not root.startswith("@") and root not in ("self", "cls")
+
+    def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
+        return Lease(
+            span=self.losses.span(op.at),
+            symbol=self.function.qualname,
+            text=" ".join(ast.unparse(op.at).split()),
+            protocol=acquisition.protocol,
+            holder=self._holder(op),
+            leaks=leaks,
+            value=acquisition.value,
+        )
+
+    def _holder(self, op: Call) -> str:
+        """The name the lease got first, for messages."""
+        followed = op.target
+        for each in self.graph.ops:
+            if isinstance(each, Move) and each.source == followed:
+                if not is_temporary(each.target) and "~" not in each.target[0]:
+                    return "".join(each.target).lstrip("@")
+                followed = each.target
+        return ""

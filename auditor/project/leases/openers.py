@@ -1,0 +1,113 @@
+"""Finds the classes of the tree whose objects hold something open until they are told to close it."""
+
+import ast
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
+
+from auditor.flow.effects import Fate, Handle
+from auditor.flow.lease import EXCEPTIONAL
+from auditor.project.code.bindings import own_name
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.field_paths import own_field
+from auditor.project.code.modules import Class, Function
+from auditor.project.fields.ended_by_others import has_unknown_base
+from auditor.project.fields.forgetting import CLOSING
+from auditor.project.meaning.opener import Opener, ends_with_the_process
+from auditor.project.meaning.summaries import Question, Summaries
+from auditor.project.outcome import Outcome
+from auditor.project.pools.lent_objects import BY_THEMSELVES
+from auditor.project.shapes.pool_state import called
+
+ENDS = frozenset({"aclose", "quit", "logout"})
+"""Names of methods that end an object, besides those by which fields are closed."""
+
+
+def openers(
+    outcomes: Iterable[Outcome], model: ClassModel, summaries: Summaries, pools: Set[Class]
+) -> dict[Class, Opener]:
+    """Found by what was stored: each class of the tree that opens something of a field's length of life."""
+    found: dict[Class, Opener] = {}
+    for outcome in outcomes:
+        cls = outcome.function.cls
+        if cls is None or cls in pools or outcome.acquisition.handle is not Handle.RESULT:
+            continue
+        if _ends_itself(model, cls):
+            continue
+        for field in _filled(outcome):
+            closing = set(_closing(outcome, field, model, summaries))
+            if closing:
+                made = found.setdefault(cls, Opener(cls, set(), set(), set()))
+                made.fields.add(field[1:])
+                made.closing |= closing
+                made.opening |= _leading_to(outcome.function.name, model, cls)
+    return found
+
+
+def made_as(openers: Iterable[Class], model: ClassModel) -> set[str]:
+    """Names of the classes by which such objects are made."""
+    return {each.name for cls in openers for each in (cls, *model.subclasses(cls))}
+
+
+def _filled(outcome: Outcome) -> Iterator[str]:
+    """Fields of the method's own object in which it leaves the lease, unless a parameter decides:
+    `Store(file)` may be given one."""
+    if not outcome.stored or outcome.unless or outcome.asked:
+        return
+    for path in sorted({*(path for _, path in outcome.stored), *outcome.beside}):
+        if len(path) == 2 and own_field(outcome.function, path):
+            yield path[1]
+
+
+def _closing(outcome: Outcome, field: str, model: ClassModel, summaries: Summaries) -> Iterator[Function]:
+    """Methods that are called like an end, and release the field."""
+    assert outcome.function.cls is not None
+    for each in model.lineage(outcome.function.cls):
+        for name, method in each.methods.items():
+            own = own_name(method)
+            if own is not None and (CLOSING.fullmatch(name) or name in ENDS):
+                acquisition = outcome.acquisition
+                asked = Question(method, (own, field), acquisition.value, acquisition.protocol)
+                if summaries.answer(asked).fate is Fate.RELEASE:
+                    yield method
+
+
+def _ends_itself(model: ClassModel, cls: Class) -> bool:
+    """When it is dropped, or by a base that was not found."""
+    family = [method for each in model.lineage(cls) for method in each.methods.values()]
+    return (
+        any(method.name == "__del__" or called(method) & BY_THEMSELVES for method in family)
+        or any(keyword.arg == "metaclass" for keyword in cls.node.keywords)
+        or has_unknown_base(family)
+    )
+
+
+def _leading_to(opening: str, model: ClassModel, cls: Class) -> set[str]:
+    """The method, and those that call it on the same object."""
+    family = [method for each in model.lineage(cls) for method in each.methods.values()]
+    found, waiting = {opening}, [opening]
+    while waiting:
+        name = waiting.pop()
+        callers = {
+            method.name for method in family if any(_is_own(method, call, name) for call in method.calls)
+        }
+        waiting += callers - found
+        found |= callers
+    return found
+
+
+def _is_own(method: Function, call: ast.Call, name: str) -> bool:
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=owner), attr=attr):
+            return attr == name and owner == own_name(method)
+    return False
+
+
+def keep_lost(outcomes: dict[int, Outcome]) -> None:
+    """Of such objects those are left that are lost with nothing raised: that whatever call fails closes the
+    client is seldom meant."""
+    for key, outcome in list(outcomes.items()):
+        if outcome.acquisition.opened:
+            leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
+            outcome.lease = replace(outcome.lease, leaks=leaks)
+            if not leaks or ends_with_the_process(outcome.function):
+                del outcomes[key]

@@ -1,0 +1,1 @@
+"""What a call does to a lease: acquires it, releases it, takes it over, hands it back."""

@@ -1,0 +1,300 @@
+"""What the calls of one function do to a lease: protocols first, then summaries, then what is known of the
+rest of the world."""
+
+import ast
+import re
+from dataclasses import replace
+
+from auditor.flow.effects import (
+    BORROWED,
+    RELEASED,
+    TAKEN,
+    Fate,
+    Position,
+    Treatment,
+    Value,
+)
+from auditor.flow.indirect import OVER
+from auditor.flow.operands import PROCESS_POSITION, operands
+from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
+from auditor.project.code.bindings import own_name
+from auditor.project.code.calls import constants_passed, is_bound, parameter_for
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.put_off import never_run
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.code.started import started
+from auditor.project.meaning.outside import OutsideEffects
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.summaries import PROCESS, Question, Summaries
+from auditor.project.pools.bodies import contains_failures, own_exceptions
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
+
+ENDING = re.compile(
+    r"close|stop|shut|hang_?up|releas|free|end(?:_|$)|finish|termin|disconn|quit|exit|destroy|dispos|clean|kill|join|abort"
+    r"|cancel|drop|done|return|give|put_?back|recycl|complet|detach|leave|unload|evict|reset|clear|delet|remov|del_"
+)
+"""What the names of methods hold that end the object which they are called on."""
+
+TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter",
+                          "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
+                          "islice"})  # fmt: skip
+"""Functions that go over what they are given, and hand on its items."""
+
+
+class FunctionEffects(OutsideEffects):
+    """Answers the ownership domain for the calls that one function makes."""
+
+    def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
+        super().__init__(function, recogniser)
+        self.summaries = summaries
+        self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
+
+    def only_releases(self, call: Call) -> bool:
+        name = call.method
+        return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS
+
+    def contains_failures(self, node: ast.Call) -> bool:
+        """Every function it may reach catches whatever goes wrong in it."""
+        targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
+        return bool(targets) and constructed is None and all(contains_failures(target) for target in targets)
+
+    def raises(self, node: ast.Call) -> frozenset[str]:
+        """What the one function that it reaches raises in its own words."""
+        targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
+        return own_exceptions(targets[0]) if len(targets) == 1 and constructed is None else frozenset()
+
+    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
+        nested = self.function.module.by_node.get(id(function))
+        if nested is None:
+            nested = self._lambda(function)
+        if any("atexit" in decorator for decorator in nested.decorators):
+            return Fate.TAKE  # it is needed until the process ends
+        question = Question(nested, ("@" + name, *rest), value, protocol)
+        return self.summaries.answer(question).fate
+
+    def _lambda(self, node: object) -> Function:
+        assert isinstance(node, ast.Lambda)
+        made = Function(
+            self.function.module, self.function.qualname + ".<lambda>", node, self.function.cls, self.function
+        )
+        self.function.module.by_node[id(node)] = made
+        return made
+
+    def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        key = (id(call), position, rest, value, protocol)
+        if key not in self._known:
+            self._known[key] = self._treat(call, position, rest, value, protocol)
+        return self._known[key]
+
+    def _treat(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        function, node = self.function, call.at
+        if self.never_runs(node):
+            return BORROWED
+        if position == PROCESS_POSITION:
+            return self._process_wide(call, value, protocol)
+        if position == -1 and rest and rest[0] == OVER:
+            return BORROWED  # an archive's own end is not the file's
+        if rest and rest[0].startswith("<") and rest[0] != OVER:
+            return self._closure(call, position, rest)
+        if position == -1 and rest and rest[0].startswith("."):
+            own, constructed, _ = self.recogniser.calls.targets(function, node)
+            if own and constructed is None and not any(target.is_abstract for target in own):
+                return self._summarised(
+                    call, own, position, rest, value, protocol
+                )  # its body knows its fields
+        if self.recogniser.releases(function, node, position, protocol):
+            return RELEASED
+        if self.recogniser.transfers(function, node, position):
+            return TAKEN
+        if self._passes_release(call, position):
+            return TAKEN
+        worker = started(self.recogniser.calls.model, function, call, position, rest)
+        if worker is not None:
+            return self._worked_on(*worker, value, protocol)
+        if call.receiver is None and not rest and call.method in TAKING_APART and self.ends_itself(protocol):
+            return BORROWED  # `sorted(file)`: the lines are not the file
+        targets, constructed, dotted = self.recogniser.calls.targets(function, node)
+        of_library = position == -1 and not rest and protocol in self.recogniser.of_library
+        if targets and of_library and self.recogniser.calls.guessed(function, node):
+            targets = ()  # a file's own method, whatever the project has of that name
+        if constructed is not None:
+            return self._constructed(call, constructed, targets, position, rest, value, protocol)
+        if targets:
+            found = self._summarised(call, targets, position, rest, value, protocol)
+            if found.fate is Fate.BORROW or not self._hearsay(call, position, rest, value):
+                return found
+        treatment = self.outside(call, dotted, position, rest, value)
+        if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
+            return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
+        return treatment
+
+    def _worked_on(
+        self, target: Function, parameter: str, rest: Path, value: Value, protocol: str
+    ) -> Treatment:
+        """A thread that closes nothing and ends leaves what it was given to nobody else."""
+        if any(looks_releasing(call) for call in target.calls):
+            return TAKEN
+        answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol))
+        only_used = answer.fate is Fate.BORROW and answer.result is None
+        return BORROWED if only_used else TAKEN
+
+    def _hearsay(self, call: Call, position: Position, rest: Path, value: Value) -> bool:
+        """A method of the lease itself, known by its name alone: a connection of this tree that closes itself
+        when `recv` fails says nothing of all connections, unless the name speaks of an end."""
+        own = position == -1 and not rest and value is Value.OBJECT
+        return (
+            own and not ENDING.search(call.method) and self.recogniser.calls.guessed(self.function, call.at)
+        )
+
+    def _itself(self, call: Call, position: Position) -> bool:
+        own = own_name(self.function)
+        return own is not None and any(
+            path == (own,) for given, path in operands(call) if given == position and position != -1
+        )
+
+    def _process_wide(self, call: Call, value: Value, protocol: str) -> Treatment:
+        """What the process holds is ended by a call that the protocol lists, here or in a callee."""
+        if self.recogniser.releases(self.function, call.at, PROCESS_POSITION):
+            return RELEASED
+        for target in self.recogniser.calls.targets(self.function, call.at)[0]:
+            if self.summaries.answer(Question(target, PROCESS, value, protocol)).fate is Fate.RELEASE:
+                return RELEASED
+        return BORROWED
+
+    def _closure(self, call: Call, position: Position, rest: Path) -> Treatment:
+        """A closure that gives the lease back is called, or handed to somebody who will call it."""
+        if position == -1:
+            return RELEASED if call.receiver is None else TAKEN
+        if call.method == "partial":
+            return Treatment(result=rest)
+        return TAKEN
+
+    def _passes_release(self, call: Call, position: Position) -> bool:
+        """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease."""
+        if never_run(self.function, call):
+            return False
+        for index, argument in enumerate(call.at.args):
+            if index == position or not isinstance(argument, (ast.Attribute, ast.Name)):
+                continue
+            name = argument.attr if isinstance(argument, ast.Attribute) else argument.id
+            imagined = ast.Call(func=argument, args=[ast.Constant(value=None)], keywords=[])
+            named = self.recogniser.releases_by_name(imagined, 0, Value.OBJECT) or name == "close"
+            if named or self.recogniser.releases(self.function, imagined, 0):
+                return True
+        return False
+
+    # Project functions --------------------------------------------------------------------------------------
+
+    def _summarised(
+        self,
+        call: Call,
+        targets: tuple[Function, ...],
+        position: Position,
+        rest: Path,
+        value: Value,
+        protocol: str,
+    ) -> Treatment:
+        answers = [self._ask(call, target, position, rest, value, protocol) for target in targets]
+        if len(answers) == 1:
+            return answers[0]
+        for fate in (Fate.RELEASE, Fate.TAKE, Fate.UNKNOWN):
+            for answer in answers:
+                if answer.fate is fate:
+                    return replace(answer, split=False)
+        results = [answer for answer in answers if answer.result is not None]
+        if not results:
+            return BORROWED
+        certain = len(results) == len(answers) and not any(answer.maybe for answer in results)
+        return Treatment(result=results[0].result, maybe=not certain)
+
+    def _ask(
+        self, call: Call, target: Function, position: Position, rest: Path, value: Value, protocol: str
+    ) -> Treatment:
+        bound = is_bound(target, call.at)
+        name = parameter_for(target, position, bound)
+        if name is None:
+            return self._into_rest(call, target, position, rest, value, protocol)
+        if target.is_abstract:
+            return self.outside(call, None, position, rest, value)
+        question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
+        answer = self.summaries.answer(question)
+        if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
+            moved = self._translate(call, target, answer.stored[0], bound)
+            if moved is not None:
+                return Treatment(moved_to=moved)
+        treatment = answer.treatment
+        if treatment.split and self._asked_again(call, target, answer.decided_by, bound):
+            return replace(treatment, split=False)
+        return treatment
+
+    def _asked_again(self, call: Call, target: Function, decided_by: frozenset[str], bound: bool) -> bool:
+        """The caller tests what it passes as the deciding argument, so it knows which way the callee went."""
+        given: list[tuple[Position, ast.expr]] = list(enumerate(call.at.args))
+        given += [(keyword.arg, keyword.value) for keyword in call.at.keywords if keyword.arg is not None]
+        names = {
+            name.id
+            for position, expression in given
+            if parameter_for(target, position, bound) in decided_by
+            for name in ast.walk(expression)
+            if isinstance(name, ast.Name)
+        }
+        return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)
+
+    def _translate(self, call: Call, target: Function, stored: Path, bound: bool) -> Path | None:
+        """Where the callee stored it, in the caller's words."""
+        for position, path in operands(call):
+            if parameter_for(target, position, bound) == stored[0]:
+                return (*path, *stored[1:])
+        return None
+
+    def _into_rest(
+        self, call: Call, target: Function, position: Position, rest: Path, value: Value, protocol: str
+    ) -> Treatment:
+        """The operand lands in *args or **kwargs, or is the callee object itself."""
+        if position == -1:
+            return BORROWED
+        gathered = getattr(getattr(target.node, "args", None), "vararg", None)
+        if isinstance(position, int) and gathered is not None and not target.is_abstract:
+            question = Question(target, (gathered.arg, ANY_ITEM, *rest), value, protocol)
+            answer = self.summaries.answer(question)
+            if answer.fate is not Fate.UNKNOWN and answer.result is None:
+                return answer.treatment
+        return self.outside(call, None, position, rest, value)
+
+    def _constructed(
+        self,
+        call: Call,
+        cls: Class,
+        targets: tuple[Function, ...],
+        position: Position,
+        rest: Path,
+        value: Value,
+        protocol: str,
+    ) -> Treatment:
+        """An object made around the lease holds it where its __init__ (or its field) puts it."""
+        if position == -1:
+            return BORROWED
+        if targets:
+            init = targets[0]
+            name = parameter_for(init, position, True)
+            if name is None:
+                return Treatment(result=(ANY_ITEM, *rest))
+            answer = self.summaries.answer(Question(init, (name, *rest), value, protocol))
+            own = init.parameters[0] if init.parameters else "self"
+            for path in answer.stored:
+                if path[0] == own:
+                    return Treatment(result=path[1:])
+            return answer.treatment if answer.fate is not Fate.BORROW else BORROWED
+        return Treatment(result=(self._field(cls, position), *rest))
+
+    def _field(self, cls: Class, position: Position) -> str:
+        """A dataclass or named tuple keeps its arguments under its fields' names."""
+        if isinstance(position, str):
+            return "." + position
+        fields = [
+            statement.target.id
+            for each in reversed(self.recogniser.calls.model.lineage(cls))
+            for statement in each.node.body
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        ]
+        return "." + fields[position] if position < len(fields) else ANY_ITEM

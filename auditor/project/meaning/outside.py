@@ -1,0 +1,251 @@
+"""What calls do that lead out of the project: tables of the library and of tensors decide, then the name."""
+
+import ast
+import re
+
+from auditor.flow.effects import (
+    BORROWED,
+    PERHAPS_SAME,
+    RELEASED,
+    SAME,
+    TAKEN,
+    UNKNOWN,
+    Acquisition,
+    Position,
+    Treatment,
+    Value,
+)
+from auditor.flow.indirect import SPELT, WITHIN
+from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
+from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.lookups import looked_up_before
+from auditor.project.code.modules import Function
+from auditor.project.meaning import library
+from auditor.project.meaning.entered import owed_behind_its_with
+from auditor.project.meaning.recognise import Recogniser, Source
+from auditor.protocols.tensor_operations import treatment_of
+from auditor.protocols.vocabulary import KEEPING, REMOVING, STORING
+
+
+class OutsideEffects:
+    """Answers for calls of one function that no function of the project is known to receive."""
+
+    def __init__(self, function: Function, recogniser: Recogniser) -> None:
+        self.function = function
+        self.recogniser = recogniser
+        self._receivers: frozenset[Path] | None = None
+        self._statements: set[int] | None = None
+
+    def acquisition(self, call: Call, source: Source | None = None) -> Acquisition | None:
+        """The lease that a call starts, or another one that lies in its result."""
+        return self.recogniser.acquisition(self.function, call, source)
+
+    def ends_itself(self, protocol: str) -> bool:
+        return protocol in self.recogniser.ending_themselves
+
+    def owed_behind_its_with(self, protocol: str) -> bool:
+        return owed_behind_its_with(self.recogniser, protocol)
+
+    def never_runs(self, node: ast.Call) -> bool:
+        """`pool.release(line)` of an `async def`, a statement without `await`: the coroutine is dropped."""
+        if self._statements is None:
+            bare = (each for each in statements_of(self.function.node) if isinstance(each, ast.Expr))
+            self._statements = {id(each.value) for each in bare}
+        if id(node) not in self._statements:
+            return False
+        calls = self.recogniser.calls
+        targets, constructed, _ = calls.targets(self.function, node)
+        if constructed is not None or not targets or calls.guessed(self.function, node):
+            return False
+        return all(isinstance(each.node, ast.AsyncFunctionDef) and not each.decorators for each in targets)
+
+    def outside(
+        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
+    ) -> Treatment:
+        """What such a call does to an operand; `dotted` is its full name where that is known."""
+        if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
+            return Treatment(result=(SPELT,), maybe=True)
+        for found in (
+            library.container_method(call, position, rest),
+            library.heap(call, position, rest),
+            None if rest or self._is_missing(call) else library.default(call, position),
+            library.stored_by_method(call, position, rest),
+            library.function(call, position, rest)
+            if call.receiver is None
+            or dotted is not None
+            or call.method in (library.GIVING_BACK | library.CHAINING - WAITING) | library.PASSED_ON
+            else None,
+        ):
+            if found is not None:
+                return found
+        if dotted is not None and value is Value.OBJECT and (over := library.through(dotted, position, rest)):
+            return over
+        if dotted is not None and (found := library.of_paths(dotted, position, rest)) is not None:
+            if position == 0 and call.method == "join":
+                unnamed = is_temporary(call.args[0][0])  # `join(mkdtemp(), "log")` is all that is left of it
+                return PERHAPS_SAME if unnamed else Treatment(result=(WITHIN,), maybe=True)
+            return found
+        if self.recogniser.releases_by_name(call.at, position, value):
+            return RELEASED
+        if position == 0 and value is Value.INDEX and REMOVING.fullmatch(call.method):
+            return RELEASED
+        if position == -1:
+            return self._own_method(call, rest, value)
+        if position == "fileno" and call.method.lower().endswith("socket"):
+            return TAKEN  # `socket.socket(fileno=other.detach())`: the new object closes it
+        to_base = call.method == "__init__" and not (rest and self._is_own(call, position))
+        if position in library.KEYWORDS_TAKEN or to_base:
+            return TAKEN  # `Base.__init__(self, sock)`: the object keeps it where its base puts it
+        if call.method in COPYING and call.receiver is not None and value is Value.OBJECT:
+            return BORROWED  # `output.copy(region)` reads the region
+        if call.method in LOOKING_UP and call.receiver is not None:
+            return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
+        if call.method == "open" and call.receiver is None and value is Value.OBJECT:
+            return BORROWED  # what is opened is a path, or a number: no file
+        if call.method == "run_in_executor" and position == 0:
+            return BORROWED  # it runs the work, it is not the work
+        if dotted is not None and value is Value.OBJECT and WRITING_OUT.match(call.method):
+            return BORROWED  # `numpy.save(file, array)`
+        if call.method in STORING or KEEPING.match(call.method):
+            return TAKEN
+        if call.method in library.BORROWING or library.given_to_a_child(call, position):
+            return BORROWED
+        return self._unknown_function(call, dotted, position, rest, value)
+
+    def _is_missing(self, call: Call) -> bool:
+        """`if key not in table: table.setdefault(key, pool.allocate())`: somebody has asked before."""
+        return call.method == "setdefault" and looked_up_before(self.function, call.at)
+
+    def _own_method(self, call: Call, rest: Path, value: Value) -> Treatment:
+        """A method of the lease itself, or of an object that holds it."""
+        if call.receiver is None:
+            return BORROWED
+        if call.method in ("__exit__", "__aexit__"):
+            return RELEASED
+        if call.method == "start" and rest and not self._own_object(call):
+            return TAKEN  # a thread or process that was made with the lease
+        if rest:
+            told = call.method in READING or ASKING.fullmatch(call.method)
+            return BORROWED if told else PERHAPS_SAME
+        table = treatment_of(call.method)
+        if value is Value.INDEX:
+            return _carried(call.method, table)
+        if value is Value.TENSOR:
+            return table if table is not None else PERHAPS_SAME
+        if call.method in CONTENT and not (call.args or call.kwargs):
+            return SAME
+        return SAME if table == SAME or call.method in ITSELF else BORROWED
+
+    def _is_own(self, call: Call, position: Position) -> bool:
+        """The object itself is the argument."""
+        given = call.args[position][0] if isinstance(position, int) and position < len(call.args) else ()
+        return given == (own_name(self.function),)
+
+    def _own_object(self, call: Call) -> bool:
+        """`self.start()`: what the object holds stays a field of this class."""
+        return call.receiver is not None and call.receiver == (own_name(self.function),)
+
+    def _unknown_function(
+        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
+    ) -> Treatment:
+        known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
+        makes = _makes(call.method)
+        of_pool = call.receiver in self._pools() and not self._own_object(call)
+        if call.receiver is not None and of_pool and not makes:
+            return BORROWED  # the pool's own method, and none that its protocol lists
+        table = treatment_of(call.method)
+        if value is Value.INDEX and call.method == "copy_" and call.receiver is not None:
+            return Treatment(moved_to=call.receiver)
+        if value is Value.INDEX and table is not None:
+            return _carried(call.method, table)
+        if position == "out":
+            return SAME
+        if value is Value.OBJECT and known_torch and call.method in ARRAYS:
+            return SAME  # only numbers can be put into a tensor: what was handed out were numbers
+        if table is not None and (value is Value.TENSOR or known_torch):
+            as_function = call.receiver is None or known_torch or dotted is not None
+            return table if position == 0 and as_function else BORROWED
+        if makes:
+            return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
+        if value is Value.TENSOR and not rest:
+            return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
+        if value is Value.INDEX:
+            return PERHAPS_SAME if known_torch else (BORROWED if USING.match(call.method) else UNKNOWN)
+        if USING.match(call.method) or (call.receiver is not None and EXPORTING.fullmatch(call.method)):
+            return BORROWED
+        return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
+
+    def _pools(self) -> frozenset[Path]:
+        """Receivers of this function's acquires; of `self` all methods are known, and the rest are fields."""
+        if self._receivers is None:
+            self._receivers = frozenset()
+            self._receivers = frozenset(
+                op.receiver
+                for op in self.function.graph.ops
+                if isinstance(op, Call) and op.receiver is not None and self.acquisition(op) is not None
+            ) - {(own_name(self.function),)}
+        return self._receivers
+
+    def _is_module_call(self, call: Call) -> bool:
+        """`self.proj(x)`: an nn.Module from elsewhere makes a new tensor."""
+        owner = call.at.func
+        if not isinstance(owner, ast.Attribute):
+            return False
+        held = self.recogniser.calls.model.type_of(self.function, owner)
+        return isinstance(held, str) and ".nn." in held
+
+
+ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute", "manual_seed"})
+"""Methods of an object that return it, or another name of the same path."""
+
+USING = re.compile(
+    r"_*(?:copy|read|write|run|compute|forward|prefill|decode|encode|generate|fill|dump|print|log|check|valid|verif|is"
+    r"|has|can|should|count|hash|format|parse|gather|memcpy|memset|extract(?:all)?|compare|assert|measure|ping|query|probe|warm)"
+    r"(?:_|$|[a-z]*_)"
+)
+"""Names of functions that work with what they are given and hand it to nobody."""
+
+WRITING_OUT = re.compile(r"save")
+"""Functions of libraries that write what they are given into a file."""
+
+EXPORTING = re.compile(
+    r"to_(?:sql|csv|json|parquet|pickle|excel|html|feather|hdf5?|markdown|latex|string|xml|stata|netcdf|zarr|yaml|toml"
+    r"|orc|file|stream|buffer|wav)|savefig|load|loads|(?:up|down)load(?:_\w+)?|(?:put|get)fo|(?:stor|retr)binary"
+)
+"""Methods of whatever object that write themselves into a file or a connection, or read from it."""
+
+LOOKING_UP = frozenset({"pop", "get", "index", "count"})
+
+WAITING = frozenset({"wait"})
+"""Methods that are functions of asyncio too, and give nothing back where they are not."""
+
+COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
+
+READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell",
+                     "flush", "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
+"""Methods that are never about who has the file: what they return are texts and numbers."""
+
+ASKING = re.compile(r"(?:is|has|can|count|num|len|size)(?:_\w+)?")
+"""Methods whose answer is a truth or a number."""
+
+CONTENT = frozenset({"get", "unwrap"})
+"""Methods that take out of an outcome what it stands for: `status.get()`."""
+
+ARRAYS = frozenset({"tensor", "as_tensor", "asarray", "array", "LongTensor", "IntTensor"})
+CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",
+                      "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int",
+                      "cpu",
+                      "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll",
+                      "hstack"})  # fmt: skip
+
+
+def _makes(name: str) -> bool:
+    """Whether a call makes an object: `Lease(...)`, `self._lease_class(...)`."""
+    return (name[:1].isupper() and name != name.upper()) or name.endswith(("_class", "_cls", "_factory"))
+
+
+def _carried(name: str, table: Treatment | None) -> Treatment:
+    """Slot numbers keep the obligation through copies and rearrangements, not through sums and sizes."""
+    if table == SAME or name in CARRIERS:
+        return SAME
+    return BORROWED if table is not None else PERHAPS_SAME

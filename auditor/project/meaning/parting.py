@@ -1,0 +1,25 @@
+"""Whether what an `accept()` returns is ever taken apart: a socket's is a pair, others' is one thing."""
+
+import ast
+import re
+
+from auditor.ir.ops import Call, Move, Unpack
+from auditor.project.code.modules import Function
+from auditor.project.meaning.releases import callee_text
+
+SOCKETS = re.compile(r"sock|listener|\bs\.", re.IGNORECASE)
+
+
+def never_parted(function: Function, call: Call) -> bool:
+    """What other libraries accept is the connection alone: `client = listener.accept()`, and never an item of
+    it."""
+    ops = function.graph.ops
+    names = {op.target[0] for op in ops if isinstance(op, Move) and op.source == call.target}
+    if SOCKETS.search(callee_text(call.at)):
+        return False  # a socket's is a pair, whoever takes it apart
+    if not names or any(name.startswith(("%", "@")) for name in names):
+        return False
+    if any(isinstance(op, Unpack) and op.source[0] in names for op in ops):
+        return False
+    subscripts = (node.value for node in ast.walk(function.node) if isinstance(node, ast.Subscript))
+    return not any(isinstance(value, ast.Name) and value.id in names for value in subscripts)

@@ -1,0 +1,299 @@
+"""Which calls acquire and lend: settings, then pairs of the tree, then the built-in tables."""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from auditor.flow.effects import Acquisition, Handle, Position, Value
+from auditor.ir.ops import Call, Make, Path, is_temporary
+from auditor.project.code.bindings import own_name
+from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
+from auditor.project.code.deciding import decided_otherwise, told_of_arguments
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.named_twice import names_of_object
+from auditor.project.meaning.opener import Opener
+from auditor.project.meaning.parting import never_parted
+from auditor.project.meaning.releases import Releases, callee_text, names_of
+from auditor.project.meaning.summaries import PROCESS
+from auditor.project.pools.bodies import fronts_a_pool, returns_itself
+from auditor.project.pools.called_like import called_like_pool
+from auditor.project.pools.echoes import echoed
+from auditor.project.pools.halves import Half, Pair
+from auditor.project.pools.lent_or_keyed import LentOrKeyed
+from auditor.protocols.protocol import Protocol
+from auditor.protocols.result_parts import FIRST_OF_TWO, part_of_result
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
+
+EMPTYING = re.compile(
+    r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
+)
+"""Methods by which a pool gets rid of what it has."""
+
+GUARD = re.compile(r"(?:(?:lock|mutex|sem|semaphore|cond|condition|gate)_?|smem\w*)\.\w+$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Why a call acquires. `rest` is where in the result the lease lies.
+
+    `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
+    `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
+    `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
+    parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
+    says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
+    around it was made for the caller. `opened`: it holds something open. `also` are further leases in it.
+    """
+
+    protocol: str
+    origin: str
+    handle: Handle
+    value: Value
+    argument: Position = 0
+    rest: Path = ()
+    lease: bool = False
+    flags: frozenset[tuple[str, bool]] = frozenset()
+    inner: bool = False
+    counts: bool = False
+    own: frozenset[tuple[str, bool]] = frozenset()
+    unless: frozenset[str] = frozenset()
+    asked: frozenset[tuple[str, bool]] = frozenset()
+    given: frozenset[tuple[str, bool]] = frozenset()
+    recorded: bool = False
+    fresh: bool = False
+    opened: bool = False
+    also: tuple["Source", ...] = ()
+
+
+class Recogniser(Releases):
+    """Answers by resolved function where there is one; a name alone is only believed where nothing else is
+    known."""
+
+    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
+        super().__init__(calls, protocols, pairs)
+        self.acquiring: dict[Function, tuple[Pair, Half]] = {}
+        self.wrappers: dict[Function, Source] = {}
+        self.openers: Mapping[Class, Opener] = {}
+        self._names: dict[str, list[tuple[Pair, Half]]] = {}
+        self._lent_or_keyed = LentOrKeyed(calls)
+        self._lent: set[Function] = set()
+        for pair in pairs:
+            self._add(pair)
+
+    def _add(self, pair: Pair) -> None:
+        for half in pair.acquires:
+            self.acquiring.setdefault(half.function, (pair, half))
+            self._names.setdefault(half.function.name, []).append((pair, half))
+            for end in self._lent_or_keyed.endings(pair, half):
+                self._lent.add(half.function)
+                self.releasing.setdefault(end, (pair, Half(end, half.name, Handle.RECEIVER)))
+
+    @property
+    def words(self) -> set[str]:
+        """Last names of calls that may acquire."""
+        found = set(self._names) | {function.name for function in self.wrappers}
+        for protocol in (*self.declared, *self.built_in):
+            found |= {
+                pattern.text.partition("(")[0].rpartition(".")[2]
+                for pattern in (*protocol.acquire, *protocol.lease)
+            }
+        return found
+
+    @property
+    def unforeseen(self) -> set[str]:
+        """Names by which no file is known to matter, of pools told by their shape."""
+        halves = (half for _, half in self.acquiring.values() if half.by_shape)
+        return {half.function.name for half in halves} - COMMON_NAMES
+
+    def add_openers(self, openers: Mapping[Class, Opener]) -> None:
+        """Objects that hold something open are acquired by whoever makes them, from now on."""
+        self.openers = openers
+        self.ending_themselves.update(opener.cls.name for opener in openers.values())
+        for opener in openers.values():
+            self.closing.update(dict.fromkeys(opener.closing, opener.cls.name))
+
+    # Acquiring ----------------------------------------------------------------------------------------------
+
+    def source(self, function: Function, call: ast.Call) -> Source | None:
+        meant = self.aliases.meant(function, call)
+        if meant is not None and (found := self._source(*meant)) is not None:
+            return found if found.handle is Handle.RESULT else None
+        return self._source(function, call)
+
+    def _source(self, function: Function, call: ast.Call) -> Source | None:
+        targets, constructed, dotted = self.calls.targets(function, call)
+        text = callee_text(call)
+        declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text, call)
+        if declared is not None:
+            return declared
+        for target in () if self._one_guess_of_several(function, call, targets) else targets:
+            alone = self._shape_alone(function, call, target)
+            found = None if alone else self._of_function(function, target, call)
+            if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
+                inner = found.origin == "discovered" and self._is_inner(function, target)
+                return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
+        if constructed is not None:
+            return self._opened(function, call, constructed)
+        if targets and not all(target.is_abstract for target in targets):
+            return None
+        if not targets and dotted is None:
+            found = self._by_name(call)
+            if found is not None:
+                return found
+        return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
+
+    def _opened(self, function: Function, call: ast.Call, cls: Class) -> Source | None:
+        """`Client(address)`, which connects when it is asked something."""
+        for each in self.calls.model.lineage(cls) if self.openers else ():
+            if each in self.openers and self.openers[each].is_opened(function, call):
+                return Source(each.name, "discovered", Handle.RESULT, Value.OBJECT, opened=True)
+        return None
+
+    def _one_guess_of_several(self, function: Function, call: ast.Call, targets: Sequence[Function]) -> bool:
+        """`holder.connect()` of an unknown holder, where one class's `connect` hands out what it opened and
+        another's keeps it."""
+        lending = sum(target in self.wrappers for target in targets)
+        known = any(target in self.acquiring for target in targets)
+        return 0 < lending < len(targets) and not known and self.calls.guessed(function, call)
+
+    def _shape_alone(self, function: Function, call: ast.Call, target: Function) -> bool:
+        """`deck.draw()` of who knows what: the name is no pool's, the receiver is not called like it, and
+        nothing is given back to that receiver here, or by another method of the object whose field it is."""
+        pair, half = self.acquiring.get(target, (None, None))
+        if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
+            return False
+        if not self.calls.guessed(function, call) or called_like_pool(call.func.value, pair):
+            return False
+        ways_back = {half.function.name for half in pair.releases}
+        receiver = ast.unparse(call.func.value)
+        of_own = receiver.startswith(f"{own_name(function)}.") and function.cls is not None
+        near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
+        return not any(
+            isinstance(other.func, ast.Attribute)
+            and other.func.attr in ways_back
+            and ast.unparse(other.func.value) == receiver
+            for each in near
+            for other in each.calls
+        )
+
+    def _is_inner(self, function: Function, target: Function) -> bool:
+        """A class that asks its own private helper keeps its own books; not where another pool lends. So does
+        a pool that hands out several at once, or empties itself."""
+        own = target.cls is not None and target.cls is function.cls and target in self.acquiring
+        if not own or fronts_a_pool(target):
+            return False
+        in_turns = take_apart(function.name, ACQUIRE_WORDS) is not None and function.name != target.name
+        return target.name.startswith("_") or in_turns or EMPTYING.fullmatch(function.name) is not None
+
+    def _of_function(self, function: Function, target: Function, call: ast.Call) -> Source | None:
+        if target in self.acquiring:
+            pair, half = self.acquiring[target]
+            found = _discovered(pair, half)
+            if half.echo:
+                return replace(found, handle=echoed(found.handle, function, call, pair))
+            if target in self._lent and not self._lent_or_keyed.gives_back_keys(function.module, pair):
+                return replace(found, handle=Handle.RESULT)
+            return found
+        return self.wrappers.get(target)
+
+    def _by_pattern(
+        self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str, call: ast.Call
+    ) -> Source | None:
+        guard = GUARD.search(text) is not None
+        for protocol in protocols:
+            if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
+                continue  # `pool.lock.acquire()` takes the lock; what lies in `smem` ends with its block
+            for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
+                for pattern in patterns:
+                    if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
+                        return Source(
+                            protocol.name,
+                            protocol.origin,
+                            protocol.handle,
+                            protocol.value,
+                            protocol.argument,
+                            part_of_result(names, text, len(call.args)),
+                            lease,
+                        )
+        return None
+
+    def _by_name(self, call: ast.Call) -> Source | None:
+        found = self.called_like(call)
+        if found is None:
+            return None
+        return _discovered(*found)
+
+    def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
+        """An unknown receiver is believed where it is called like the pool."""
+        if not isinstance(call.func, ast.Attribute):
+            return None
+        for pair, half in self._names.get(call.func.attr, ()):
+            distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
+            if distinct and called_like_pool(call.func.value, pair) and accepts(half.function, call):
+                return pair, half
+        return None
+
+    def acquisition(self, function: Function, call: Call, source: Source | None = None) -> Acquisition | None:
+        source = source or self.source(function, call.at)
+        if source is None:
+            return None
+        places = self._places(function, source, call)
+        return Acquisition(
+            source.protocol,
+            source.handle,
+            source.value,
+            places,
+            callee_text(call.at),
+            managed=source.lease or call.entered,
+            declared=source.origin != "discovered",
+            flags=source.flags,
+            inner=source.inner,
+            counts=source.counts,
+            own=source.own,
+            given=source.given,
+            recorded=source.recorded,
+            fresh=source.fresh,
+            opened=source.opened,
+            own_key=_made_here(function, source, places),
+        )
+
+    def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
+        if source.handle is Handle.RESULT:
+            whole = source.rest == FIRST_OF_TWO and call.method == "accept" and never_parted(function, call)
+            return (call.target + (() if whole else source.rest),)
+        if source.handle is Handle.RECEIVER:
+            if call.receiver is None:
+                return (PROCESS,)
+            targets, _, _ = self.calls.targets(function, call.at)
+            itself = bool(targets) and all(returns_itself(target) for target in targets)
+            return (call.receiver, call.target) if itself else (call.receiver,)
+        if source.handle is Handle.NONE:
+            return (PROCESS,)
+        if isinstance(source.argument, int) and source.argument < len(call.args):
+            return self._filled(function, call.args[source.argument][0])
+        for name, path in call.kwargs:
+            if name == source.argument or (call.args == () and source.argument == 0):
+                return (path,)
+        return (PROCESS,)
+
+    def _filled(self, function: Function, path: Path) -> tuple[Path, ...]:
+        """`alloc([request])` fills the elements of the list it is given."""
+        if not is_temporary(path):
+            return names_of_object(function, path)
+        for op in function.graph.ops:
+            if isinstance(op, Make) and op.target == path and op.items:
+                return tuple(element for _, element in op.items)
+        return (path,)
+
+
+def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> bool:
+    """Nobody else can reach the object that stands for the lease; keys in a new list are others' keys."""
+    keys = source.handle is Handle.ARGUMENT and source.origin == "discovered"
+    if source.handle is Handle.RECEIVER:
+        places = places[:1]  # what `lock()` returns is the object itself
+    return not keys and all(place[0] in function.graph.fresh_roots for place in places)
+
+
+def _discovered(pair: Pair, half: Half) -> Source:
+    counts = half.name.verb in COUNTS and half.handle is not Handle.RESULT
+    return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)

@@ -1,0 +1,204 @@
+"""Which calls give back or take over what they are given: settings, then pairs of the tree, then the built-in
+tables."""
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from auditor.flow.effects import Handle, Position, Value
+from auditor.project.code.aliases import Aliases
+from auditor.project.code.calls import Calls, is_bound, parameter_for
+from auditor.project.code.modules import Class, Function
+from auditor.project.pools.halves import Half, Pair
+from auditor.protocols.protocol import Protocol
+from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING
+
+FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
+"""Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
+
+
+class Releases:
+    """Answers by resolved function where there is one, else by patterns, at last by the name."""
+
+    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
+        self.calls = calls
+        self.aliases = Aliases()
+        self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
+        self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
+        self._speechless = {
+            protocol.name
+            for protocol in protocols
+            if protocol.handle is Handle.RESULT and not any(pattern.on_lease for pattern in protocol.release)
+        }
+        self.of_library = {
+            protocol.name
+            for protocol in self.built_in
+            if protocol.handle is Handle.RESULT and protocol.value is Value.OBJECT
+        }
+        self.ending_themselves = {
+            protocol.name
+            for protocol in protocols
+            if protocol.name in self.of_library or _by_methods_alone(protocol)
+        }
+        self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
+        self.releasing: dict[Function, tuple[Pair, Half]] = {}
+        for pair in pairs:
+            for half in pair.releases:
+                self.releasing.setdefault(half.function, (pair, half))
+
+    def releases(
+        self, function: Function, call: ast.Call, position: Position, protocol: str = ""
+    ) -> bool | None:
+        """True: the operand is given back. None: neither settings nor pairs nor tables say so."""
+        meant = self.aliases.meant(function, call)
+        if meant is not None and isinstance(position, int) and position >= 0:
+            shift = len(meant[1].args) - len(call.args)
+            return self._releases(*meant, position + shift, protocol)
+        return self._releases(function, call, position, protocol)
+
+    def _releases(self, function: Function, call: ast.Call, position: Position, protocol: str) -> bool | None:
+        targets, constructed, dotted = self.calls.targets(function, call)
+        text = callee_text(call)
+        names = names_of(targets, constructed, dotted)
+        if self._release_pattern(self.declared, names, text, call, position, protocol):
+            return True
+        named = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if position == -1 and protocol in self._speechless and named in FOR_GOOD:
+            return True
+        for target in targets:
+            if position == -1 and protocol and self.closing.get(target) == protocol:
+                return True
+            if target in self.releasing:
+                _, half = self.releasing[target]
+                if protocol and half.name.kind != kind_of(protocol):
+                    return None
+                if half.handle is Handle.RECEIVER:
+                    return position == -1
+                return position != -1 and is_told_of_it(half, call, position)
+        if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
+            return None
+        names = names_of(targets, None, dotted)
+        return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
+
+    def declares(
+        self, function: Function, call: ast.Call, position: Position, protocol: Protocol | None = None
+    ) -> bool:
+        """Whether the settings, or one protocol of theirs, say that the operand is given back."""
+        names = names_of(*self.calls.targets(function, call))
+        protocols = self.declared if protocol is None else (protocol,)
+        return self._release_pattern(protocols, names, callee_text(call), call, position)
+
+    def _release_pattern(
+        self,
+        protocols: Sequence[Protocol],
+        names: tuple[str, ...],
+        text: str,
+        call: ast.Call,
+        position: Position,
+        of: str = "",
+    ) -> bool:
+        """`of`: the lease's protocol, whose own words for `lease.close()` are the only ones if it has any; a
+        lock and what a pool of the tree hands out are not ended by the words for processes."""
+        for protocol in protocols:
+            for pattern in protocol.release:
+                if pattern.on_lease:
+                    if (
+                        position == -1
+                        and (of in ("", protocol.name) or of in self._speechless)
+                        and isinstance(call.func, ast.Attribute)
+                        and pattern.name.fullmatch(call.func.attr)
+                    ):
+                        return True
+                elif pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
+                    if protocol.handle is Handle.RECEIVER and not pattern.explicit:
+                        if position == -1:
+                            return True
+                    elif (
+                        (protocol.handle is Handle.NONE and not pattern.operands)
+                        or position in pattern.operands
+                        or (isinstance(position, str) and not pattern.explicit)
+                    ):
+                        return True
+        return False
+
+    def release_source(self, function: Function, call: ast.Call) -> tuple[str, str] | None:
+        """(protocol, origin) of a call that releases something."""
+        targets, constructed, dotted = self.calls.targets(function, call)
+        for target in targets:
+            if target in self.releasing:
+                return self.releasing[target][0].name, "discovered"
+        positions: tuple[Position, ...] = (
+            -1,
+            *range(len(call.args)),
+            *(k.arg for k in call.keywords if k.arg),
+        )
+        names, text = names_of(targets, constructed, dotted), callee_text(call)
+        known = targets and not all(target.is_abstract for target in targets)
+        for protocol in (*self.declared, *(() if known else self.built_in)):
+            if any(self._release_pattern((protocol,), names, text, call, position) for position in positions):
+                return protocol.name, protocol.origin
+        return None
+
+    def transfers(self, function: Function, call: ast.Call, position: Position) -> bool:
+        targets, constructed, dotted = self.calls.targets(function, call)
+        names, text = names_of(targets, constructed, dotted), callee_text(call)
+        return any(
+            position in pattern.operands
+            and (pattern.name.fullmatch(text) or any(pattern.name.fullmatch(n) for n in names))
+            for protocol in (*self.declared, *self.built_in)
+            for pattern in protocol.transfer
+        )
+
+    def releases_by_name(self, call: ast.Call, position: Position, value: Value) -> bool:
+        """Where nothing is known of the callee: `pool.free(x)`, `release_block(x)`, `lease.release()`."""
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if position == -1:
+            return (
+                value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
+            )
+        return RELEASING.fullmatch(name) is not None
+
+
+def kind_of(protocol: str) -> str:
+    """`pin` of the discovered protocol `Entry.pin`."""
+    kind = protocol.rpartition(".")[2]
+    return kind if kind in MARKS else ""
+
+
+def is_told_of_it(half: Half, call: ast.Call, position: Position) -> bool:
+    """Of `put(address, link)` the link is given back."""
+    if not isinstance(half.argument, str):
+        return True
+    bound = is_bound(half.function, call)
+    return parameter_for(half.function, position, bound) == half.argument
+
+
+def _by_methods_alone(protocol: Protocol) -> bool:
+    """A list of leases has no `close()`; where there is another way to end them, it may be a list."""
+    ends = protocol.release
+    return protocol.handle is Handle.RESULT and bool(ends) and all(pattern.on_lease for pattern in ends)
+
+
+def callee_text(call: ast.Call) -> str:
+    return ast.unparse(call.func)
+
+
+def names_of(targets: Sequence[Function], constructed: Class | None, dotted: str | None) -> tuple[str, ...]:
+    """Dotted names, the last parts alone included, that a pattern may be written against."""
+    full = [dotted] if dotted is not None else []
+    if constructed is not None:
+        full.append(f"{_module_name(constructed.module.path)}.{constructed.qualname}")
+    else:
+        full += [f"{_module_name(target.module.path)}.{target.qualname}" for target in targets]
+    names = []
+    for name in full:
+        parts = name.split(".")
+        names += (
+            [".".join(parts[start:]) for start in range(len(parts))]
+            if constructed is None and dotted is None
+            else [name]
+        )
+    return tuple(names)
+
+
+def _module_name(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

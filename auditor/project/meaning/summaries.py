@@ -1,0 +1,249 @@
+"""What functions do to what they are given, bottom up over the calls that pass a lease on.
+
+The answers needed for one lease form a graph of their own: (function, parameter) pairs, an edge where a
+body passes its parameter to another function. They are solved callees first; where there is a cycle, by
+strongly connected components (networkx), within which recursion starts from "borrows" and is repeated until
+nothing changes."""
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
+from auditor.flow.follow import EDGES, Followed, follow_given
+from auditor.flow.held import Held
+from auditor.flow.limits import TooManyStates
+from auditor.flow.operands import operands
+from auditor.flow.trace import shortest_path
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack, Way
+from auditor.project.code.calls import Calls, constants_passed, is_bound, parameter_for
+from auditor.project.code.modules import Function
+
+EffectsOf = Callable[[Function], Effects]
+
+ROUNDS = 4
+"""Recursive functions agree with themselves after one round or two; past this the answer is unknown."""
+
+
+PROCESS: Path = ("<process>",)
+"""The place of what the whole process holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What does `function` do to a lease at `place` (rooted at a parameter or captured name)?"""
+
+    function: Function
+    place: Path
+    value: Value
+    protocol: str
+    constants: frozenset[tuple[str, object]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`stored` are paths that hold it afterwards; `sometimes` that only some ways out end so, `decided_by`
+    which parameters decide then."""
+
+    fate: Fate = Fate.BORROW
+    result: Path | None = None
+    sometimes: bool = False
+    decided_by: frozenset[str] = frozenset()
+    stored: tuple[Path, ...] = ()
+    dropped: bool = False
+    kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
+
+    @property
+    def treatment(self) -> Treatment:
+        chosen = bool(self.decided_by)
+        if self.fate is Fate.BORROW:
+            return Treatment(result=self.result, maybe=self.sometimes, split=self.sometimes and chosen)
+        return Treatment(self.fate, split=chosen)
+
+
+NOTHING = Answer()
+NOT_TOLD = Answer(Fate.UNKNOWN)
+
+
+class Summaries:
+    """Answers, each computed once. `effects_of` ties the knot: effects ask summaries and summaries ask
+    effects."""
+
+    def __init__(self, calls: Calls, effects_of: EffectsOf) -> None:
+        self.calls = calls
+        self.answers: dict[Question, Answer] = {}
+        self._effects_of = effects_of
+
+    def answer(self, question: Question) -> Answer:
+        if question not in self.answers:
+            self._solve_bottom_up(question)
+        return self.answers[question]
+
+    def _solve_bottom_up(self, question: Question) -> None:
+        needs: dict[Question, list[Question]] = {}
+        pending = [question]
+        while pending:
+            asked = pending.pop()
+            if asked not in needs:
+                needs[asked] = [needed for needed in self._needed(asked) if needed not in self.answers]
+                pending += needs[asked]
+        for component in _callees_first(needs):
+            self._solve_component(sorted(component, key=_order))
+
+    def _solve_component(self, component: list[Question]) -> None:
+        for asked in component:
+            self.answers[asked] = NOTHING
+        for _ in range(ROUNDS):
+            before = [self.answers[asked] for asked in component]
+            for asked in component:
+                self.answers[asked] = self._ask(asked)
+            if len(component) == 1 or [self.answers[asked] for asked in component] == before:
+                return
+
+    def _ask(self, question: Question) -> Answer:
+        function = question.function
+        try:
+            graph = function.graph
+            handle = Handle.NONE if question.place == PROCESS else Handle.RESULT
+            acquisition = Acquisition(question.protocol, handle, question.value, (question.place,), "")
+            known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
+            followed = follow_given(graph, self._effects_of(function), acquisition, known, EDGES["explicit"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return NOT_TOLD
+        return _conclude(question, followed)
+
+    def _needed(self, question: Question) -> Iterator[Question]:
+        """Flow-insensitively: calls to which the body may pass the lease."""
+        function = question.function
+        try:
+            graph = function.graph
+        except (TooLarge, RecursionError):
+            return
+        names: set[str] = {question.place[0]}
+        for op in graph.ops:
+            match op:
+                case Move(target=target, source=source) | Unpack(targets=((_, target), *_), source=source):
+                    if source[0] in names:
+                        names.add(target[0])
+                case Make(target=target, items=items):
+                    if any(path[0] in names for _, path in items):
+                        names.add(target[0])
+        for op in graph.ops:
+            if isinstance(op, Call):
+                yield from self._passed_on(question, op, names)
+
+    def _passed_on(self, question: Question, op: Call, names: set[str]) -> Iterator[Question]:
+        given = [(position, path) for position, path in operands(op) if path[0] in names]
+        if not given:
+            return
+        targets, _, _ = self.calls.targets(question.function, op.at)
+        for target in targets:
+            bound = is_bound(target, op.at)
+            for position, path in given:
+                parameter = parameter_for(target, position, bound)
+                if parameter is None:
+                    continue
+                rest = question.place[1:] if path == (question.place[0],) else ()
+                constants = constants_passed(target, op.at, bound)
+                yield Question(target, (parameter, *rest), question.value, question.protocol, constants)
+
+
+def _callees_first(needs: dict[Question, list[Question]]) -> Iterable[Iterable[Question]]:
+    """Each question after those that it needs; those that need one another together."""
+    try:
+        return [[asked] for asked in TopologicalSorter(needs).static_order()]
+    except CycleError:
+        import networkx as nx  # a tenth of a second, and most trees have no recursion that passes leases on
+
+        return nx.strongly_connected_components(
+            nx.DiGraph([(one, two) for one in needs for two in needs[one]])
+        )
+
+
+def _order(question: Question) -> tuple[str, str, Path, str]:
+    return (
+        question.function.module.path,
+        question.function.qualname,
+        question.place,
+        str(sorted(question.constants, key=str)),
+    )
+
+
+def _facts(name: str, value: object) -> set[tuple[str, bool]]:
+    return {(name, bool(value)), (f"{name} is None", value is None)}
+
+
+def _callers_choice(
+    question: Question, followed: Followed, ways_out: Iterable[tuple[int, Held]]
+) -> frozenset[str]:
+    """The parameters, if any, that decide on these ways out whether the lease is given back, or is what is
+    returned.
+
+    `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the
+    caller to answer."""
+    graph = question.function.graph
+    own = set(question.function.parameters[:1]) if question.function.is_method else set()
+    asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
+    for node, held in ways_out:
+        path = shortest_path(graph, followed.solution, node, held)
+        assumed = [op for station in path if isinstance(op := graph.ops[station.node], Assume)]
+        together = {name for op in assumed for name in _absent_together(op, question.place[0])}
+        names = {name for op in assumed for name in op.names} - together
+        if names & asked and not any(name.startswith(".") for name in names):
+            return frozenset(names & asked)
+    return frozenset()
+
+
+def _absent_together(op: Assume, lease: str) -> frozenset[str]:
+    """`if cursor is None or connection is None: return`: what is asked for in one breath with the lease comes
+    with it, and is there where the lease is."""
+    match op.at:
+        case ast.BoolOp(op=ast.Or(), values=values) if op.value:
+            absent = [_said_absent(value) for value in values]
+            return frozenset(filter(None, absent)) if lease in absent and None not in absent else frozenset()
+    return frozenset()
+
+
+def _said_absent(test: ast.expr) -> str | None:
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            return name
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            return name
+    return None
+
+
+def _conclude(question: Question, followed: Followed) -> Answer:
+    endings = followed.endings
+    graph = question.function.graph
+    kept = [
+        (node, held)
+        for _, node, held in endings.lost
+        if isinstance(op := graph.ops[node], Leave) and op.way is not Way.RAISE
+    ]
+    elsewhere = tuple(
+        sorted({path for path in endings.stored.values() if path[: len(question.place)] != question.place})
+    )
+    same = any(path[: len(question.place)] == question.place for path in endings.stored.values())
+    if endings.released:
+        decided = _callers_choice(question, followed, kept)
+        left = [(node, held) for node in endings.stored for held in followed.solution.states[node]]
+        kept_by = _callers_choice(question, followed, left) if same else frozenset()
+        return Answer(Fate.RELEASE, sometimes=bool(kept or same), decided_by=decided, kept_by=kept_by)
+    if elsewhere or endings.taken:
+        return Answer(Fate.TAKE, stored=elsewhere)
+    if endings.unknown:
+        return NOT_TOLD
+    dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
+    again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
+    if again and len(question.place) > 1 and question.place[1].startswith("["):
+        return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
+    if endings.returned:
+        paths = sorted(set(endings.returned.values()))
+        decided = _callers_choice(question, followed, kept)
+        return Answer(
+            result=paths[0], sometimes=bool(kept) or len(paths) > 1, decided_by=decided, dropped=dropped
+        )
+    return Answer(dropped=dropped)

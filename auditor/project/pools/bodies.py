@@ -1,0 +1,228 @@
+"""What a pool's methods hand out, and how: under which key, of what kind, from what other pool."""
+
+import ast
+
+from auditor.flow.effects import Position
+from auditor.ir.calls import is_quiet
+from auditor.project.code.bindings import statements_of
+from auditor.project.code.modules import Function, last_part
+from auditor.project.shapes.pool_state import own_parameters, own_state, owner_name
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
+
+SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})
+"""Annotations that tell no handle from another."""
+
+
+def told_nothing(function: Function) -> bool:
+    """It takes no parameters, or none but switches such as `force=False`."""
+    args = getattr(function.node, "args", None)
+    if not isinstance(args, ast.arguments):
+        return False
+    switches = [default for default in (*args.defaults, *args.kw_defaults) if default is not None]
+    given = len(own_parameters(function))
+    return given == len(switches) and all(
+        isinstance(default, ast.Constant) and isinstance(default.value, bool) for default in switches
+    )
+
+
+def fronts_a_pool(function: Function) -> bool:
+    """`tensor = self._memory_pool.allocate(...)` and `return tensor`: it hands on what another lends."""
+    asking = {id(call) for call in function.calls if _asks_a_pool(call.func)}
+    if not asking:
+        return False
+    statements = list(statements_of(function.node))
+    lent = {
+        target.id
+        for each in statements
+        if isinstance(each, ast.Assign) and id(each.value) in asking
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = [each.value for each in statements if isinstance(each, ast.Return)]
+    return any(id(each) in asking or (isinstance(each, ast.Name) and each.id in lent) for each in returned)
+
+
+def _asks_a_pool(callee: ast.expr) -> bool:
+    match callee:
+        case ast.Attribute(value=ast.Attribute(attr=owner) | ast.Name(id=owner), attr=method):
+            name = take_apart(method, ACQUIRE_WORDS - WEAK)
+            return name is not None and not POOLS.isdisjoint(split(owner)[-1:])
+    return False
+
+
+def returns_something(function: Function) -> bool:
+    """Some return hands out a value that is neither None nor a plain yes or no."""
+    if ast.unparse(getattr(function.node, "returns", None) or ast.Constant("")) in ("bool", "None"):
+        return False
+    for node in statements_of(function.node):
+        if isinstance(node, ast.Return) and not isinstance(
+            node.value, (ast.Constant, ast.Compare, type(None))
+        ):
+            return True
+    return False
+
+
+def lends(function: Function, partners: list[Function]) -> bool:
+    """`pin()` is told of no object and returns one, which `unpin(page)` is told of: that is no mark. Nor is
+    `inc_ref(name)`, which returns a handle for `dec_ref(handle)`."""
+    if not returns_something(function) or returns_itself(function) or not all(map(own_parameters, partners)):
+        return False
+    told = own_parameters(function)
+    itself = given_back_itself(function, partners) or _returns_what_it_is_told(function, partners)
+    return bool(partners) and (not told or itself)
+
+
+def _returns_what_it_is_told(function: Function, partners: list[Function]) -> bool:
+    """`lock_path(path)` returns the path, cleaned, and `unlock_path(token)` is told of a token."""
+    told = set(own_parameters(function))
+    if any(told & set(own_parameters(partner)[:1]) for partner in partners):
+        return False
+    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    return any(isinstance(value, ast.Name) and value.id in told for value in returned)
+
+
+def returns_itself(function: Function) -> bool:
+    """`return self` of `lock()`: the object is marked, and handed on for a chain of calls."""
+    own = owner_name(function)
+    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    return any(isinstance(value, ast.Name) and value.id == own for value in returned)
+
+
+def kept_under_parameter(function: Function) -> Position | None:
+    """The lease stays in the pool's own table under a key that the caller gave: the key is the handle."""
+    parameters = own_parameters(function)
+    owner = owner_name(function)
+    derived = {name: index for index, name in enumerate(parameters)}
+    for node in ast.walk(function.node):
+        if isinstance(node, (ast.For, ast.comprehension)):
+            sources = [
+                name.id for name in ast.walk(node.iter) if isinstance(name, ast.Name) and name.id in derived
+            ]
+            if sources:
+                derived.update(
+                    {
+                        name.id: derived[sources[0]]
+                        for name in ast.walk(node.target)
+                        if isinstance(name, ast.Name)
+                    }
+                )
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=source))) if (
+                source in derived
+            ):
+                derived[name] = derived[source]
+            case ast.Assign(targets=[ast.Attribute() as field]) if _root_name(field) in derived:
+                return derived[_root_name(field)]
+            case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if own_state(table, owner):
+                root = key
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if isinstance(root, ast.Name) and root.id in derived:
+                    return derived[root.id]
+    return None
+
+
+def shared_key(function: Function, partners: list[Function]) -> Position | None:
+    """`allocate_slots(request, n)` and `free(request)`: what both are given is the handle, the table keeps
+    the lease."""
+    given = {names[0].rstrip("s") for names in map(own_parameters, partners) if names}
+    for index, name in enumerate(own_parameters(function)):
+        if name.rstrip("s") in given:
+            return index
+    return None
+
+
+def given_back_itself(function: Function, partners: list[Function]) -> bool:
+    """`acquire_server(request_id)` returns `server_id`, and `release_server(server_id)` is told that: what is
+    returned is the handle, whatever table it stands in meanwhile."""
+    if any(_told_the_same(partner, function) for partner in partners):
+        return False
+    given = [parameter for partner in partners if (parameter := not_shared(partner, function)) is not None]
+    told = {name for name, _ in given}
+    for node in statements_of(function.node):
+        if isinstance(node, ast.Return) and node.value is not None:
+            parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if any(last_part(part) in told for part in parts):
+                return True
+    returns = getattr(function.node, "returns", None)
+    kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
+    kind = kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
+    return kind not in SIMPLE and any(kind == annotation for _, annotation in given)
+
+
+def _told_the_same(partner: Function, function: Function) -> bool:
+    """`alloc(reqs)` and `free(req)`, `take(rid)` and `release(rid)`, whatever else takes back rows."""
+    own, asked = ({singular(name) for name in own_parameters(each)} for each in (partner, function))
+    return bool(own) and own <= asked
+
+
+def not_shared(partner: Function, function: Function) -> tuple[str, str] | None:
+    """The first or second parameter of `put(address, link)` that `get(address)` does not have, with its
+    annotation."""
+    own, shared = own_parameters(partner)[:2], set(own_parameters(function))
+    args = getattr(partner.node, "args", None)
+    for arg in args.args if isinstance(args, ast.arguments) else ():
+        if arg.arg in own and arg.arg not in shared:
+            return arg.arg, ast.unparse(arg.annotation) if arg.annotation else ""
+    return None
+
+
+def _root_name(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def keeps_what_it_is_told(function: Function) -> bool:
+    """`self._kept.append(value)`, of a parameter."""
+    given = set(own_parameters(function))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("append", "add", "appendleft", "extend")
+        and any(isinstance(arg, ast.Name) and arg.id in given for arg in call.args)
+        for call in function.calls
+    )
+
+
+def own_exceptions(function: Function) -> frozenset[str]:
+    """Names of classes in its `raise ValueError(text)`; none where a `try` of its own may catch them."""
+    statements = list(statements_of(function.node))
+    if any(isinstance(node, (ast.Try, ast.TryStar)) for node in statements):
+        return frozenset()
+    raised = (node.exc for node in statements if isinstance(node, ast.Raise))
+    named = (each.func if isinstance(each, ast.Call) else each for each in raised)
+    return frozenset(getattr(each, "attr", "") or getattr(each, "id", "") for each in named) - {""}
+
+
+def contains_failures(function: Function) -> bool:
+    """`try: ... except: return None` is all it does that could fail: logging cannot.
+
+    A body that calls nothing at all stands for others: who handles its failures has seen one that fails.
+    """
+    body = getattr(function.node, "body", [])
+    if not isinstance(body, list):
+        return _harmless(body)  # a lambda's
+    works = any(isinstance(node, (ast.Call, ast.Try)) for each in body for node in ast.walk(each))
+    return works and all(_contained(each) for each in body)
+
+
+def _contained(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Try) and any(_catches_all(handler) for handler in statement.handlers):
+        rest = [*statement.orelse, *statement.finalbody]
+        return all(_harmless(inner) for handler in statement.handlers for inner in handler.body) and all(
+            _contained(inner) for inner in rest
+        )
+    return _harmless(statement)
+
+
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or getattr(handler.type, "id", "") in ("Exception", "BaseException")
+
+
+def _harmless(statement: ast.AST) -> bool:
+    risky = (ast.Subscript, ast.Await, ast.Raise, ast.With, ast.AsyncWith, ast.Import)
+    return not any(
+        isinstance(inner, risky) or (isinstance(inner, ast.Call) and not is_quiet(inner))
+        for inner in ast.walk(statement)
+    )

@@ -1,0 +1,73 @@
+"""Pairs that hand on what a pool from elsewhere lends: `get_connection` asks `self._pool.getconn()`, and
+`return_connection(conn)` tells `self._pool.putconn(conn)`."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.pools.queues import POOL_WORDS
+from auditor.project.shapes.pool_state import own_parameters, owner_name
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, split, take_apart
+
+Asked = tuple[str, ast.Call, str]
+"""A field of the method's own object, the call of one of its methods, and that method's name."""
+
+
+def hands_on(function: Function, partners: list[Function]) -> bool:
+    """It asks a pool in a field for what its partners tell the same field's method of the other half."""
+    return any(
+        _is_pair(field, taking, giving)
+        for field, asked, taking in _asked(function)
+        if _is_returned(asked, function)
+        for partner in partners
+        for other, call, giving in _asked(partner)
+        if other == field and _is_told_of(call, partner)
+    )
+
+
+def _asked(function: Function) -> Iterator[Asked]:
+    owner = owner_name(function)
+    for call in function.calls if owner is not None else ():
+        match call.func:
+            case ast.Attribute(value=ast.Attribute() as field, attr=name) if owner is not None:
+                held = own_attribute(field, owner)
+                if held is not None:
+                    yield held, call, name
+
+
+def _is_pair(field: str, taking: str, giving: str) -> bool:
+    """`get` and `put` alone are a store's as well as a pool's."""
+    acquiring, releasing = take_apart(taking, ACQUIRE_WORDS), take_apart(giving, RELEASE_WORDS)
+    if acquiring is None or releasing is None or not pairs_with(acquiring, releasing):
+        return False
+    if acquiring.affix != releasing.affix:
+        return False  # `get_free_size()` is not what `free(block)` ends
+    plain = acquiring.verb in ("get", "take", "fetch", "pop") and not acquiring.affix
+    return not plain or not POOL_WORDS.isdisjoint(split(field))
+
+
+def _is_told_of(call: ast.Call, function: Function) -> bool:
+    given = own_parameters(function)
+    return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id in given
+
+
+def _is_returned(call: ast.Call, function: Function) -> bool:
+    """Itself, or under a name: a sum of what it asks for is no lease."""
+    statements = list(statements_of(function.node))
+    names = {
+        target.id
+        for each in statements
+        if isinstance(each, ast.Assign) and (each.value is call or _awaits(each.value, call))
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = (each.value for each in statements if isinstance(each, ast.Return))
+    return any(
+        value is call or _awaits(value, call) or (isinstance(value, ast.Name) and value.id in names)
+        for value in returned
+    )
+
+
+def _awaits(value: ast.expr | None, call: ast.Call) -> bool:
+    return isinstance(value, ast.Await) and value.value is call

@@ -1,0 +1,278 @@
+"""Finds pools in the tree: classes (and modules) that define both halves of a pair and whose bodies behave
+like one.
+
+Names only propose. The acquiring half must change the pool's state, or create and record, or pass on
+another acquire, and must hand something out; the releasing half must change the pool's state or pass on
+another release. A getter that changes nothing, an `allocated_gb`, a `release` with an empty body are not
+halves of anything."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from auditor.flow.effects import Handle, Position
+from auditor.project.code.candidates import may_have_shape, names_pair
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function, Module
+from auditor.project.pools.bodies import not_shared
+from auditor.project.pools.delegating import hands_on
+from auditor.project.pools.halves import (
+    LENDING,
+    Half,
+    Pair,
+    acquiring_half,
+    hands_out,
+    marking_half,
+    only_passes,
+)
+from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.lent_objects import endings_of, lent_class
+from auditor.project.pools.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
+from auditor.project.shapes.pool_state import called, changes_state, own_parameters
+from auditor.project.shapes.shapes import shapes
+from auditor.project.shapes.use_counts import permits, reference_counts, returns_what_it_is_told, use_counts
+from auditor.project.shapes.use_flags import marks_an_entry
+from auditor.protocols.vocabulary import (
+    ACQUIRE_WORDS,
+    COUNTING,
+    MARKS,
+    RELEASE_WORDS,
+    RELEASING,
+    SETTLING,
+    WEAK,
+    Name,
+    pairs_with,
+    split,
+    take_apart,
+)
+
+WAYS_OUT = (".pop", "heappop(", ".remove(", ".discard(", "] = ")
+"""By which a subclass takes something out of what its base fills, or marks it there."""
+
+
+def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
+    """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
+    lending: nobody owes whatever has a `close()`."""
+    lending = names_pair(module.text)
+    for _, cls in sorted(module.classes.items()):
+        methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
+        found = list(_pairs_of(cls.name, cls, methods))
+        yield from found
+        paired = {half.function for pair in found for half in pair.acquires}
+        ending = list(_self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
+        yield from ending
+        paired |= {half.function for pair in ending for half in pair.acquires}
+        shaped = list(_by_shape(cls, methods, paired))
+        yield from shaped
+        yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
+        yield from _beside_bases(model, cls, methods, paired)
+        yield from _counts(cls, methods, paired)
+    plain = [
+        f
+        for name, f in sorted(module.functions.items())
+        if f.cls is None and f.parent is None and name != "<module>"
+    ]
+    yield from _pairs_of(module.path.rpartition("/")[2].removesuffix(".py"), None, plain)
+
+
+def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iterator[Pair]:
+    """The pool has no release of its own: what it hands out has one."""
+    for method in methods:
+        name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
+        if name is None or method.is_abstract or LENDING & set(method.decorators):
+            continue
+        if not hands_out(method, name, []) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
+            continue
+        lent = lent_class(model, cls, method)
+        ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
+        if ends:
+            releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
+            yield Pair(cls.name, cls, (Half(method, name),), releases)
+
+
+def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+    """Whatever the halves are called, one undoes what the other does."""
+    words = split(cls.name)
+    passing = not PASSING_ON.isdisjoint(words) and POOL_WORDS.isdisjoint(words)
+    if passing or not may_have_shape(cls.text):
+        return
+    acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
+    for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
+        givers = list(found.givers)
+        takers = [acquiring_half(m, acquiring, givers, shaped=True) for m in found.takers if m not in paired]
+        got = tuple(
+            replace(half, by_shape=True)
+            for half in takers
+            if half is not None and half.handle is Handle.RESULT
+        )
+        if got:
+            paired.update(half.function for half in got)
+            yield Pair(
+                cls.name, cls, got, tuple(Half(m, releasing, got[0].handle, _value_told(m)) for m in givers)
+            )
+
+
+def _value_told(giver: Function) -> Position:
+    """Which parameter is put away: `idle[name] = worker` of `rest(name, worker)` is told the second."""
+    told = own_parameters(giver)
+    kept = (
+        put.value.id
+        for put in field_work(giver).put
+        if isinstance(put.value, ast.Name) and isinstance(put.key, ast.Name) and put.key.id in told[:1]
+    )
+    return next((name for name in kept if name in told[1:]), 0)
+
+
+def _jointly(
+    cls: Class, own: list[Function], methods: list[Function], pairs: list[Pair], paired: set[Function]
+) -> Iterator[Pair]:
+    """Beside the halves of a known pair: which of the class's own methods also takes out of what the pair's
+    releases fill. `methods` are all that may be asked."""
+    acquiring = Name("acquire", frozenset())
+    for pair in pairs:
+        lending = any(half.handle is Handle.RESULT for half in pair.acquires)
+        givers = [half.function for half in pair.releases]
+        for method in joint_takers(methods, givers) if lending and not pair.acquires[0].name.kind else ():
+            if method in paired or method not in own or not LENDING.isdisjoint(method.decorators):
+                continue
+            half = acquiring_half(method, acquiring, givers, shaped=True)
+            if half is not None and half.handle is Handle.RESULT:
+                paired.add(method)
+                yield Pair(pair.name, pair.owner, (replace(half, by_shape=True),), pair.releases)
+
+
+def _beside_bases(
+    model: ClassModel, cls: Class, methods: list[Function], paired: set[Function]
+) -> Iterator[Pair]:
+    """A subclass may take out of what its base fills."""
+    takes = cls.node.bases and any(
+        way in cls.text for way in (".pop", "heappop(", ".remove(", ".discard(", "] = ")
+    )
+    fields = taken_fields(methods) if takes else set()
+    for base in model.lineage(cls)[1:] if fields else ():
+        inherited = [method for name, method in sorted(base.methods.items()) if not name.endswith("=")]
+        if not are_filled(fields, inherited):
+            continue
+        found = list(_pairs_of(base.name, base, inherited))
+        shaped = _by_shape(base, inherited, {half.function for pair in found for half in pair.acquires})
+        yield from _jointly(cls, methods, [*inherited, *methods], [*found, *shaped], paired)
+
+
+def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+    """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
+    up, down = Name("incr", frozenset()), Name("decr", frozenset())
+    for begins, ends in use_counts(
+        [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
+    ):
+        half = marking_half(begins, up, [ends])
+        if half is not None:
+            yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
+    for begins, ends in permits([m for m in methods if m not in paired]):
+        half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+    for begins, ends in reference_counts([m for m in methods if m not in paired]):
+        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
+        if returns_what_it_is_told(begins):
+            half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
+
+
+def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
+    """One pair for what is handed out and counted, one for each kind of mark: a pin is ended by no count."""
+    acquires, releases = [], []
+    for function in functions:
+        if {"property", "cached_property"} & set(function.decorators):
+            continue
+        acquiring = take_apart(function.name, ACQUIRE_WORDS)
+        if acquiring is not None:
+            acquires.append((function, acquiring))
+        releasing = take_apart(function.name, RELEASE_WORDS)
+        if releasing is not None:
+            releases.append((function, releasing))
+    halves = _behaving(acquires, releases)
+    if halves is None:
+        return
+    halves = halves[0], halves[1] + tuple(_settling(halves[0], functions))
+    for kind in ("", *sorted(MARKS)):
+        got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
+        if got and given:
+            yield Pair(f"{name}.{kind}" if kind else name, owner, got, given)
+
+
+def _behaving(
+    acquires: list[tuple[Function, Name]], releases: list[tuple[Function, Name]]
+) -> tuple[tuple[Half, ...], tuple[Half, ...]] | None:
+    got, given = [], []
+    for function, name in acquires:
+        partners = [
+            (other, its) for other, its in releases if pairs_with(name, its) and other is not function
+        ]
+        partners = [
+            (other, its)
+            for other, its in partners
+            if _gives_back(other, name)
+            and (
+                marks_an_entry(function, [other])
+                or hands_on(function, [other])
+                or not (is_store(function, name, other) or passes_on(function, name, its))
+            )
+        ]
+        if (
+            not function.is_method
+        ):  # functions of a module share no object: only their names tie them together
+            partners = [(other, its) for other, its in partners if name.affix & its.affix]
+        half = acquiring_half(function, name, [other for other, _ in partners]) if partners else None
+        if half is not None:
+            got.append(half)
+            given += [Half(other, its, half.handle, _told_of(other, half)) for other, its in partners]
+    if not got:
+        return None
+    unique = {half.function: half for half in given}
+    return tuple(got), tuple(unique.values())
+
+
+def _told_of(release: Function, acquire: Half) -> Position:
+    """`put(address, link)` after `get(address)`: the link, by that name; 0 for what comes first."""
+    told = not_shared(release, acquire.function) if acquire.handle is Handle.RESULT else None
+    return told[0] if told is not None and told[0] != own_parameters(release)[0] else 0
+
+
+def _settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator[Half]:
+    """`commit(ticket)` beside `cancel(ticket)`: what was reserved is used up, and nobody owes it any more."""
+    reserving = [half for half in acquiring if half.name.verb in ("reserve", "claim")]
+    for function in functions if reserving else ():
+        name = take_apart(function.name, SETTLING)
+        if name is None or not own_parameters(function) or not changes_state(function):
+            continue
+        half = next(
+            (h for h in reserving if not name.affix or not h.name.affix or name.affix & h.name.affix), None
+        )
+        if half is not None:
+            yield Half(function, name, half.handle)
+
+
+def _gives_back(function: Function, acquiring: Name) -> bool:
+    """The releasing half changes something, or passes on to a function that releases; interfaces are
+    believed."""
+    if len(own_parameters(function)) == 0 and acquiring.verb not in COUNTING and acquiring.verb != "acquire":
+        return False  # it is given nothing back: a `free()` of the pool itself
+    if function.is_abstract:
+        return not only_passes(function)
+    if _is_told_a_measure(function):
+        return False
+    return changes_state(function) or any(
+        RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function)
+    )
+
+
+def _is_told_a_measure(function: Function) -> bool:
+    """`give_back_step(self, idle_seconds: float)`: no lease is a fraction of anything, or a switch."""
+    first = own_parameters(function)[:1]
+    arguments = getattr(function.node, "args", None)
+    named = [*arguments.posonlyargs, *arguments.args] if isinstance(arguments, ast.arguments) else []
+    return any(
+        each.arg in first and each.annotation and ast.unparse(each.annotation) in ("float", "bool")
+        for each in named
+    )

@@ -1,0 +1,124 @@
+"""The halves of a pair: what says that a method acquires, how, and what it hands out."""
+
+import ast
+from dataclasses import dataclass
+
+from auditor.flow.effects import Handle, Position, Value
+from auditor.project.code.modules import Class, Function
+from auditor.project.pools.bodies import (
+    given_back_itself,
+    keeps_what_it_is_told,
+    kept_under_parameter,
+    lends,
+    returns_itself,
+    returns_something,
+    shared_key,
+    told_nothing,
+)
+from auditor.project.pools.delegating import hands_on
+from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
+from auditor.project.shapes.marked_places import finds_a_place
+from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
+from auditor.project.shapes.use_counts import counts_through
+from auditor.project.shapes.use_flags import marks_an_entry
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
+
+STRONG = ACQUIRE_WORDS - WEAK
+
+LENDING = frozenset({"contextmanager", "asynccontextmanager", "property", "cached_property"})
+"""Decorators of what gives back by itself, and of what is no call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """A method that acquires or releases, and how; `by_shape` where its name did not say so, `echo` where it
+    returns what it was told, or the object itself: `pages = store.share(pages)`, `node = node.lock()`."""
+
+    function: Function
+    name: Name
+    handle: Handle = Handle.RESULT
+    argument: Position = 0
+    value: Value = Value.OBJECT
+    by_shape: bool = False
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One discovered protocol: the pool it belongs to, its acquiring and its releasing functions."""
+
+    name: str
+    owner: Class | None
+    acquires: tuple[Half, ...]
+    releases: tuple[Half, ...]
+
+
+def acquiring_half(
+    function: Function, name: Name, partners: list[Function], *, shaped: bool = False
+) -> Half | None:
+    """None where the body does not behave like one; of `shaped` ones it is known that it does."""
+    if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
+        return None
+    if function.is_abstract:
+        if only_passes(function) or name.verb in WEAK - COUNTING:
+            return None
+        shared = shared_key(function, partners)
+        if shared is not None:
+            return Half(function, name, Handle.ARGUMENT, shared, Value.OBJECT)
+        handle = Handle.RECEIVER if name.verb in COUNTING else Handle.RESULT
+        return Half(function, name, handle, 0, value_of(function))
+    if (name.verb in COUNTING and not lends(function, partners)) or not returns_something(function):
+        return marking_half(function, name, partners)
+    if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
+        return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
+    if not shaped and not hands_out(function, name, partners):
+        return None
+    keyed = kept_under_parameter(function)
+    if keyed is None:
+        keyed = shared_key(function, partners)
+    if keyed is not None and not given_back_itself(function, partners):
+        return Half(function, name, Handle.ARGUMENT, keyed, Value.OBJECT)
+    return Half(function, name, Handle.RESULT, 0, value_of(function))
+
+
+def marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
+    """It marks an object that exists: its first argument, or the receiver (`acquire(block)`, `release()`)."""
+    if not (changes_state(function) or counts_through(function, partners)) or name.verb == "get":
+        return None
+    marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
+    if not marks_argument and keeps_what_it_is_told(function):
+        return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
+    if marks_argument:
+        return Half(function, name, Handle.ARGUMENT, 0, Value.OBJECT)
+    return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT, echo=returns_itself(function))
+
+
+def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
+    of_class = {*split(function.cls.name if function.cls else "")}
+    if name.verb == "pop" and not of_class & POOL_WORDS:
+        return False  # an operand stack, an undo list
+    if name.verb in ("get", "fetch") and of_class & PASSING_ON:
+        return False  # what one side puts in, the other gets to keep
+    if name.verb in WEAK - COUNTING:
+        return (
+            removes_from_state(function)
+            or marks_an_entry(function, partners)
+            or finds_a_place(function, partners)
+            or hands_on(function, partners)
+        )
+    if changes_state(function) or removes_from_state(function):
+        return True
+    return any(not STRONG.isdisjoint(split(name)) for name in called(function))
+
+
+def only_passes(function: Function) -> bool:
+    """A body of `pass` that nobody declared abstract does nothing."""
+    body = function.node.body if isinstance(function.node.body, list) else []
+    return "abstractmethod" not in function.decorators and all(
+        isinstance(statement, ast.Pass) for statement in body if not _is_docstring(statement)
+    )
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -1,0 +1,126 @@
+"""What kind of thing an acquire hands out: a tensor, a number, or an object."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from auditor.flow.effects import Value
+from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.modules import Function, last_part
+from auditor.project.shapes.field_work import FILLING
+from auditor.project.shapes.pool_state import called, cut_short, owner_name
+from auditor.protocols.vocabulary import split
+
+NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row",
+                      "rows", "kv", "token",
+                      "tokens", "blocked", "kvcache", "req", "id", "ids", "seq", "chunk", "chunks", "slab",
+                      "descriptor"})  # fmt: skip
+"""Of these a pool hands out numbers, or objects that stand for numbers: copies of the number carry the
+obligation."""
+
+NUMBERS = frozenset(
+    pattern.format(kind)
+    for kind in ("int", "list[int]", "List[int]", "set[int]", "tuple[int, ...]")
+    for pattern in ("{}", "Optional[{}]", "{} | None")
+)
+"""Annotations that say that only numbers are handed out."""
+
+TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
+                           "new_empty",
+                           "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
+MAKES_TENSORS = re.compile(rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn|arange)\(")
+COUNTS = re.compile(r"(?:\w+\()?range\(")
+TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
+
+
+def value_of(function: Function) -> Value:
+    """What the acquire hands out, from its name, its annotation and what its body makes."""
+    owner_words = split(function.cls.name) if function.cls is not None else ()
+    if NUMBERED & {*split(function.name), *owner_words}:
+        return Value.INDEX
+    returns = getattr(function.node, "returns", None)
+    text = ast.unparse(returns) if returns is not None else ""
+    owner = owner_name(function)
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                if cut_short(target, value, owner) and "free" in ast.unparse(target):
+                    return Value.INDEX
+    if _deals_out_numbers(function):
+        return Value.INDEX
+    if "Tensor" in text and "list" not in text.lower() and "tuple" not in text.lower():
+        return Value.TENSOR
+    if text in NUMBERS:
+        return Value.INDEX
+    if not text and any(name in TENSOR_MAKERS for name in called(function)):
+        return Value.TENSOR
+    return Value.OBJECT if text else _in_the_store(function)
+
+
+def _in_the_store(function: Function) -> Value:
+    """What the list was filled with that a method without an annotation takes from:
+    `self.free.put(torch.zeros(n))`, `self.ids = list(range(n))`."""
+    owner = owner_name(function)
+    if owner is None or function.cls is None or _returns_another(function):
+        return Value.OBJECT
+    taken = {name for call in function.calls if (name := _taken_from(call, owner)) is not None}
+    filled = [
+        ast.unparse(put)
+        for method in function.cls.methods.values()
+        for name, put in _filled_with(method)
+        if name in taken
+    ]
+    if any(MAKES_TENSORS.search(text) for text in filled):
+        return Value.TENSOR
+    return Value.INDEX if any(COUNTS.match(text) for text in filled) else Value.OBJECT
+
+
+def _returns_another(function: Function) -> bool:
+    """`return Lease(self, self.ids.pop())`, `return key, buffer`."""
+    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    return any(
+        isinstance(value, ast.Tuple) or (isinstance(value, ast.Call) and last_part(value.func)[:1].isupper())
+        for value in returned
+    )
+
+
+def _taken_from(call: ast.Call, owner: str) -> str | None:
+    """`free` of `self.free.popleft()` and `heappop(self.free)`."""
+    match call.func:
+        case ast.Attribute(value=ast.Attribute() as field, attr=way) if way in TAKING:
+            return own_attribute(field, owner)
+        case ast.Attribute(attr="heappop") | ast.Name(id="heappop") if call.args:
+            return own_attribute(call.args[0], owner)
+    return None
+
+
+def _filled_with(method: Function) -> Iterator[tuple[str, ast.expr]]:
+    """Fields of a method's own object, and what it assigns to them or puts into them."""
+    owner = owner_name(method) or ""
+    for node in statements_of(method.node):
+        match node:
+            case (
+                ast.Assign(targets=[target], value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
+            ) if (name := own_attribute(target, owner)) is not None:
+                yield name, value
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=field, attr=way), args=[*_, put])) if (
+                way in FILLING and (name := own_attribute(field, owner)) is not None
+            ):
+                yield name, put
+
+
+def _deals_out_numbers(function: Function) -> bool:
+    """`return self.free[a:b]` of a free list that `__init__` made by `arange`."""
+    init = function.cls.methods.get("__init__") if function.cls is not None else None
+    made = {
+        target.attr
+        for node in (statements_of(init.node) if init is not None else ())
+        if isinstance(node, ast.Assign) and "arange(" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Attribute)
+    }
+    return any(
+        isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in made
+        for node in (ast.walk(function.node) if made else ())
+    )

@@ -1,0 +1,95 @@
+"""Objects that a pool hands out and that end themselves: `handle = pool.acquire()`, `handle.release()`."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.annotations import type_named
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function
+from auditor.project.shapes.pool_state import REMOVERS, called, changes_state
+from auditor.protocols.vocabulary import LEASE_METHODS
+
+FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push"})
+BY_THEMSELVES = frozenset({"finalize", "ref", "WeakValueDictionary"})
+"""Calls by which a pool sees to it that a dropped object comes back."""
+
+
+def lent_class(model: ClassModel, pool: Class, method: Function) -> Class | None:
+    """The class of what a pool's method returns, unless dropping it is enough to give it back."""
+    if called(method) & BY_THEMSELVES:
+        return None
+    returns = getattr(method.node, "returns", None)
+    found = type_named(model.project, (method.module, returns)) if returns is not None else None
+    if not isinstance(found, Class):
+        found = next(
+            (cls for value in _returned(method) if (cls := _class_of(model, pool, method, value))), None
+        )
+    return found if found is None or "__del__" not in found.methods else None
+
+
+def endings_of(cls: Class) -> Iterator[Function]:
+    """Its methods that give it back: named so, told nothing, speaking to somebody or changing state."""
+    for name, method in sorted(cls.methods.items()):
+        ends = name in LEASE_METHODS and _needs_nothing(method) and not method.is_abstract
+        if ends and (changes_state(method) or _speaks(method)):
+            yield method
+
+
+def _needs_nothing(method: Function) -> bool:
+    node = method.node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.is_static:
+        return False
+    return len(method.parameters) - len(node.args.defaults) <= 1
+
+
+def _speaks(method: Function) -> bool:
+    """It calls something of a field of its own: the pool that it came from."""
+    own = own_name(method)
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name))) if name == own:
+                return True
+    return False
+
+
+def _returned(method: Function) -> Iterator[ast.expr]:
+    """What it returns; of a name, what the name was given."""
+    for node in statements_of(method.node):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
+            yield node.value
+            yield from given_to(method, node.value.id)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            yield node.value
+
+
+def _class_of(model: ClassModel, pool: Class, method: Function, value: ast.expr) -> Class | None:
+    found = model.type_of(method, value)
+    if isinstance(found, Class):
+        return found
+    inner = value.value if isinstance(value, ast.Await) else value
+    match inner:
+        case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr=taking)) if taking in REMOVERS:
+            attribute = own_attribute(table, own_name(method) or "")
+            return _element_class(model, pool, attribute) if attribute is not None else None
+    return None
+
+
+def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
+    """What the pool's own code puts into one of its lists."""
+    for each in pool.methods.values():
+        own = own_name(each) or ""
+        for node in statements_of(each.node):
+            made: list[ast.expr] = []
+            match node:
+                case ast.Assign(targets=[target], value=value) if own_attribute(target, own) == attribute:
+                    made = [inner for inner in ast.walk(value) if isinstance(inner, ast.Call)]
+                case ast.Expr(
+                    value=ast.Call(func=ast.Attribute(value=table, attr=way), args=[*_, given])
+                ) if way in FILLING and own_attribute(table, own) == attribute:
+                    made = [given]
+            for call in made:
+                found = model.type_of(each, call)
+                if isinstance(found, Class) and any(endings_of(found)):
+                    return found
+    return None

@@ -1,0 +1,28 @@
+"""Counts that go down and up by amounts: what is handed out for an amount says how much goes back."""
+
+import ast
+
+from auditor.project.shapes.field_work import FieldWork
+
+
+def carries_the_amount(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
+    """`self.units -= n; return Grant(n)` and `self.units += grant.units`: the object says how much."""
+    taken = {ast.unparse(value) for field, _, value in taker.amounts if field == counter}
+    made = any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id[:1].isupper()
+        and any(ast.unparse(given) in taken for given in _arguments(node))
+        for node in ast.walk(taker.method.node)
+    )
+    return made and any(
+        field == counter
+        and isinstance(value, ast.Attribute)
+        and isinstance(value.value, ast.Name)
+        and value.value.id in giver.told
+        for field, _, value in giver.amounts
+    )
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]

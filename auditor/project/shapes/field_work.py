@@ -1,0 +1,269 @@
+"""What a method does to the fields of its own object: takes out, puts in, records, counts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+
+from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.shapes.markings import Marking, marked_by
+from auditor.project.shapes.pieces import at_an_end, joins
+from auditor.project.shapes.pool_state import REMOVERS, own_parameters
+
+FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
+"""Words in the names of fields that hold what nobody uses."""
+
+TAKING = REMOVERS - {"remove", "discard"}
+FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push", "extend",
+                     "extendleft", "update", "append_n"})  # fmt: skip
+SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
+LOOKING_UP = frozenset({"get", "setdefault", "values", "items"})
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """`value` goes into `field`, under `key` if there is one."""
+
+    field: str
+    key: ast.expr | None
+    value: ast.expr
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Names that a statement gives a value, and what that mentions."""
+
+    bound: frozenset[str]
+    names: frozenset[str]
+    nodes: frozenset[int]
+
+    def mentions(self, names: Set[str], marked: Set[int]) -> bool:
+        return not (self.names.isdisjoint(names) and self.nodes.isdisjoint(marked))
+
+
+@dataclass(slots=True)
+class FieldWork:
+    """Everything in the order of the text. `taken` are fields with the expression that takes, `removed`
+    fields with what is named to go, `counted` fields with 1 or -1, `summed` those that change by more, as
+    `amounts` say. `counters` are fields that count by themselves."""
+
+    method: Function
+    told: frozenset[str]
+    taken: list[tuple[str, ast.expr]] = field(default_factory=list)
+    put: list[Put] = field(default_factory=list)
+    removed: list[tuple[str, ast.expr]] = field(default_factory=list)
+    counted: list[tuple[str, int]] = field(default_factory=list)
+    summed: set[str] = field(default_factory=set)
+    amounts: list[tuple[str, int, ast.expr]] = field(default_factory=list)
+    marked: list[Marking] = field(default_factory=list)
+    counters: set[str] = field(default_factory=set)
+    returned: list[ast.expr] = field(default_factory=list)
+    _bindings: list[Binding] | None = None
+
+    def hands_out(self, taken: Set[int]) -> bool:
+        """Whether a return mentions one of these expressions, or what comes from them."""
+        derived = self.derived(frozenset(), taken)
+        return any(mentions(value, derived, taken) for value in self.returned)
+
+    def derived(self, names: Set[str], marked: Set[int]) -> Set[str]:
+        """Local names that are given, or go over, something that has to do with these."""
+        found = set(names)
+        before = -1
+        while before != len(found):
+            before = len(found)
+            for made in self.bindings:
+                if not made.bound <= found and made.mentions(found, marked):
+                    found |= made.bound
+        return found
+
+    def of_one_kind(self, names: Set[str]) -> Set[str]:
+        """With those bound by the same statements, and those they are made of: of `place, buffer` both, of
+        `bit = 1 << place` the place."""
+        bound = [made for made in self.bindings if not made.bound.isdisjoint(names)]
+        return set(names).union(*(made.bound | made.names for made in bound)) - {own_name(self.method)}
+
+    @property
+    def bindings(self) -> list[Binding]:
+        if self._bindings is None:
+            statements = statements_of(self.method.node)
+            self._bindings = [made for node in statements for made in _bindings(node)]
+        return self._bindings
+
+
+def field_work(method: Function) -> FieldWork:
+    """Read off the body once."""
+    if method.field_work is None:
+        method.field_work = _read(method)
+    return method.field_work
+
+
+def _read(method: Function) -> FieldWork:
+    work = FieldWork(method, frozenset(own_parameters(method)))
+    own = own_name(method)
+    if own is None or isinstance(method.node, (ast.Module, ast.Lambda)):
+        return work
+    reader = _Reader(own, work)
+    for node in statements_of(method.node):
+        reader.read(node)
+    return work
+
+
+class _Reader:
+    """Follows `spare = self._bins.get(size)` so that `spare.pop()` takes out of `_bins`."""
+
+    def __init__(self, own: str, work: FieldWork) -> None:
+        self.own = own
+        self.work = work
+        self.aliases: dict[str, str] = {}
+
+    def read(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    self._assigned(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._assigned(target, value)
+            case ast.AugAssign(target=ast.Attribute() as target, op=ast.Add() | ast.Sub() as op, value=value):
+                self._changed(target, op, value)
+            case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
+                self._note_removed(container, key)
+            case ast.Return(value=ast.expr() as value):
+                self.work.returned.append(value)
+        self._marked(statement)
+        for node in _own_expressions(statement):
+            if isinstance(node, ast.Call):
+                self._called(node)
+                self._marked(node)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+                name = self.field_of(node.value)
+                if name is not None and isinstance(node.ctx, ast.Load) and at_an_end(node.slice):
+                    self.work.taken.append((name, node))
+
+    def _marked(self, node: ast.AST) -> None:
+        for mark in marked_by(node):
+            if (name := self.field_of(mark.container)) is not None:
+                self.work.marked.append(mark.of(name))
+
+    def field_of(self, node: ast.expr) -> str | None:
+        """The field at the root of `self.bins[size]`, `self.bins.get(size)` or a local name of it."""
+        while True:
+            match node:
+                case ast.Attribute(value=ast.Name(id=self.own), attr=attr):
+                    return attr
+                case ast.Subscript(value=inner):
+                    node = inner
+                case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in LOOKING_UP:
+                    node = inner
+                case ast.Name(id=name):
+                    return self.aliases.get(name)
+                case _:
+                    return None
+
+    def _assigned(self, target: ast.expr, value: ast.expr) -> None:
+        name = self.field_of(value)
+        if isinstance(target, ast.Attribute) and _counts_by_itself(value):
+            self.work.counters.add(target.attr)
+        if isinstance(target, ast.Attribute) and joins(value, ast.unparse(target)):
+            self.work.put.append(Put(target.attr, None, value))
+        if isinstance(target, ast.Name) and name is not None and not isinstance(value, ast.Name):
+            self.aliases[target.id] = name
+        elif isinstance(target, ast.Subscript) and (into := self.field_of(target.value)) is not None:
+            self.work.put.append(Put(into, target.slice, value))
+
+    def _changed(self, target: ast.Attribute, op: ast.operator, value: ast.expr) -> None:
+        name = self.field_of(target)
+        if name is None:
+            return
+        if isinstance(value, (ast.List, ast.Tuple, ast.Name)) and isinstance(op, ast.Add):
+            self.work.put.append(Put(name, None, value))
+        self.work.counted.append((name, 1 if isinstance(op, ast.Add) else -1))
+        if not (isinstance(value, ast.Constant) and value.value == 1):
+            self.work.summed.add(name)
+            self.work.amounts.append((name, 1 if isinstance(op, ast.Add) else -1, value))
+
+    def _note_removed(self, container: ast.expr, key: ast.expr) -> None:
+        name = self.field_of(container)
+        if name is not None:
+            self.work.removed.append((name, key))
+
+    def _called(self, call: ast.Call) -> None:
+        match call:
+            case ast.Call(
+                func=ast.Attribute(attr=way) | ast.Name(id=way),
+                args=[heap, *given],
+            ) if way in SORTED:
+                name = self.field_of(heap)
+                if name is not None and given:
+                    self.work.put.append(Put(name, None, given[0]))
+                elif name is not None:
+                    self.work.taken.append((name, call))
+            case ast.Call(func=ast.Attribute(value=container, attr=way), args=args):
+                name = self.field_of(container)
+                if name is None:
+                    return
+                if way in TAKING and not (way == "get" and args):
+                    self.work.taken.append((name, call))
+                if way in FILLING and args:
+                    self.work.put.append(Put(name, None, args[-1]))
+                if way in ("remove", "discard", "pop") and args:
+                    self.work.removed.append((name, args[0]))
+
+
+def _counts_by_itself(value: ast.expr) -> bool:
+    """`itertools.count(1)`."""
+    match value:
+        case ast.Call(
+            func=ast.Name(id="count") | ast.Attribute(value=ast.Name(id="itertools"), attr="count")
+        ):
+            return True
+    return False
+
+
+def mentions(node: ast.AST, names: Set[str], marked: Set[int]) -> bool:
+    return any(
+        id(inner) in marked or (isinstance(inner, ast.Name) and inner.id in names) for inner in ast.walk(node)
+    )
+
+
+def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Expressions of this statement; those of statements within it come with those."""
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.expr):
+            yield from ast.walk(child)
+        elif isinstance(child, ast.withitem):
+            yield from ast.walk(child.context_expr)
+
+
+def _bindings(node: ast.stmt) -> Iterator[Binding]:
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(
+            targets
+        ) == len(values):
+            for target, value in zip(targets, values, strict=True):
+                yield _made(set(_bound(target)), value)
+        case ast.Assign(targets=targets, value=value):
+            yield _made({name for target in targets for name in _bound(target)}, value)
+        case (
+            ast.AnnAssign(target=target, value=ast.expr() as value)
+            | ast.AugAssign(target=ast.Name() as target, value=value)
+            | ast.For(target=target, iter=value)
+        ):
+            yield _made(set(_bound(target)), value)
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=way), args=[*_, value])
+        ) if way in FILLING:
+            yield _made({name}, value)
+
+
+def _made(bound: set[str], value: ast.expr) -> Binding:
+    nodes = list(ast.walk(value))
+    names = frozenset(node.id for node in nodes if isinstance(node, ast.Name))
+    return Binding(frozenset(bound), names, frozenset(map(id, nodes)))
+
+
+def _bound(target: ast.expr) -> Iterator[str]:
+    return (
+        node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )

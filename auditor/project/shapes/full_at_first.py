@@ -1,0 +1,119 @@
+"""Lists that a class fills before anybody asks for anything: what is in a backlog comes from elsewhere."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FILLING, FieldWork
+
+INITIAL = frozenset({"__init__", "__post_init__", "setup"})
+NUMBERING = frozenset({"range", "arange"})
+
+
+def beginning(works: Sequence[FieldWork]) -> list[FieldWork]:
+    """What runs first: the constructor, and the methods that it calls."""
+    first = [work for work in works if work.method.name in INITIAL]
+    called = {name for work in first for name in _own_methods_called(work.method)}
+    return first + [work for work in works if work.method.name in called]
+
+
+def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> bool:
+    """`self.slots = list(range(count))`, `for _ in range(count): self.slots.append(Slot())`, the same as the
+    default of a dataclass's field."""
+    body = taker.cls.node.body if taker.cls is not None else []
+    return any(_fills(work.method, name) for work in begun) or any(_is_default(each, name) for each in body)
+
+
+def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
+    """`self.resting = list(people)`; a history begins empty."""
+    return any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Attribute) and target.attr == name for target in node.targets)
+        and any(isinstance(each, ast.Name) and each.id in work.told for each in ast.walk(node.value))
+        for work in begun
+        for node in statements_of(work.method.node)
+    )
+
+
+def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:
+    """`self.open = [True] * count`, `torch.ones(count, dtype=torch.bool)`: who takes a place clears it."""
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == name and _is_truth(node.value)
+        for work in begun
+        for node in statements_of(work.method.node)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+
+
+def _is_truth(value: ast.expr) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(attr="ones") | ast.Name(id="ones")):
+            return True
+        case ast.BinOp(left=ast.List(elts=[ast.Constant(value=each)]), op=ast.Mult()):
+            return bool(each)
+        case ast.ListComp(elt=ast.Constant(value=each)):
+            return bool(each)
+    return False
+
+
+def _own_methods_called(method: Function) -> Iterator[str]:
+    own = own_name(method)
+    for call in method.calls:
+        if own is not None and (name := own_attribute(call.func, own)) is not None:
+            yield name
+
+
+def _fills(method: Function, name: str) -> bool:
+    for node in statements_of(method.node):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
+                | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.expr() as value)
+            ) if attr == name and _counts(value):
+                return True
+            case ast.Expr(value=ast.Call(args=args)) if _is_filled(node, name) and any(map(_counts, args)):
+                return True
+            case ast.For(iter=over) if _counts(over) and _within(node, name):
+                return True
+            case ast.While(test=test) if _measures(test, name) and _within(node, name):
+                return True
+    return False
+
+
+def _within(loop: ast.For | ast.While, name: str) -> bool:
+    return any(_is_filled(node, name) for node in ast.walk(loop))
+
+
+def _is_filled(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr=attr), attr=way), args=[*_, put])
+        ):
+            made = not isinstance(put, (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple))
+            return attr == name and way in FILLING and made
+    return False
+
+
+def _is_default(statement: ast.stmt, name: str) -> bool:
+    match statement:
+        case (
+            ast.AnnAssign(target=ast.Name(id=field), value=ast.expr() as value)
+            | ast.Assign(targets=[ast.Name(id=field)], value=value)
+        ):
+            return field == name and _counts(value)
+    return False
+
+
+def _counts(node: ast.expr) -> bool:
+    return any(
+        (isinstance(each, ast.Name) and each.id in NUMBERING)
+        or (isinstance(each, ast.Attribute) and each.attr in NUMBERING)
+        for each in ast.walk(node)
+    )
+
+
+def _measures(test: ast.expr, name: str) -> bool:
+    """`while len(self.slots) < count:`"""
+    return any(isinstance(each, ast.Attribute) and each.attr == name for each in ast.walk(test))

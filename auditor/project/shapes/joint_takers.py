@@ -1,0 +1,119 @@
+"""Further methods that take out of a store into which a known releaser puts: `alloc_aligned` beside
+`alloc_pages`, `lend_fresh` beside `lend`."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.shapes.full_at_first import beginning, full_at_first
+from auditor.project.shapes.marked_places import marked_fields, marks_back, searches_and_marks
+from auditor.project.shapes.own_helpers import Works, all_put, by_name, puts_told
+from auditor.project.shapes.pieces import is_cut
+from auditor.project.shapes.shapes import ENDING
+from auditor.project.shapes.stocked import stocked_with_memory
+from auditor.protocols.vocabulary import RELEASE_WORDS, split, take_apart
+
+
+def joint_takers(methods: Sequence[Function], givers: Sequence[Function]) -> Iterator[Function]:
+    """Those among the methods of a class that hand out what came from where the givers put it back."""
+    works = [field_work(method) for method in methods]
+    begun = beginning(works)
+    named = by_name(works)
+    giving = [work for work in works if work.method in givers]
+    stores = {put.field for work in giving for put, _ in all_put(work, named) if puts_told(work, put)}
+    fixed = any(
+        full_at_first(begun, work.method, store) or stocked_with_memory(begun, named, store)
+        for work in works[:1]
+        for store in stores
+    )
+    for work in works:
+        if work in giving or work in begun or not _may_take(work.method, fixed):
+            continue
+        taken = any(_takes_for_good(work, store, named) for store in sorted(stores))
+        if taken or any(_marks(work, giving, field, on) for field, on in marked_fields([work])):
+            yield work.method
+
+
+def taken_fields(methods: Sequence[Function]) -> set[str]:
+    """Fields out of which one of them takes what it may hand out, or marks it there."""
+    works = (field_work(method) for method in methods)
+    return {field for work in works if work.returned for field in _touched(work)}
+
+
+def are_filled(fields: Set[str], methods: Sequence[Function]) -> bool:
+    """Whether one of them puts what it is told into one of these fields, or marks that there."""
+    works = [work for method in methods if (work := field_work(method)).told]
+    filled = {put.field for work in works for put in work.put}
+    return not fields.isdisjoint(filled.union(*(_touched(work) for work in works)))
+
+
+def _touched(work: FieldWork) -> Iterator[str]:
+    yield from (field for field, _ in work.taken)
+    yield from (mark.field for mark in work.marked)
+
+
+def _may_take(method: Function, fixed: bool) -> bool:
+    """What is evicted is lost to a pool that makes no more of it."""
+    name = method.name
+    if name.startswith("__"):
+        return False
+    if fixed and split(name)[:1] == ("evict",):
+        return True
+    return not ENDING.match(name) and take_apart(name, RELEASE_WORDS) is None
+
+
+def _marks(work: FieldWork, giving: Sequence[FieldWork], field: str, on: bool) -> bool:
+    return searches_and_marks(work, field, on) and any(marks_back(each, field, on) for each in giving)
+
+
+def _takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
+    """It hands out what it took, and does not put that back: who looks up in a cache of the last used puts
+    it to the end."""
+    cut = is_cut(work.method, store)
+    taken = {id(node) for field, node in work.taken if field == store and (cut or isinstance(node, ast.Call))}
+    if not taken or not work.hands_out(taken):
+        return False
+    back = [(put, at) for put, at in all_put(work, works) if put.field == store]
+    return not any(_is_handed_out(work, put, taken) and not _given_up(work, at) for put, at in back)
+
+
+def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:
+    """The same that a return mentions; of what a loop puts back, the list that it goes over."""
+    returned = {name for value in work.returned for name in _names(value)}
+    same = work.of_one_kind(returned)
+    names = set(_names(put.value))
+    over = {
+        name
+        for loop in ast.walk(work.method.node)
+        if isinstance(loop, ast.For) and names & set(_names(loop.target)) and _within(loop, put.value)
+        for name in _names(loop.iter)
+    }
+    return mentions(put.value, frozenset(), taken) or bool((over or names) & same)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+
+
+def _within(loop: ast.AST, node: ast.AST) -> bool:
+    return any(each is node for each in ast.walk(loop))
+
+
+def _given_up(work: FieldWork, at: ast.AST) -> bool:
+    """The block in which it is put back hands nothing out: it ends in a raise, a `return None`, a
+    `continue`."""
+    bodies = (
+        body
+        for node in ast.walk(work.method.node)
+        for body in (getattr(node, "body", ()), getattr(node, "orelse", ()))
+        if isinstance(body, list) and body
+    )
+    return any(_hands_out_nothing(body[-1]) and any(_within(each, at) for each in body) for body in bodies)
+
+
+def _hands_out_nothing(last: ast.stmt) -> bool:
+    match last:
+        case ast.Raise() | ast.Continue() | ast.Return(value=None | ast.Constant()):
+            return True
+    return False

@@ -1,0 +1,99 @@
+"""Stores without a list of what is free: each free place knows the next one, or a number says where they
+end."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.shapes.field_work import FieldWork, mentions
+
+Assignment = tuple[ast.expr, ast.expr]
+Taken = tuple[FieldWork, list[FieldWork]]
+"""A method that takes, and those that give back."""
+
+
+def linked_again(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Taken]:
+    """`at = self.head; self.head = self.next[at]`, and `self.next[at] = self.head; self.head = at` of a place
+    that it is told."""
+    heads = {head for work in given if work.told for head in _linked(work)}
+    for taker in lending if heads else ():
+        of_taker = {head for head, _ in _unlinked(taker)} & heads
+        if of_taker:
+            yield taker, [work for work in given if not of_taker.isdisjoint(_linked(work))]
+
+
+def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
+    """The heads that a method moves on, with the name that it hands out."""
+    own = own_name(work.method) or ""
+    pairs = list(_assignments(work))
+    for target, value in pairs:
+        head = own_attribute(value, own)
+        if head is None or not isinstance(target, ast.Name):
+            continue
+        moved = any(
+            own_attribute(other, own) == head
+            and isinstance(follower, ast.Attribute | ast.Subscript)
+            and mentions(follower, {target.id}, frozenset())
+            for other, follower in pairs
+        )
+        if moved and any(mentions(each, {target.id}, frozenset()) for each in work.returned):
+            yield head, target.id
+
+
+def _linked(work: FieldWork) -> Iterator[str]:
+    """The heads that a method sets to what it is told, which has the one before for its follower."""
+    own = own_name(work.method) or ""
+    told = work.derived(work.told, frozenset())
+    pairs = list(_assignments(work))
+    for target, value in pairs:
+        head = own_attribute(value, own)
+        follows = isinstance(target, ast.Attribute | ast.Subscript) and mentions(target, told, frozenset())
+        set_to_told = (
+            own_attribute(other, own) == head and mentions(given, told, frozenset()) for other, given in pairs
+        )
+        if head is not None and follows and any(set_to_told):
+            yield head
+
+
+def piled_again(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Taken]:
+    """`self.top -= 1; return self.rest[self.top]`, and `self.rest[self.top] = place; self.top += 1`."""
+    for taker in (work for work in lending if work.counted):
+        yield taker, [work for work in given if work.counted and _is_piled_again(taker, work)]
+
+
+def _is_piled_again(taker: FieldWork, giver: FieldWork) -> bool:
+    tops = {name for name, way in taker.counted if (name, -way) in giver.counted}
+    told = giver.derived(giver.told, frozenset()) if tops else frozenset()
+    return any(
+        put.field in _handed_out_at(taker, top)
+        for top in tops
+        for put in giver.put
+        if put.key is not None and _reads(giver, put.key, top) and mentions(put.value, told, frozenset())
+    )
+
+
+def _handed_out_at(work: FieldWork, top: str) -> set[str]:
+    """Tables of which it hands out what stands at that number."""
+    own = own_name(work.method) or ""
+    read = [
+        (table, node)
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+        if (table := own_attribute(node.value, own)) is not None and _reads(work, node.slice, top)
+    ]
+    return {table for table, node in read if work.hands_out({id(node)})}
+
+
+def _reads(work: FieldWork, node: ast.expr, field: str) -> bool:
+    own = own_name(work.method) or ""
+    return any(isinstance(each, ast.expr) and own_attribute(each, own) == field for each in ast.walk(node))
+
+
+def _assignments(work: FieldWork) -> Iterator[Assignment]:
+    """`a, b = x, y` is two."""
+    for node in statements_of(work.method.node):
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                yield from zip(targets, values, strict=False)
+            case ast.Assign(targets=targets, value=value):
+                yield from ((target, value) for target in targets)

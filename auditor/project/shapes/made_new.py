@@ -1,0 +1,70 @@
+"""What a method makes anew, or numbers, where its store is empty."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.protocols.vocabulary import split
+
+MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
+"""Functions of torch and numpy that make a new tensor."""
+
+MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn"})
+"""Words in the names of methods and fields that make something new."""
+
+
+def makes_where_empty(work: FieldWork, name: str, counters: set[str]) -> bool:
+    """One of its ways out hands out something new, or the next number."""
+    taken = {id(node) for each, node in work.taken if each == name}
+    counted = counters.union(field for field, _ in work.counted)
+    return hands_out_new(work, work.derived(frozenset(), taken), taken, counted) or any(
+        is_new(value, counted) for value in _also_given(work)
+    )
+
+
+def hands_out_new(work: FieldWork, names: Set[str], marked: Set[int], counted: Set[str]) -> bool:
+    """Whether it returns something new that has nothing to do with these names and expressions."""
+    return any(
+        is_new(way, counted)
+        for value in (*work.returned, *_also_given(work))
+        for way in ways(value)
+        if not mentions(way, names, marked)
+    )
+
+
+def ways(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, ast.IfExp):
+        yield from ways(value.body)
+        yield from ways(value.orelse)
+    else:
+        yield value
+
+
+def _also_given(work: FieldWork) -> Iterator[ast.expr]:
+    """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements; also of
+    what a view is returned of."""
+    values = (node for each in work.returned for node in ast.walk(each))
+    returned = {node.id for node in values if isinstance(node, ast.Name)} - work.told
+    for node in ast.walk(work.method.node):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound in returned:
+                yield from ways(value)
+
+
+def is_new(value: ast.expr, counted: Set[str]) -> bool:
+    """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up,
+    `next(self.numbers)` of what counts."""
+    match value:
+        case ast.Await(value=inner):
+            return is_new(inner, counted)
+        case ast.Attribute(value=ast.Name(), attr=attr):
+            return attr in counted
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name(), attr=attr)]):
+            return attr in counted
+        case ast.Call(func=ast.Name(id=name)):
+            return name[:1].isupper() or name in ("bytearray", "object")
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr), args=args):
+            return attr in MAKERS and not (args and isinstance(args[0], ast.Constant) and args[0].value == 0)
+        case ast.Call(func=ast.Attribute(attr=attr)):
+            return attr[:1].isupper() or not MAKING.isdisjoint(split(attr))
+    return False

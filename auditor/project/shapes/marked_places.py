@@ -1,0 +1,182 @@
+"""Places of a field that one method finds, marks and hands out, and another, which is told one, clears."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.project.code.bindings import given_to, own_attribute, own_name
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FREE, FieldWork, Put, field_work, mentions
+from auditor.project.shapes.full_at_first import full_at_first, true_at_first
+from auditor.project.shapes.markings import Marking, is_nothing
+from auditor.protocols.vocabulary import ends, split
+
+USED = frozenset({"taken", "used", "use", "busy", "allocated", "leased", "borrowed", "reserved", "occupied",
+                  "claimed", "lent", "assigned"})  # fmt: skip
+"""Words in the names of fields that hold what somebody uses."""
+
+MEASURING = frozenset({"range", "len", "min", "max", "islice", "arange"})
+"""Functions which what says how many is given to."""
+
+
+def marks(work: FieldWork, put: Put) -> bool:
+    """`self.used[place] = request` of a place that nobody told it, and `return place`; of what is free it is
+    `self.free[place] = False`."""
+    if put.key is None or is_nothing(put.value) != _says_what_is_free(put):
+        return False
+    names = {each.id for each in ast.walk(put.key) if isinstance(each, ast.Name)}
+    told = work.derived(work.told, frozenset())
+    found = names.isdisjoint(told) or any(_looked_for(work, put.field, name) for name in names)
+    handed_out = any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
+    return bool(names) and found and handed_out
+
+
+def clears(work: FieldWork, put: Put) -> bool:
+    names = work.derived(work.told, frozenset())
+    cleared = put.key is not None and is_nothing(put.value) != _says_what_is_free(put)
+    return cleared and put.key is not None and mentions(put.key, names, frozenset())
+
+
+def _says_what_is_free(put: Put) -> bool:
+    return not FREE.isdisjoint(split(put.field))
+
+
+# Sets, bits and flags ---------------------------------------------------------------------------------------
+
+
+def marked_fields(works: Sequence[FieldWork]) -> Iterator[tuple[str, bool]]:
+    """Each with the way in which somebody marks it."""
+    yield from sorted({(each.field, each.on) for work in works for each in work.marked})
+
+
+def searches_and_marks(work: FieldWork, field: str, on: bool) -> bool:
+    """It marks a place that it found by looking into the field, and hands that out, or what lies there."""
+    return any(_hands_out(work, each) for each in work.marked if each.field == field and each.on == on)
+
+
+def marks_back(work: FieldWork, field: str, on: bool) -> bool:
+    """Of the place that it is told, or of those; what was struck off may be put in again."""
+    names = work.derived(work.told, frozenset())
+    again = (put for put in work.put if not on and put.field == field)
+    return any(
+        mentions(each.place, names, frozenset())
+        for each in work.marked
+        if each.field == field and each.on != on
+    ) or any(mentions(each, names, frozenset()) for put in again for each in (put.key, put.value) if each)
+
+
+def finds_a_place(function: Function, partners: Sequence[Function]) -> bool:
+    """It looks for a place, marks it and hands it out, and one of the others clears what it is told."""
+    work = field_work(function)
+    others = [field_work(partner) for partner in partners]
+    return any(
+        searches_and_marks(work, field, on) and any(marks_back(other, field, on) for other in others)
+        for field, on in marked_fields([work])
+    )
+
+
+def keeps_count(taker: FieldWork, giver: FieldWork, field: str, on: bool, begun: Sequence[FieldWork]) -> bool:
+    """Whether the field says what is in use: a number's bits do, and a table of who has what; a set is called
+    so, or is full at first if what is taken leaves it; else the methods are called like halves of a pair."""
+    marked = [each for each in taker.marked if each.field == field]
+    if any(each.bit or (each.on and each.value is not None) for each in marked):
+        return True
+    called = (USED if on else FREE).isdisjoint(split(field))
+    free = not on and (full_at_first(begun, taker.method, field) or true_at_first(begun, field))
+    return not called or free or ends(giver.method.name, taker.method.name)
+
+
+def _hands_out(work: FieldWork, mark: Marking) -> bool:
+    own = own_name(work.method)
+    names = {*_names(mark.place)} - {own}
+    names = names or {*work.derived(frozenset(), _mentioned(work, mark.field))} - work.told
+    told = work.derived(_told_itself(work), frozenset())
+    searched = _searched(work, mark.field, names)
+    if not names or not names.isdisjoint(told) or not (mark.bit or searched):
+        return False
+    kin = names if mark.value is not None else work.of_one_kind(names)
+    known = work.derived(kin - work.told, frozenset())
+    shown = _mentioned(work, mark.field) if mark.value is not None else set()
+    kept = {*_names(mark.value)} & known if mark.value is not None else set()
+    return any(
+        mentions(value, known, frozenset()) and not mentions(value, kept, shown) for value in work.returned
+    )
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+
+
+def _told_itself(work: FieldWork) -> Set[str]:
+    """Without what only says how many."""
+    measures = {
+        id(name)
+        for node in ast.walk(work.method.node)
+        for given in _measured(node)
+        for name in ast.walk(given)
+    }
+    return {
+        node.id
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.Name) and node.id in work.told and id(node) not in measures
+    }
+
+
+def _measured(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args) if name in MEASURING:
+            yield from args
+        case ast.Compare(left=left, comparators=comparators, ops=ops):
+            if not any(isinstance(op, ast.In | ast.NotIn) for op in ops):
+                yield from (left, *comparators)
+        case ast.Slice() | ast.BinOp():
+            yield node
+
+
+def _mentioned(work: FieldWork, field: str) -> set[int]:
+    return {
+        id(node)
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.Attribute) and node.attr == field
+    }
+
+
+def _searched(work: FieldWork, field: str, names: Set[str]) -> bool:
+    """`if place not in self.taken`, `place = min(self.free)`, `place = self._first_free()`."""
+    nodes = _mentioned(work, field)
+    if not names.isdisjoint(work.derived(frozenset(), nodes | _looking(work, field))):
+        return True
+    return any(
+        mentions(test, frozenset(), nodes) and mentions(test, names, frozenset())
+        for node in ast.walk(work.method.node)
+        for test in _tests(node)
+    )
+
+
+def _looking(work: FieldWork, field: str) -> set[int]:
+    """Calls of the object's other methods that look into the field."""
+    cls, own = work.method.cls, own_name(work.method)
+    return {
+        id(call)
+        for call in work.method.calls
+        if cls is not None
+        and own is not None
+        and (helper := cls.methods.get(own_attribute(call.func, own) or "")) is not None
+        and f".{field}" in helper.text
+    }
+
+
+def _tests(node: ast.AST) -> Iterator[ast.expr]:
+    match node:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+            yield test
+        case ast.comprehension(ifs=ifs):
+            yield from ifs
+
+
+def _looked_for(work: FieldWork, field: str, name: str) -> bool:
+    """`places = torch.nonzero(self.free)[:n]`: told how many, it finds them in the field."""
+    return name not in work.told and any(
+        isinstance(inner, ast.Attribute) and inner.attr == field
+        for value in given_to(work.method, name)
+        for inner in ast.walk(value)
+    )

@@ -1,0 +1,32 @@
+"""What a method does to fields of its object by calling others of its methods: `self.push(item)`."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+
+from auditor.project.code.bindings import own_attribute, own_name
+from auditor.project.shapes.field_work import FieldWork, Put, mentions
+
+Works = Mapping[str, FieldWork]
+"""The methods of one class, by name."""
+
+
+def by_name(works: Sequence[FieldWork]) -> Works:
+    return {work.method.name: work for work in works}
+
+
+def all_put(work: FieldWork, works: Works) -> Iterator[tuple[Put, ast.AST]]:
+    """Each with the place in the text where it happens; what a helper is told is the whole call's."""
+    for put in work.put:
+        yield put, put.value
+    own = own_name(work.method)
+    for call in work.method.calls:
+        helper = works.get(own_attribute(call.func, own) or "") if own is not None else None
+        if helper is None or helper is work or not call.args:
+            continue
+        for field in sorted({put.field for put in helper.put if puts_told(helper, put)}):
+            yield Put(field, None, call), call
+
+
+def puts_told(work: FieldWork, put: Put) -> bool:
+    """What it is told, or something of it."""
+    return bool(work.told) and mentions(put.value, work.derived(work.told, frozenset()), frozenset())

@@ -1,0 +1,50 @@
+"""Pieces that are cut off a list or an array, and pieces that are joined to one."""
+
+import ast
+
+from auditor.project.code.bindings import statements_of
+from auditor.project.code.modules import Function
+
+JOINING = frozenset({"cat", "concat", "concatenate", "append", "hstack", "union"})
+"""Functions of torch and numpy, and of sets, that make one of several."""
+
+
+def at_an_end(piece: ast.Slice) -> bool:
+    """`free[:n]`, `free[-n:]`"""
+    negative = isinstance(piece.lower, ast.UnaryOp) and isinstance(piece.lower.op, ast.USub)
+    return piece.lower is None or (negative and piece.upper is None)
+
+
+def joins(value: ast.expr, whole: str) -> bool:
+    """`torch.cat((self.free, pages))`, `self.free + pages`, `[*self.free, *pages]`: what is assigned is the
+    field, and more."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr=name)) if name in JOINING:
+            parts: list[ast.AST] = [each for arg in value.args for each in ast.walk(arg)]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            parts = [left, right]
+        case ast.List(elts=parts_of):
+            parts = [each.value for each in parts_of if isinstance(each, ast.Starred)]
+        case _:
+            return False
+    return any(isinstance(each, ast.Attribute) and ast.unparse(each) == whole for each in parts)
+
+
+def is_cut(method: Function, store: str) -> bool:
+    """It assigns to the field, or deletes a part of it."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == store
+        and (not isinstance(node.ctx, ast.Load) or id(node) in _deleted_of(method))
+        for node in ast.walk(method.node)
+    )
+
+
+def _deleted_of(method: Function) -> set[int]:
+    return {
+        id(target.value)
+        for node in statements_of(method.node)
+        if isinstance(node, ast.Delete)
+        for target in node.targets
+        if isinstance(target, ast.Subscript)
+    }

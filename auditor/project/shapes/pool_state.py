@@ -1,0 +1,151 @@
+"""What a pool's methods do to the pool: whether they change its state, take something out of it."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.project.code.bindings import statements_of
+from auditor.project.code.modules import Function
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, take_apart
+
+REMOVERS = frozenset(
+    {"pop", "popleft", "popitem", "get", "get_nowait", "remove", "discard", "popleft_n", "pop_n"}
+)
+MUTATORS = REMOVERS - {"get"} | frozenset(
+    {"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait", "setdefault", "clear",
+     "difference_update", "fill_", "append_n", "extendleft", "copy_"}
+)  # fmt: skip
+ORDERING = frozenset({"heappop", "heappush", "heappushpop", "heapreplace", "heapify", "insort", "insort_left",
+                      "insort_right"})  # fmt: skip
+"""Functions that change the list which they are given first."""
+
+
+def own_parameters(function: Function) -> tuple[str, ...]:
+    """Without `self`."""
+    names = function.parameters
+    return names[1:] if function.is_method and not function.is_static else names
+
+
+def own_state(node: ast.AST, owner: str | None) -> bool:
+    """An attribute of self, or a module's global, at the root of an expression."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        if isinstance(node, ast.Call):
+            node = node.func
+            continue
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and owner is not None:
+            return node.value.id == owner
+        node = node.value
+    return isinstance(node, ast.Name) and owner is None and node.id.startswith("_")
+
+
+def owner_name(function: Function) -> str | None:
+    if function.is_method and not function.is_static and function.parameters:
+        return function.parameters[0]
+    return None
+
+
+def changes_state(function: Function) -> bool:
+    """It assigns to, or fills and empties, what belongs to the pool."""
+    owner = owner_name(function)
+    shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
+    aliases = _state_aliases(function, owner)
+    for node in statements_of(function.node):
+        targets = (
+            node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
+        )
+        for target in _each(targets):
+            if isinstance(target, (ast.Attribute, ast.Subscript)) and _rooted(target, owner, aliases):
+                return True
+            if isinstance(target, ast.Name) and target.id in shared:
+                return True
+    return any(
+        changed is not None and _rooted(changed, owner, aliases)
+        for changed in (_changed(call, MUTATORS) for call in _calls(function))
+    )
+
+
+def _each(targets: Sequence[ast.expr | None]) -> Iterator[ast.expr]:
+    """`got, self.free = ...` assigns to both."""
+    for target in targets:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            yield from _each(target.elts)
+        elif target is not None:
+            yield target
+
+
+def _changed(call: ast.Call, methods: Set[str]) -> ast.expr | None:
+    """The container that a call changes: `self.free.append(block)`, `heapq.heappush(self.free, block)`."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in ORDERING:
+        return call.args[0] if call.args else None
+    return call.func.value if isinstance(call.func, ast.Attribute) and name in methods else None
+
+
+def _state_aliases(function: Function, owner: str | None) -> frozenset[str]:
+    """Locals that name a piece of the pool's state, and parameters: both are state when written into."""
+    found = set(own_parameters(function))
+    for node in statements_of(function.node):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            if own_state(node.value, owner):
+                found.add(node.targets[0].id)
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return frozenset(found)
+
+
+def _rooted(node: ast.AST, owner: str | None, aliases: frozenset[str]) -> bool:
+    if own_state(node, owner):
+        return True
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return isinstance(node, ast.Name) and (node.id in aliases or (owner is None and node.id.isupper()))
+
+
+def removes_from_state(function: Function) -> bool:
+    """Takes something out of the pool: a pop, a queue's get, a free list cut short, a use count raised."""
+    owner = owner_name(function)
+    aliases = _state_aliases(function, owner) - frozenset(own_parameters(function))
+    for call in _calls(function):
+        changed = _changed(call, frozenset())
+        if changed is not None and _rooted(changed, owner, aliases):
+            return True
+        if isinstance(call.func, ast.Attribute) and _rooted(call.func.value, owner, aliases):
+            empty_get = call.func.attr == "get" and (not call.args or _is_queue(call.func.value))
+            if (
+                call.func.attr in REMOVERS - {"get"}
+                or empty_get
+                or take_apart(call.func.attr, ACQUIRE_WORDS - {"get", "pop", "take", "fetch"})
+            ):
+                return True
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[target], value=value) if cut_short(target, value, owner):
+                return True
+            case ast.Delete(targets=[ast.Subscript() as target]):
+                if _rooted(target, owner, aliases):
+                    return True
+    return False
+
+
+def cut_short(target: ast.expr, value: ast.expr, owner: str | None) -> bool:
+    """`self.free = self.free[n:]`, alone or beside what is taken."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return any(cut_short(*pair, owner) for pair in zip(target.elts, value.elts, strict=False))
+    sliced = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice)
+    return isinstance(target, ast.Attribute) and sliced and own_state(target, owner)
+
+
+def _is_queue(node: ast.expr) -> bool:
+    text = ast.unparse(node).lower()
+    return "queue" in text
+
+
+def called(function: Function) -> set[str]:
+    """Last names of everything that it calls."""
+    return {
+        call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        for call in _calls(function)
+    }
+
+
+def _calls(function: Function) -> list[ast.Call]:
+    return [node for node in ast.walk(function.node) if isinstance(node, ast.Call)]

@@ -1,0 +1,259 @@
+"""Pools told by their shape: two methods that undo one another's work on one field, whatever they are called.
+
+A free list: one takes out and hands out, the other puts in what it is told, and the list is called free, is
+full from the start, or something new is made where it is empty (a queue or a stack is none of these). Places:
+one finds and marks a place (in a table, a set, a number's bits) and says which, the other clears the place it
+is told; or they are linked, piled, or say themselves that they are in use. A count: one counts up and hands
+out something new, the other is told something and counts down. A register: one makes, records and hands out,
+the other takes out of the record; so do catalogues, so the names must belong together, too. Two lists: one
+takes out of the first, the other, so called, puts into the second.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from auditor.project.code.modules import Function
+from auditor.project.shapes.amounts import carries_the_amount
+from auditor.project.shapes.field_work import FREE, FieldWork, Put, field_work, mentions
+from auditor.project.shapes.full_at_first import beginning, full_at_first, given_at_first
+from auditor.project.shapes.linked_stores import linked_again, piled_again
+from auditor.project.shapes.made_new import is_new, makes_where_empty, ways
+from auditor.project.shapes.marked_places import (
+    clears,
+    keeps_count,
+    marked_fields,
+    marks,
+    marks_back,
+    searches_and_marks,
+)
+from auditor.project.shapes.own_helpers import by_name
+from auditor.project.shapes.pieces import is_cut
+from auditor.project.shapes.stocked import stocked_with_memory
+from auditor.project.shapes.use_flags import entries
+from auditor.protocols.vocabulary import ends, split, undoes
+
+ENDING = re.compile(
+    r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
+    r"|complete|end|collect|extract)"
+)
+"""Names of methods that hand out what is to go for good."""
+
+
+LISTENERS = re.compile(
+    r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
+)
+"""What is registered for good as often as not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The methods that hand out, and those that are given it back."""
+
+    takers: tuple[Function, ...]
+    givers: tuple[Function, ...]
+
+
+def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
+    """One for each field of a class, of which these are methods, that is worked on like a pool's."""
+    works = [field_work(method) for method in methods]
+    begun = beginning(works)
+    named = [work for work in works if not work.method.name.startswith("__")]
+    lending = [work for work in named if not ENDING.match(work.method.name)]
+    queues: set[str] = set()
+    for name in sorted({name for work in named for name, _ in work.taken}):
+        takers = [work for work in lending if _takes_out_of(work, name)]
+        stocked = stocked_with_memory(begun, by_name(works), name)
+        givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
+        takers = [work for work in takers if not any(put.field == name for put in work.put)]
+        if takers and givers:
+            back = given_at_first(begun, name) and _there_and_back(name, takers, givers, named)
+            if back or stocked or _is_free(name, takers, begun):
+                yield Shape(_methods(takers), _methods(givers))
+            else:
+                queues.update(work.method.name for work in (*takers, *givers))
+    yield from _put_elsewhere(lending, named)
+    lending = [work for work in lending if work.method.name not in queues]
+    given = [work for work in named if work.method.name not in queues]
+    yield from _places(lending, given)
+    yield from _marked(lending, given, begun)
+    yield from _undone(lending, given)
+    yield from _counts(lending, given)
+    yield from _registers(lending, given)
+
+
+def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Iterator[Shape]:
+    """Not the wrong way round: `unload` and `load` undo one another."""
+    names = [work.method.name for work in givers]
+    lending = [work for work in takers if not any(ends(work.method.name, name) for name in names)]
+    if lending and givers:
+        yield Shape(_methods(lending), _methods(givers))
+
+
+def _methods(works: Sequence[FieldWork]) -> tuple[Function, ...]:
+    return tuple(work.method for work in works)
+
+
+# Free lists -------------------------------------------------------------------------------------------------
+
+
+def _takes_out_of(work: FieldWork, name: str) -> bool:
+    """A slice is taken out of what is called free, or of what it is cut off; of a text it is a piece."""
+    free = not FREE.isdisjoint(split(name)) or is_cut(work.method, name)
+    taken = {id(node) for each, node in work.taken if each == name and (free or isinstance(node, ast.Call))}
+    return bool(taken) and work.hands_out(taken)
+
+
+def _puts_into(work: FieldWork, name: str) -> bool:
+    """What it is told, or something of it."""
+    names = work.derived(work.told, frozenset())
+    return bool(work.told) and any(
+        mentions(put.value, names, frozenset()) for put in work.put if put.field == name
+    )
+
+
+def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:
+    return (
+        not FREE.isdisjoint(split(name))
+        or full_at_first(begun, takers[0].method, name)
+        or any(makes_where_empty(work, name, _counters(begun)) for work in takers)
+    )
+
+
+def _there_and_back(
+    name: str, takers: Sequence[FieldWork], givers: Sequence[FieldWork], named: Sequence[FieldWork]
+) -> bool:
+    """What leaves the list of those at rest is in a list of those at work until it comes back; a task that is
+    struck off the second list without coming back is done."""
+    kept = {put.field for work in takers for put in work.put if _comes_from(work, name, put)} - {name}
+    return any(
+        any(_strikes(work, other) for work in givers)
+        and all(work in givers for work in named if _strikes(work, other))
+        for other in kept
+    )
+
+
+def _comes_from(work: FieldWork, name: str, put: Put) -> bool:
+    taken = {id(node) for each, node in work.taken if each == name}
+    return mentions(put.value, work.derived(frozenset(), taken), taken)
+
+
+def _counters(begun: Sequence[FieldWork]) -> set[str]:
+    return set().union(*(work.counters for work in begun))
+
+
+# Places, counts, registers ----------------------------------------------------------------------------------
+
+
+def _places(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    for name in sorted({put.field for work in lending for put in work.put if put.key is not None}):
+        takers = [work for work in lending if any(marks(work, put) for put in work.put if put.field == name)]
+        givers = [work for work in given if any(clears(work, put) for put in work.put if put.field == name)]
+        if takers and givers:
+            yield from _shape(takers, [work for work in givers if work not in takers])
+
+
+def _marked(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork], begun: Sequence[FieldWork]
+) -> Iterator[Shape]:
+    for name, on in marked_fields(lending):
+        if not any(marks_back(work, name, on) for work in given if work not in begun):
+            continue
+        for taker in (work for work in lending if searches_and_marks(work, name, on)):
+            givers = [
+                work
+                for work in given
+                if work is not taker and work not in begun
+                if marks_back(work, name, on) and keeps_count(taker, work, name, on, begun)
+            ]
+            yield from _shape([taker], givers)
+
+
+def _undone(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    """Linked places, piles with a number for their top, entries that say whether they are in use."""
+    for undone in (linked_again, piled_again, entries):
+        for taker, givers in undone(lending, given):
+            yield from _shape([taker], [work for work in givers if work is not taker])
+
+
+def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    """One by one; amounts are counted up and down everywhere, so there the names must belong together, or
+    what is handed out says how much it was."""
+    for name in sorted({name for work in lending for name, _ in work.counted}):
+        for way in (1, -1):
+            takers = [work for work in lending if (name, way) in work.counted and _hands_out_new(work, name)]
+            givers = [work for work in given if (name, -way) in work.counted and work.told]
+            if not {id(work) for work in takers} & {id(work) for work in givers}:
+                for taker in takers:
+                    yield from _shape([taker], [giver for giver in givers if _balanced(taker, giver, name)])
+
+
+def _balanced(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
+    one_by_one = counter not in taker.summed and counter not in giver.summed
+    named = ends(giver.method.name, taker.method.name)
+    return one_by_one or named or carries_the_amount(taker, giver, counter)
+
+
+def _hands_out_new(work: FieldWork, counter: str) -> bool:
+    """Or something out of one of the fields: not what it was told, nor the count itself."""
+    taken = {id(node) for _, node in work.taken}
+    counted = {field for field, _ in work.counted} - {counter}
+    names = work.derived(frozenset(), taken)
+    given = {
+        target.id
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and any(is_new(way, counted) for way in ways(node.value))
+    }
+    return any(
+        is_new(way, counted) or mentions(way, names | given, taken)
+        for value in work.returned
+        for way in ways(value)
+    )
+
+
+def _registers(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    for taker in (work for work in lending if work.put):
+        for giver in (work for work in given if work.removed):
+            if (
+                giver is not taker
+                and undoes(giver.method.name, taker.method.name)
+                and any(_records(taker, put) and _strikes(giver, put.field) for put in taker.put)
+            ):
+                yield from _shape([taker], [giver])
+
+
+def _records(work: FieldWork, put: Put) -> bool:
+    """What it made, or numbered, itself, and hands out: not what it was told."""
+    if put.key is not None and isinstance(put.value, ast.Name) and put.value.id in work.told:
+        return _numbered(work, put.key) and not LISTENERS.search(
+            f"{work.method.name}_{put.value.id}_{put.field}"
+        )
+    recorded = {ast.unparse(each) for each in (put.key, put.value) if each is not None}
+    returned = {ast.unparse(value) for value in work.returned} - work.told
+    of_returned = {text for text in recorded if text.partition(".")[0] in returned}
+    return bool(recorded & returned or of_returned)
+
+
+def _numbered(work: FieldWork, key: ast.expr) -> bool:
+    """`self.granted[self.number] = size`, and the number, counted up before, is returned."""
+    counted = {field for field, _ in work.counted}
+    own = isinstance(key, ast.Attribute) and key.attr in counted
+    return own and ast.unparse(key) in {ast.unparse(value) for value in work.returned}
+
+
+def _strikes(work: FieldWork, name: str) -> bool:
+    names = work.derived(work.told, frozenset())
+    return any(each == name and mentions(key, names, frozenset()) for each, key in work.removed)
+
+
+def _put_elsewhere(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+    """`next_frame` takes out of the full ones, `return_frame` puts into the empty ones."""
+    for taker in lending:
+        sources = {name for name, _ in taker.taken if _takes_out_of(taker, name)}
+        for giver in given if sources else ():
+            kept = {put.field for put in giver.put if _puts_into(giver, put.field)}
+            if kept and sources.isdisjoint(kept) and undoes(giver.method.name, taker.method.name):
+                yield from _shape([taker], [giver])

@@ -1,0 +1,172 @@
+"""Counts told by their shape: `begin_request` raises a number that `end_request` lowers."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FieldWork, field_work, mentions
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.protocols.vocabulary import COUNTING, PAIRS, Name, pairs_with, split, take_apart
+
+OPPOSITES = (
+    (frozenset({"begin", "start", "enter"}), frozenset({"end", "finish", "stop", "leave", "exit", "done"})),
+    (frozenset({"hold", "use", "occupy"}), frozenset({"release", "unhold", "unuse", "vacate", "drop"})),
+    (frozenset({"attach", "join"}), frozenset({"detach", "leave", "unjoin"})),
+    (
+        frozenset({"suspend", "pause", "block", "disable"}),
+        frozenset({"resume", "unpause", "unblock", "enable"}),
+    ),
+)
+"""What begins and what ends, where both work on one number. What was added to something may stay there."""
+
+REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
+"""Words in the names of counts of those who need an object."""
+
+COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
+
+BEGINNINGS = frozenset().union(*(begins for begins, _ in OPPOSITES))
+ENDINGS = frozenset().union(*(ends for _, ends in OPPOSITES))
+
+
+def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """Methods of one class, the one counting up what the other counts down."""
+    up = [(method, name, _counted(method, ast.Add)) for method, name in _named(methods, BEGINNINGS)]
+    down = [(method, name, _counted(method, ast.Sub)) for method, name in _named(methods, ENDINGS)]
+    for begins, its, raised in up:
+        for ends, other, lowered in down:
+            if raised & lowered and _opposite(its, other):
+                yield begins, ends
+
+
+def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`retain(page)` raises the `page.refs` that `drop(page)` lowers: the count is the object's own; or
+    `self.refs[page]`, of each of those that it is told."""
+    cls = methods[0].cls if methods else None
+    if cls is not None and not any(word in cls.text for word in ("ref", "pin")):
+        return
+    raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
+    lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
+    for begins in methods:
+        for ends in methods:
+            both = raised[id(begins)] & lowered[id(ends)]
+            if both and not (raised[id(ends)] or lowered[id(begins)]):
+                yield begins, ends
+
+
+def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up.
+    Whoever only counts what it notes asks no number first."""
+    works = [field_work(method) for method in methods if not method.name.startswith("__")]
+    counting = [work for work in works if work.counted]
+    for begins in counting:
+        for ends in (work for work in counting if work is not begins):
+            down = {name for name, way in begins.counted if way < 0 and (name, 1) in ends.counted}
+            if any(_asks(begins, name) for name in down) and _noted(begins) & _struck_off(ends):
+                yield begins.method, ends.method
+
+
+def _asks(work: FieldWork, field: str) -> bool:
+    return any(
+        isinstance(each, ast.Attribute) and each.attr == field
+        for node in ast.walk(work.method.node)
+        if isinstance(node, ast.If | ast.While | ast.Assert)
+        for each in ast.walk(node.test)
+    )
+
+
+def _noted(work: FieldWork) -> set[str]:
+    """Tables in which it notes what it is told first."""
+    told = set(own_parameters(work.method)[:1])
+    under = {put.field for put in work.put if put.key is not None and mentions(put.key, told, frozenset())}
+    return under | {each.field for each in work.marked if each.on and mentions(each.place, told, frozenset())}
+
+
+def _struck_off(work: FieldWork) -> set[str]:
+    told = set(own_parameters(work.method)[:1])
+    return {field for field, key in work.removed if mentions(key, told, frozenset())}
+
+
+def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
+    """Numbers of references, by their names, of the first thing that it is told."""
+    told = own_parameters(method)[:1]
+    changed = [
+        node.target
+        for node in statements_of(method.node)
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, way)
+    ]
+    of_object = {
+        target.attr
+        for target in changed
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Name)
+        and target.value.id in told
+    }
+    in_table = {own for target in changed if (own := _table_of_told(method, target)) is not None}
+    return {name for name in of_object | in_table if not REFERENCES.isdisjoint(split(name))}
+
+
+def _table_of_told(method: Function, target: ast.expr) -> str | None:
+    """`refs` of `self.refs[page]`, where it is told the page, or pages."""
+    own = own_name(method)
+    if own is None or not isinstance(target, ast.Subscript):
+        return None
+    told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())
+    of_told = mentions(target.slice, told, frozenset())
+    return own_attribute(target.value, own) if of_told else None
+
+
+def returns_what_it_is_told(method: Function) -> bool:
+    """`return [*pages]`: the references are those of what is returned."""
+    work = field_work(method)
+    told = work.derived(set(own_parameters(method)[:1]), frozenset())
+    return bool(work.returned) and all(
+        mentions(value, told, frozenset()) or isinstance(value, ast.Constant) for value in work.returned
+    )
+
+
+def counts_through(method: Function, partners: list[Function]) -> bool:
+    """`lock_path(node)` calls `node.lock()`, `node.parent.lock()`, and a partner calls `unlock` of what it is
+    told."""
+    up = [name for call in _of_told(method) if (name := take_apart(call, COUNTING)) is not None]
+    down = [
+        name
+        for partner in partners
+        for call in _of_told(partner)
+        if (name := take_apart(call, COUNTED_DOWN)) is not None
+    ]
+    return any(pairs_with(one, other) for one in up for other in down)
+
+
+def _of_told(method: Function) -> Iterator[str]:
+    """Methods that it calls of the first thing it is told, or of what that leads to."""
+    told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=owner, attr=attr) if mentions(owner, told, frozenset()):
+                yield attr
+
+
+def _named(methods: list[Function], verbs: frozenset[str]) -> Iterator[tuple[Function, Name]]:
+    for method in methods:
+        name = take_apart(method.name, verbs)
+        if name is not None and not method.name.startswith("__"):
+            yield method, name
+
+
+def _counted(method: Function, way: type[ast.operator]) -> set[str]:
+    """Fields of its own object, or what they hold under a key, that it changes one way only."""
+    own = own_name(method)
+    changed: dict[str, set[type[ast.operator]]] = {}
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.AugAssign) and own is not None:
+            target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
+            attribute = own_attribute(target, own)
+            if attribute is not None:
+                changed.setdefault(attribute, set()).add(type(node.op))
+    return {attribute for attribute, ways in changed.items() if ways == {way}}
+
+
+def _opposite(begins: Name, ends: Name) -> bool:
+    alike = not begins.affix or not ends.affix or bool(begins.affix & ends.affix)
+    return alike and any(begins.verb in some and ends.verb in others for some, others in OPPOSITES)

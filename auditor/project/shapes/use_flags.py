@@ -1,0 +1,112 @@
+"""Pools that mark their entries: `entry.in_use = True` when one is handed out, `False` when it is back."""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+
+from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FREE, FieldWork
+from auditor.project.shapes.marked_places import USED
+from auditor.project.shapes.markings import is_nothing
+from auditor.protocols.vocabulary import ends, split
+
+OWNERS = frozenset({"owner", "holder", "tenant", "occupant", "borrower", "lessee", "client", "user", "rid",
+                    "request", "req", "job", "task"})  # fmt: skip
+"""Words in the names of fields that say who has an entry."""
+
+Flag = tuple[str, bool]
+"""A field or key of an entry, and what it is set to."""
+
+
+def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
+    """It goes over entries, sets a flag of one and hands that out, or a part of it; a partner sets the flag
+    back."""
+    set_back = {(name, not value) for partner in partners for _, (name, value) in _flags(partner)}
+    entries = {entry for entry, flag in _flags(function) if flag in set_back}
+    searched = {
+        name.id
+        for node in statements_of(function.node)
+        if isinstance(node, ast.For | ast.AsyncFor)
+        for name in ast.walk(node.target)
+        if isinstance(name, ast.Name)
+    }
+    return any(
+        isinstance(node, ast.Return) and node.value is not None and _root(node.value) in entries & searched
+        for node in statements_of(function.node)
+    )
+
+
+def entries(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork]
+) -> Iterator[tuple[FieldWork, list[FieldWork]]]:
+    """The same of methods with any names, of flags that say what is in use, and of fields that say by whom:
+    one looks for an entry whose flag is down, and others set that of the entry which they are told."""
+    lowered = [(work, back) for work in given if work.told and (back := _set_back(work))]
+    for taker in lending if lowered else ():
+        up = _set_of_own(taker)
+        yield taker, [work for work, back in lowered if up and _takes_an_entry(taker, up, work, back)]
+
+
+def _set_back(work: FieldWork) -> set[Flag]:
+    """The opposite of what it sets of the entry that it is told."""
+    flags = [*_flags(work.method), *_owners(work.method)]
+    told = work.derived(work.told, frozenset()) if flags else frozenset()
+    return {(flag, not value) for entry, (flag, value) in flags if entry in told}
+
+
+def _set_of_own(work: FieldWork) -> dict[str, Flag]:
+    """What it sets of entries that it found among those of its object."""
+    flags = {**dict(_owners(work.method)), **dict(_flags(work.method))}
+    own = own_name(work.method)
+    kept = {
+        id(node)
+        for node in (ast.walk(work.method.node) if flags else ())
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
+    }
+    found = work.derived(frozenset(), kept)
+    told = work.derived(work.told, frozenset())
+    return {entry: flag for entry, flag in flags.items() if entry in found and entry not in told}
+
+
+def _takes_an_entry(taker: FieldWork, up: dict[str, Flag], giver: FieldWork, back: set[Flag]) -> bool:
+    named = ends(giver.method.name, taker.method.name)
+    return any(
+        (named or _says_what_is_used(*flag)) and any(_root(value) == entry for value in taker.returned)
+        for entry, flag in up.items()
+        if flag in back
+    )
+
+
+def _says_what_is_used(flag: str, value: bool) -> bool:
+    return not ((USED | OWNERS) if value else FREE).isdisjoint(split(flag))
+
+
+def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
+    """`entry.in_use = True`, `entry["in_use"] = True`: the entry's name and the flag."""
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)],
+                value=ast.Constant(value=bool() as value),
+            ):
+                yield entry, (flag, value)
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id=entry), slice=ast.Constant(value=str() as flag))],
+                value=ast.Constant(value=bool() as value),
+            ):
+                yield entry, (flag, value)
+
+
+def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
+    """`slot.owner = request`, `slot.owner = None`"""
+    for node in statements_of(function.node):
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=value):
+                if not OWNERS.isdisjoint(split(flag)):
+                    yield entry, (flag, not is_nothing(value))
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
