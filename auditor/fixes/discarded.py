@@ -14,7 +14,6 @@ from auditor.model import Edit, FixOffer, Safety, Span
 LATER = (ast.Lambda, ast.BoolOp, ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 """Expressions that may run a part of themselves later, several times, or never."""
 
-ACTING = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 SIMPLE = (ast.Return, ast.Assign, ast.AugAssign, ast.Expr)
 
 

@@ -13,9 +13,6 @@ VERBS = (
 )  # fmt: skip
 """Verbs by which a class that defines both halves may be a pool; weaker ones need a pool's name too."""
 
-WEAKER = ("take", "get", "fetch", "give", "put", "grab", "pop")
-"""Verbs that say something where they are asked of a pool."""
-
 UNDONE = Clue(
     b"def ", rb"def (?:close_|end_|deregister|unregister|unmap|untake|revoke|destroy|return_)\w*\(self, \w"
 )

@@ -12,7 +12,6 @@ _SEQUENCE = re.compile(
     r"|^(?:n|l|t|s|m|L|N|T|S|n_q|n_k|lq|lk|tq|tk|sq|sk|nq|nk)$"
 )
 _BATCH = re.compile(r"^(?:b|bs|bsz|nb|B|n_batch|num_batch|bz)$|batch")
-_EQUATION_SEQUENCE = frozenset("ijnmtsqkl")
 
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,

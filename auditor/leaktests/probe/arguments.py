@@ -19,7 +19,6 @@ _MODULE_NAMES = (
     *("expert", "experts", "gate", "encoder", "decoder", "autoencoder", "transformer", "mlp", "ff"),
     *("text_embed", "vision_embed", "embed_tokens", "wrapper", "backbone"),
 )
-_LARGE = 256
 Candidate = tuple[str, tuple[str, ...]]  # the value as text, and the imports that it needs
 
 

@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
 """Decorators under which a method is not what its callers call, or is called once."""
-
-
-SAYING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def _says(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=way))):
-            return way in SAYING
+            return way in LOGGING
     return False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import last_part
 from auditor.project.idle.supply import taken_ids
-from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.made_new import MAKING
 from auditor.protocols.vocabulary import split
 
@@ -21,15 +21,11 @@ def counted(works: Sequence[FieldWork]) -> tuple[frozenset[str], frozenset[str]]
         name
         for name in stores
         if any(work.hands_out(taken_ids(work, {name})) for work in works)
-        and any(put.field == name and _told(work, put.value) for work in works for put in work.put)
+        and any(put.field == name and work.is_from_told(put.value) for work in works for put in work.put)
     }
     counters = {name for work in works for name, way in work.counted if way > 0}
     made = {name for name in counters - lent if _counts_what_it_makes(works, name, lent)}
     return (frozenset(lent), frozenset(made)) if lent and made else (frozenset(), frozenset())
-
-
-def _told(work: FieldWork, value: ast.expr) -> bool:
-    return bool(work.told) and mentions(value, work.derived(work.told, frozenset()), frozenset())
 
 
 def _counts_what_it_makes(works: Sequence[FieldWork], counter: str, stores: set[str]) -> bool:

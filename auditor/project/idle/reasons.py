@@ -87,7 +87,7 @@ def _finds_nothing(node: ast.AST, box: Set[str]) -> bool:
 def _callers_words(stock: Stock, function: Function) -> Set[str]:
     """Names that have to do with what the method is told, the loops over that included."""
     work = next((work for work in stock.works if work.method is function), None)
-    return work.derived(work.told, frozenset()) if work is not None else set(own_parameters(function))
+    return work.from_told if work is not None else set(own_parameters(function))
 
 
 def _reads_own(function: Function, asked: Condition) -> bool:

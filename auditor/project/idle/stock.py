@@ -54,7 +54,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     givers = {
         work.method.name
         for work in later
-        if any(put.field in fields and _told(work, put.value) for put in work.put)
+        if any(put.field in fields and work.is_from_told(put.value) for put in work.put)
     }
     made_by = {last_part(call.func) for values in filled.values() for call in _calls_of(values)}
     makers = made_by - NO_MAKERS
@@ -136,7 +136,7 @@ def _by_own_method(call: ast.Call, own: str, later: Sequence[FieldWork]) -> Iter
     name = own_attribute(call.func, own)
     for work in later if name is not None and call.args else ():
         if work.method.name == name:
-            yield from ((put.field, call.args[0]) for put in work.put if _told(work, put.value))
+            yield from ((put.field, call.args[0]) for put in work.put if work.is_from_told(put.value))
 
 
 def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
@@ -172,10 +172,6 @@ def _is_empty(value: ast.expr) -> bool:
 
 
 # Given out and taken back -----------------------------------------------------------------------------------
-
-
-def _told(work: FieldWork, value: ast.expr) -> bool:
-    return bool(work.told) and mentions(value, work.derived(work.told, frozenset()), frozenset())
 
 
 def _circulating(fields: frozenset[str], works: Sequence[FieldWork]) -> frozenset[str]:

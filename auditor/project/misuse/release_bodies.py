@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 
-STATE_WORDS = ("free", "released", "ref", "count", "closed", "valid", "alloc", "in_use", "live")
-"""In the names of attributes that say whether something is held."""
-
 DEPTH = 3
 
 

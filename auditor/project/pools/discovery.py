@@ -48,9 +48,6 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
-WAYS_OUT = (".pop", "heappop(", ".remove(", ".discard(", "] = ")
-"""By which a subclass takes something out of what its base fills, or marks it there."""
-
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of

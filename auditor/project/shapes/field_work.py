@@ -61,6 +61,18 @@ class FieldWork:
     counters: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
     _bindings: list[Binding] | None = None
+    _from_told: Set[str] | None = None
+
+    @property
+    def from_told(self) -> Set[str]:
+        """Names of what it is told, and of what comes from that."""
+        if self._from_told is None:
+            self._from_told = self.derived(self.told, frozenset())
+        return self._from_told
+
+    def is_from_told(self, value: ast.expr) -> bool:
+        """Whether this has to do with what the method is told."""
+        return mentions(value, self.from_told, frozenset())
 
     def hands_out(self, taken: Set[int]) -> bool:
         """Whether a return mentions one of these expressions, or what comes from them."""

@@ -8,7 +8,7 @@ from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
 from auditor.project.shapes.full_at_first import beginning, full_at_first
 from auditor.project.shapes.marked_places import marked_fields, marks_back, searches_and_marks
-from auditor.project.shapes.own_helpers import Works, all_put, by_name, puts_told
+from auditor.project.shapes.own_helpers import Works, all_put, by_name
 from auditor.project.shapes.pieces import is_cut
 from auditor.project.shapes.shapes import ENDING
 from auditor.project.shapes.stocked import stocked_with_memory
@@ -21,7 +21,7 @@ def joint_takers(methods: Sequence[Function], givers: Sequence[Function]) -> Ite
     begun = beginning(works)
     named = by_name(works)
     giving = [work for work in works if work.method in givers]
-    stores = {put.field for work in giving for put, _ in all_put(work, named) if puts_told(work, put)}
+    stores = {put.field for work in giving for put, _ in all_put(work, named) if work.is_from_told(put.value)}
     fixed = any(
         full_at_first(begun, work.method, store) or stocked_with_memory(begun, named, store)
         for work in works[:1]

@@ -43,13 +43,12 @@ def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
 def _linked(work: FieldWork) -> Iterator[str]:
     """The heads that a method sets to what it is told, which has the one before for its follower."""
     own = own_name(work.method) or ""
-    told = work.derived(work.told, frozenset())
     pairs = list(_assignments(work))
     for target, value in pairs:
         head = own_attribute(value, own)
-        follows = isinstance(target, ast.Attribute | ast.Subscript) and mentions(target, told, frozenset())
+        follows = isinstance(target, ast.Attribute | ast.Subscript) and work.is_from_told(target)
         set_to_told = (
-            own_attribute(other, own) == head and mentions(given, told, frozenset()) for other, given in pairs
+            own_attribute(other, own) == head and work.is_from_told(given) for other, given in pairs
         )
         if head is not None and follows and any(set_to_told):
             yield head
@@ -63,12 +62,11 @@ def piled_again(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Ite
 
 def _is_piled_again(taker: FieldWork, giver: FieldWork) -> bool:
     tops = {name for name, way in taker.counted if (name, -way) in giver.counted}
-    told = giver.derived(giver.told, frozenset()) if tops else frozenset()
     return any(
         put.field in _handed_out_at(taker, top)
         for top in tops
         for put in giver.put
-        if put.key is not None and _reads(giver, put.key, top) and mentions(put.value, told, frozenset())
+        if put.key is not None and _reads(giver, put.key, top) and giver.is_from_told(put.value)
     )
 
 

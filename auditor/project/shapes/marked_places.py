@@ -24,16 +24,14 @@ def marks(work: FieldWork, put: Put) -> bool:
     if put.key is None or is_nothing(put.value) != _says_what_is_free(put):
         return False
     names = {each.id for each in ast.walk(put.key) if isinstance(each, ast.Name)}
-    told = work.derived(work.told, frozenset())
-    found = names.isdisjoint(told) or any(_looked_for(work, put.field, name) for name in names)
+    found = names.isdisjoint(work.from_told) or any(_looked_for(work, put.field, name) for name in names)
     handed_out = any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
     return bool(names) and found and handed_out
 
 
 def clears(work: FieldWork, put: Put) -> bool:
-    names = work.derived(work.told, frozenset())
     cleared = put.key is not None and is_nothing(put.value) != _says_what_is_free(put)
-    return cleared and put.key is not None and mentions(put.key, names, frozenset())
+    return cleared and put.key is not None and work.is_from_told(put.key)
 
 
 def _says_what_is_free(put: Put) -> bool:
@@ -55,13 +53,10 @@ def searches_and_marks(work: FieldWork, field: str, on: bool) -> bool:
 
 def marks_back(work: FieldWork, field: str, on: bool) -> bool:
     """Of the place that it is told, or of those; what was struck off may be put in again."""
-    names = work.derived(work.told, frozenset())
     again = (put for put in work.put if not on and put.field == field)
     return any(
-        mentions(each.place, names, frozenset())
-        for each in work.marked
-        if each.field == field and each.on != on
-    ) or any(mentions(each, names, frozenset()) for put in again for each in (put.key, put.value) if each)
+        work.is_from_told(each.place) for each in work.marked if each.field == field and each.on != on
+    ) or any(work.is_from_told(each) for put in again for each in (put.key, put.value) if each)
 
 
 def finds_a_place(function: Function, partners: Sequence[Function]) -> bool:

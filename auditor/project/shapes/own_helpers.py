@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 
 from auditor.project.code.bindings import own_attribute, own_name
-from auditor.project.shapes.field_work import FieldWork, Put, mentions
+from auditor.project.shapes.field_work import FieldWork, Put
 
 Works = Mapping[str, FieldWork]
 """The methods of one class, by name."""
@@ -23,10 +23,5 @@ def all_put(work: FieldWork, works: Works) -> Iterator[tuple[Put, ast.AST]]:
         helper = works.get(own_attribute(call.func, own) or "") if own is not None else None
         if helper is None or helper is work or not call.args:
             continue
-        for field in sorted({put.field for put in helper.put if puts_told(helper, put)}):
+        for field in sorted({put.field for put in helper.put if helper.is_from_told(put.value)}):
             yield Put(field, None, call), call
-
-
-def puts_told(work: FieldWork, put: Put) -> bool:
-    """What it is told, or something of it."""
-    return bool(work.told) and mentions(put.value, work.derived(work.told, frozenset()), frozenset())

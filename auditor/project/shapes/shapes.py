@@ -107,10 +107,7 @@ def _takes_out_of(work: FieldWork, name: str) -> bool:
 
 def _puts_into(work: FieldWork, name: str) -> bool:
     """What it is told, or something of it."""
-    names = work.derived(work.told, frozenset())
-    return bool(work.told) and any(
-        mentions(put.value, names, frozenset()) for put in work.put if put.field == name
-    )
+    return any(work.is_from_told(put.value) for put in work.put if put.field == name)
 
 
 def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:
@@ -245,8 +242,7 @@ def _numbered(work: FieldWork, key: ast.expr) -> bool:
 
 
 def _strikes(work: FieldWork, name: str) -> bool:
-    names = work.derived(work.told, frozenset())
-    return any(each == name and mentions(key, names, frozenset()) for each, key in work.removed)
+    return any(each == name and work.is_from_told(key) for each, key in work.removed)
 
 
 def _put_elsewhere(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:

@@ -50,8 +50,7 @@ def entries(
 def _set_back(work: FieldWork) -> set[Flag]:
     """The opposite of what it sets of the entry that it is told."""
     flags = [*_flags(work.method), *_owners(work.method)]
-    told = work.derived(work.told, frozenset()) if flags else frozenset()
-    return {(flag, not value) for entry, (flag, value) in flags if entry in told}
+    return {(flag, not value) for entry, (flag, value) in flags if entry in work.from_told}
 
 
 def _set_of_own(work: FieldWork) -> dict[str, Flag]:
@@ -64,8 +63,7 @@ def _set_of_own(work: FieldWork) -> dict[str, Flag]:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
     }
     found = work.derived(frozenset(), kept)
-    told = work.derived(work.told, frozenset())
-    return {entry: flag for entry, flag in flags.items() if entry in found and entry not in told}
+    return {entry: flag for entry, flag in flags.items() if entry in found - work.from_told}
 
 
 def _takes_an_entry(taker: FieldWork, up: dict[str, Flag], giver: FieldWork, back: set[Flag]) -> bool:
