@@ -1,19 +1,49 @@
 """Whether a text works on some field both ways, as pools do: judged from bytes, before it is parsed.
 
-What is rare is looked for first: what is taken out, cleared, struck off or lowered. Only where a field has
-that done to it, it is asked whether somewhere something is put into it, entered or raised."""
+One pass notes what is done to each field of `self`; what undoes what is asked of these notes. Only what
+is written otherwise (heaps, local names of a field, flags of other objects) is looked for by itself."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
-_FIELD = re.compile(rb"self\.(\w+)(?:\[[^\]\n]*\]|\.(?:get|setdefault)\([^\n]*\))?$")
-_NAME = re.compile(rb"\w+")
+_DONE = re.compile(
+    rb"""self\.(\w++)(?:
+    (?:\[[^\]\n]*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
+        \.(?:(?P<first>popitem\()|(?P<taken>pop)|(?P<got>get(?:_nowait)?\(\))|(?P<queued>put\w*+\()
+            |(?P<extended>extend\w*+\()|(?P<added>add\()|(?P<put>(?:append\w*+|insert|push)\()|(?P<updated>update\()
+            |(?P<struck>(?:discard|remove|difference_update)\())
+        |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
+            |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )))
+    |\[\w++\]\ =\ (?:(?P<emptied>None|False|0)|(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
+    |(?P<cut>\[[:-])
+    |\ =\ (?:(?P<joined>self\.\1\ \+\ |\[\*|\w++\ \+\ self\.\1|(?:torch|np|numpy)\.\w*(?:cat|append))
+        |(?P<lit>self\.\1\ \|\ )))""",
+    re.VERBOSE,
+)
+"""What follows the field, by the name of its group."""
+
+_PUT = ("put", "queued", "added", "extended")
+_ENTERED = ("entered", "linked")
+_JOINED = ("extended", "more", "joined")
+_UNDONE = (
+    (("taken", "first"), _PUT),
+    (("got",), ("queued",)),
+    (("first",), _ENTERED),
+    (("emptied",), _ENTERED),
+    (("fewer", "less"), ("raised", "more")),
+)
+_UNDONE_OF_FREE = ((("cut",), _JOINED), (("struck", "less"), ("added", "updated", "also")))
+"""Of these the field has to be called what is free or in use, or may be full at first."""
+
+_BITS = ("also", "lit")
+_HEAPED = b"heappop(self."
 _ANY_OF = b"next(iter(self."
-_PLACE = re.compile(rb"self\.(\w+)\[\w+$")
-_HEAP = re.compile(rb"\(self\.(\w+)")
-_LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
-_EMPTIED = re.compile(rb"\] = (?:None|False|0)")
+_INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
+_NAME = re.compile(rb"\w+")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
+_LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
+_OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant)"
@@ -26,20 +56,8 @@ _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
 _OF_CLASS = re.compile(rb"cls\.\w+(?:\.(?:pop|append|add|discard|remove)|\[\w+\] =| [-+]= )")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
-_OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
 
-_PUT = (
-    rb"self\.%b(?:\[[^\]\n]*\]|\.(?:get|setdefault)\([^\n]*?\))?\.(?:append\w*|add|put\w*|insert|push|extend\w*"
-    rb")\(|(?:heappush|insort\w*)\(self\.%b\b"
-)
-_ENTERED = rb"self\.%b\[\w+\] = (?!None|False|0\b)"
-_ADDED = rb"self\.%b(?:\.(?:add|update)\(| \|= )"
-_BIT = rb"self\.%b(?:\[[^\]\n]*\])? (?:\|=|= self\.%b \|) "
-_JOINED = (
-    rb"self\.%b(?:\.extend\(| \+= \w+(?:\n|\Z)| = (?:self\.%b \+ |\[\*|\w+ \+ self\.%b"
-    rb"|(?:torch|np|numpy)\.\w*(?:cat|append)))"
-)
-_RAISED = rb"self\.%b(?:\[[^\]\n]*\])? \+= "
+Notes = defaultdict[str, set[bytes]]
 
 
 def works_both_ways(data: bytes) -> bool:
@@ -48,79 +66,52 @@ def works_both_ways(data: bytes) -> bool:
         data = re.sub(rb"\bcls\.", b"self.", data)
     if b"self." not in data:
         return False
+    notes = _notes(data)
     return (
-        _any(_taken(data), _PUT, data)
-        or _any(_first(data), _ENTERED, data)
-        or _any(_cut_off(data), _JOINED, data)
-        or _any(_cleared(data), _ENTERED, data)
-        or _any(_struck_off(data), _ADDED, data)
-        or (b"<<" in data and _bits(data))
-        or _linked(data)
+        any(_both(notes, *ways) for ways in _UNDONE)
+        or any(_is_said(_both(notes, *ways), data) for ways in _UNDONE_OF_FREE)
+        or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
+        or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data)
-        or _any(_before(b" -= ", _FIELD, data), _RAISED, data)
     )
 
 
-def _any(fields: Iterator[bytes], undone: bytes, data: bytes) -> bool:
-    count = undone.count(b"%b")
-    return any(re.search(undone % ((name,) * count), data) for name in set(fields))
-
-
-def _taken(data: bytes) -> Iterator[bytes]:
-    locals_ = set()
-    for start, at in _places(b"pop", data):
-        if data.endswith(b"heap", start, at):
-            if found := _HEAP.match(data, at + len(b"pop")):
-                yield found[1]
-        elif not data.endswith(b".", start, at):
-            continue
-        elif found := _FIELD.search(data, start, at - 1):
-            yield found[1]
-        elif found := _LOCAL.search(data, max(start, at - LONGEST), at - 1):
-            locals_.add(found[1])
-    for local in locals_:
+def _notes(data: bytes) -> Notes:
+    """The fields by what is done to them; heads of linked lists by themselves."""
+    notes: Notes = defaultdict(set)
+    for done in _DONE.finditer(data):
+        notes[done.lastgroup or ""].add(done[1])
+        if done["linked"]:
+            notes["head"].update(_HEAD.findall(done["linked"]))
+    for needle, way, name in (
+        (_HEAPED, "taken", _NAME),
+        (_ANY_OF, "first", _NAME),
+        (b".next = self.", "head", _HEAD),
+    ):
+        for _, at in _places(needle, data):
+            if found := name.match(data, at + len(needle)):
+                notes[way].add(found[name.groups])
+    for local in _popped(data):
         if local + b" = self." in data:
-            yield from re.findall(_OF_FIELD % local, data)
-    if b".put" in data:
-        for needle in (b".get()", b".get_nowait()"):
-            yield from _before(needle, _FIELD, data)
+            notes["taken"].update(re.findall(_OF_FIELD % local, data))
+    if notes["taken"]:
+        notes["put"].update(re.findall(_INTO_ORDER, data))
+    return notes
 
 
-def _first(data: bytes) -> Iterator[bytes]:
-    """Tables of which whatever comes first is taken out."""
-    yield from _before(b".popitem(", _FIELD, data)
-    for _, at in _places(_ANY_OF, data):
-        if found := _NAME.match(data, at + len(_ANY_OF)):
-            yield found[0]
+def _both(notes: Notes, done: tuple[str, ...], undone: tuple[str, ...]) -> set[bytes]:
+    return {field for way in done for other in undone for field in notes[way] & notes[other]}
 
 
-def _cleared(data: bytes) -> Iterator[bytes]:
-    for emptied in _EMPTIED.finditer(data):
-        at = emptied.start()
-        if found := _PLACE.search(data, data.rfind(b"\n", 0, at) + 1, at):
-            yield found[1]
+def _is_said(fields: set[bytes], data: bytes) -> bool:
+    return bool(fields) and (b"range(" in data or any(map(_SAID.search, fields)))
 
 
-def _struck_off(data: bytes) -> Iterator[bytes]:
-    """What is called free or in use, or may be full at first."""
-    if b".add(" not in data and b" |= " not in data and b".update(" not in data:
-        return
-    full = b"range(" in data
-    for needle in (b".discard(", b".remove(", b".difference_update(", b" -= {", b" -= set("):
-        yield from (name for name in _before(needle, _FIELD, data) if full or _SAID.search(name))
-
-
-def _linked(data: bytes) -> bool:
-    """`self.next[place] = self.head`, and `self.head = place`."""
-    heads = {head for needle in (b"] = self.", b".next = self.") for head in _heads(needle, data)}
-    return any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in heads)
-
-
-def _heads(needle: bytes, data: bytes) -> Iterator[bytes]:
-    for start, at in _places(needle, data):
-        found = _HEAD.match(data, at + len(needle))
-        if found and (needle != b"] = self." or _PLACE.search(data, start, at)):
-            yield found[1]
+def _popped(data: bytes) -> set[bytes]:
+    """Local names of which something is taken; `kwargs` are the caller's words, and no store."""
+    places = _places(b".pop", data)
+    found = (_LOCAL.search(data, max(start, at - LONGEST), at) for start, at in places)
+    return {each[1] for each in found if each} - {b"kwargs"}
 
 
 def _flagged(data: bytes) -> bool:
@@ -130,21 +121,6 @@ def _flagged(data: bytes) -> bool:
         return True
     owners = set(_before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)
-
-
-def _cut_off(data: bytes) -> Iterator[bytes]:
-    """Pieces from an end of what is called free, or may be full at first."""
-    full = b"range(" in data
-    if b".extend(" not in data and b"cat(" not in data and not any(_before(b" += ", _FIELD, data)):
-        return
-    for needle in (b"[:", b"[-"):
-        yield from (name for name in _before(needle, _FIELD, data) if full or _SAID.search(name))
-
-
-def _bits(data: bytes) -> bool:
-    """Numbers of which bits are cleared and set, or turned."""
-    lowered = (name for needle in (b" &= ", b" & ~") for name in _before(needle, _FIELD, data))
-    return _any(lowered, _BIT, data) or any(_before(b" ^= ", _FIELD, data))
 
 
 def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:

@@ -36,6 +36,8 @@ _PATTERNS = {
     b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
     b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
 }
+_CACHES = re.compile(rb"@[\w.]*cache")
+"""Asked once for all decorators that keep results: few files have one."""
 _OUT_OF_MEMORY = (b"OutOfMemoryError", b"out of memory", b"is_oom", b"should_reduce_")
 
 # For each reader what the bytes of a file that says torch must hold for it to find anything: one of these.
@@ -66,7 +68,8 @@ def suspects(path: str, data: bytes) -> tuple[int, ...]:
     unwritten = (_UNWRITTEN,) if may_read_unwritten(data) else ()
     if b"torch" not in data:
         return unwritten
-    there = {word for word in _WORDS if _is_there(word, data)}
+    caches = _CACHES.search(data) is not None
+    there = {word for word in _WORDS if (caches or word[:1] != b"@") and _is_there(word, data)}
     found = tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
     return found + unwritten
 
