@@ -84,7 +84,8 @@ def _scan(order: Order, cache: Cache) -> Scan:
     remembered = (cache.get("scan", order.tool, dict[str, Scanned]) if order.digests else None) or {}
     earlier = {path: old for path, old in remembered.items() if order.digests.get(path) == old.digest}
     looked_for = clues(in_force(order.settings))
-    scan = scan_all(order.texts, earlier, looked_for, order.jobs, order.progress)
+    follow = order.settings if order.analyse is analyse else None
+    scan = scan_all(order.texts, earlier, looked_for, order.jobs, order.progress, follow)
     if scan.new or len(scan.files) != len(remembered):
         cache.put("scan", order.tool, {file.path: file for file in scan.files})
     return scan
@@ -96,8 +97,10 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     key = fingerprint(order.tool, [(path, digests[path]) for path in scan.relevant])
     if known := cache.get("flow", key, FlowResult):
         return known
-    order.progress("Following leases", 0, len(scan.relevant))
-    flow = order.analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
+    flow = scan.flow
+    if flow is None:
+        order.progress("Following leases", 0, len(scan.relevant))
+        flow = order.analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
     cache.put("flow", key, flow)
     return flow
 

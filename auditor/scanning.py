@@ -1,18 +1,24 @@
 """Every file scanned, in worker processes, but those that an earlier run scanned and nobody changed since."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from auditor.config import AnalysisSettings
 from auditor.model import Failure
 from auditor.progress import Progress
+from auditor.project.analysis import FlowResult, analyse
 from auditor.source.clue import Clue
 from auditor.source.index import FileIndex
-from auditor.source.scan import ScanJob, Scanned, scan
+from auditor.source.scan import ScanJob, Scanned, is_worth_following, scan
 from auditor.source.suppress import Suppression
 from auditor.texts import Texts
 from auditor.workers import Died, run_all
+
+
+MANY = 200
+"""So many new files occupy the workers long enough for one of them to follow the leases meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class Scan:
 
     files: tuple[Scanned, ...]
     new: int = 0  # how many of them were scanned in this run
+    flow: FlowResult | None = None  # of the relevant files, where a worker has followed them meanwhile
 
     @property
     def digests(self) -> dict[str, str]:
@@ -43,21 +50,62 @@ class Scan:
         return tuple(file.failure for file in self.files if file.failure)
 
 
+@dataclass(frozen=True, slots=True)
+class FlowJob:
+    """The flow analysis of a whole tree, which a worker can do before all of it has been scanned."""
+
+    texts: Texts
+    paths: tuple[str, ...]
+    relevant: tuple[str, ...]
+    settings: AnalysisSettings
+
+
 def scan_all(
-    texts: Texts, earlier: Mapping[str, Scanned], clues: tuple[Clue, ...], jobs: int, progress: Progress
-) -> Scan:
-    """Scan every file but those of which `earlier` holds a scan that is still true."""
+    texts: Texts, earlier: Mapping[str, Scanned], clues: tuple[Clue, ...], jobs: int, progress: Progress,
+    follow: AnalysisSettings | None = None,
+) -> Scan:  # fmt: skip
+    """Scan every file but those of which `earlier` holds a scan that is still true. `follow` are the settings
+    by which leases may be followed at the same time."""
     done = dict(earlier)
     waiting = [ScanJob(file, clues, texts.held(file)) for file in texts if file.path not in done]
     total = len(done) + len(waiting)
-    for job, result in run_all(scan, waiting, jobs):
+    following: list[ScanJob | FlowJob] = []
+    if follow is not None and jobs > 1 and len(waiting) >= MANY:
+        waiting = _sighted(waiting, jobs)
+        following = [_flow_job(texts, [*done.values(), *waiting], follow)]
+    flow = None
+    for job, result in run_all(_work, waiting, jobs, first=following):
+        if isinstance(job, FlowJob):
+            flow = None if isinstance(result, Died) else _flow_decoder.decode(result)
+            continue
         path = job.file.path
         done[path] = _died(path, result) if isinstance(result, Died) else _decoder.decode(result)
         progress("Reading", len(done), total)
-    return Scan(tuple(done[path] for path in sorted(done)), new=len(waiting))
+    scan = Scan(tuple(done[path] for path in sorted(done)), new=len(waiting), flow=flow)
+    foreseen = [job.relevant for job in following] == [scan.relevant]  # no file of them has failed
+    return scan if foreseen else replace(scan, flow=None)
+
+
+def _sighted(waiting: list[ScanJob], jobs: int) -> list[ScanJob]:
+    """The same, and of each whether the flow analysis must read it."""
+    relevant = {job.file.path: yes is True for job, yes in run_all(is_worth_following, waiting, jobs)}
+    return [replace(job, relevant=relevant[job.file.path]) for job in waiting]
+
+
+def _flow_job(texts: Texts, files: Iterable[ScanJob | Scanned], settings: AnalysisSettings) -> FlowJob:
+    known = {each.file.path if isinstance(each, ScanJob) else each.path: each.relevant for each in files}
+    paths = sorted(known)
+    return FlowJob(texts, tuple(paths), tuple(path for path in paths if known[path]), settings)
+
+
+def _work(job: ScanJob | FlowJob) -> bytes:
+    if isinstance(job, ScanJob):
+        return scan(job)
+    return msgspec.json.encode(analyse(job.texts.readable(job.paths), job.settings, job.relevant))
 
 
 _decoder = msgspec.json.Decoder(Scanned)
+_flow_decoder = msgspec.json.Decoder(FlowResult)
 
 
 def _died(path: str, died: Died) -> Scanned:

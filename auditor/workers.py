@@ -34,13 +34,14 @@ class Died:
 
 
 def run_all(
-    work: Callable[[Item], Result], items: Sequence[Item], jobs: int
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int, first: Sequence[Item] = ()
 ) -> Iterator[tuple[Item, Result | Died]]:
     """Yield every item with `work(item)`, in no particular order, computed in `jobs` processes.
 
-    `work` must be importable by name and may not raise: what goes wrong belongs into its result.
+    Those that take long come `first`, each by itself. `work` must be importable by name and may not raise:
+    what goes wrong belongs into its result.
     """
-    waiting = _chunks(items, jobs)
+    waiting = [*_chunks(items, jobs), *([item] for item in first)]  # taken from the end
     crew: dict[Connection, _Worker[Item, Result]] = {}
     try:
         while waiting or crew:

@@ -34,11 +34,24 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class ScanJob:
-    """A file to scan and the clues that make it relevant; `data` where its bytes are at hand (stdin)."""
+    """A file to scan and the clues that make it relevant, if that is not known yet; `data` where its bytes
+    are at hand (stdin)."""
 
     file: SourceFile
     clues: tuple[Clue, ...]
     data: bytes | None = None
+    relevant: bool | None = None
+
+    def read(self) -> bytes:
+        return read(self.file) if self.data is None else self.data
+
+
+def is_worth_following(job: ScanJob) -> bool:
+    """Whether the flow analysis must read the file, by its bytes alone."""
+    try:
+        return is_relevant(job.read(), job.clues)
+    except Unreadable:
+        return False  # its scan will say why
 
 
 def scan(job: ScanJob) -> bytes:
@@ -51,10 +64,10 @@ def _scan(job: ScanJob) -> Scanned:
     checked = ""
     warnings.simplefilter("ignore")  # invalid escapes in the audited code are not our subject
     try:
-        data = read(job.file) if job.data is None else job.data
+        data = job.read()
         checked = digest(data)
         text = decode(data)
-        relevant = is_relevant(data, job.clues)
+        relevant = is_relevant(data, job.clues) if job.relevant is None else job.relevant
         index = _index(path, data, text, relevant=relevant)
         return Scanned(path, checked, index, suppressions(path, text), relevant)
     except Exception as error:  # whatever is wrong with one file, or with us, costs that file alone
