@@ -158,6 +158,8 @@ class EncoderCache:
         kept = collections.OrderedDict()
         for key, span in self.items.items():
             if key not in keep:
+                self.arena.free_span(span)
+                self.budget.unreserve_rows(span[1])
                 continue
             kept[key] = span
         self.items = kept

@@ -52,9 +52,8 @@ class BufferShelf:
 class QKVScratch:
     """with QKVScratch(shelf) as s: s.q, s.k, s.v"""
 
-    def __init__(self, shelf: BufferShelf, keep: bool = False) -> None:
+    def __init__(self, shelf: BufferShelf) -> None:
         self.shelf = shelf
-        self.keep = keep
         self.q = self.k = self.v = None
 
     def __enter__(self) -> "QKVScratch":
@@ -170,6 +169,6 @@ def project(shelf: BufferShelf, x: torch.Tensor, w: torch.Tensor) -> torch.Tenso
 
 
 def peek(shelf: BufferShelf) -> float:
-    cm = shelf.picked()  # leak: entered by hand and never left
+    cm = shelf.picked_if(True)  # leak: entered by hand and never left
     buf = cm.__enter__()
     return float(buf.abs().max())

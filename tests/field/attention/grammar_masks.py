@@ -30,7 +30,7 @@ class MatcherPool:
     def obtain(self, schema: Any) -> MatcherState:
         self._lock.acquire()  # clean: released in the finally
         try:
-            st = self._spare.pop() if self._spare else MatcherState()  # clean: handed out
+            st = self._spare.pop() if self._spare else MatcherState()
         finally:
             self._lock.release()
         st.schema, st.pos, st.dead = schema, 0, False
@@ -77,6 +77,7 @@ class GuidedDecoder:
         self.matchers = matchers
         self.rows = rows
         self.live: Dict[str, GuidedRequest] = {}
+        self.fallback: Optional[MatcherState] = None
 
     def begin(self, req: GuidedRequest) -> bool:
         try:
@@ -139,8 +140,8 @@ class GuidedDecoder:
         if old is not None:
             self.matchers.recycle(old)
 
-    def swap_schema(self, rid: str, schema: Mapping[str, Any]) -> None:
-        self.live[rid].matcher = self.matchers.obtain(schema)  # leak: the matcher stored before is overwritten, end sees only one
+    def set_fallback(self, schema: Mapping[str, Any]) -> None:
+        self.fallback = self.matchers.obtain(schema)  # leak: the fallback set before is overwritten, shutdown sees only the last
 
     def validate(self, schema: Any, tokens: List[int]) -> bool:
         st = self.matchers.obtain(schema)  # clean: recycled after all()
@@ -151,3 +152,6 @@ class GuidedDecoder:
     def shutdown(self) -> None:
         for rid in list(self.live):
             self.end(rid)
+        if self.fallback is not None:
+            self.matchers.recycle(self.fallback)
+            self.fallback = None

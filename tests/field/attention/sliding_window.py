@@ -121,7 +121,7 @@ class SinkCache(WindowCache):
         if rid in self.sinks:
             return
         self.sinks[rid] = self.pages.get_page()  # clean: drop puts the sink back
-        self.rows[rid] = deque()
+        self.rows.setdefault(rid, deque())
 
     def drop(self, rid: int) -> None:
         s = self.sinks.pop(rid, None)

@@ -119,6 +119,7 @@ class StreamServer:
     def __init__(self, ring: SlotRing) -> None:
         self.ring = ring
         self.open_streams: Dict[str, StreamSlot] = {}
+        self.replays: Dict[str, StreamSlot] = {}
 
     def start(self, rid: str) -> bool:
         if rid in self.open_streams:
@@ -129,11 +130,12 @@ class StreamServer:
         self.open_streams[rid] = slot
         return True
 
-    def restart(self, rid: str) -> bool:
-        slot = self.ring.poll_slot()  # leak: a stream of this id is overwritten in the table
+    def replay(self, rid: str, words: List[str]) -> bool:
+        slot = self.ring.poll_slot()  # leak: an earlier replay of this id is overwritten in the table
         if slot is None:
             return False
-        self.open_streams[rid] = slot
+        slot.text.extend(words)
+        self.replays[rid] = slot
         return True
 
     def push(self, rid: str, tok: str) -> None:
@@ -148,6 +150,9 @@ class StreamServer:
     def stop_all(self) -> None:
         for rid in list(self.open_streams):
             self.stop(rid)
+        for slot in self.replays.values():
+            self.ring.checkin_slot(slot)
+        self.replays.clear()
 
     async def sse(self, rid: str, chunks: AsyncIterator[str]) -> AsyncIterator[str]:
         slot = self.ring.checkout_slot()  # clean: checked in by the finally
