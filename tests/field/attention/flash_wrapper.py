@@ -107,7 +107,7 @@ def varlen_forward_grow(qs: List[torch.Tensor], ks: List[torch.Tensor], vs: List
 
 
 def _softmax_scratch(s: torch.Tensor, temp: float) -> torch.Tensor:
-    ws = WS.acquire_ws(s.numel())  # clean: its leading part is handed to the caller
+    ws = WS.acquire_ws(s.numel())  # clean: handed to the caller
     ws[: s.numel()].copy_(s.flatten())
     ws.div_(temp)
     return ws

@@ -94,7 +94,7 @@ class MLADecode(nn.Module):
             self._cols = None
 
     def two_stage(self, x: Tensor) -> Tensor:
-        a = self.ws.lend(x.size(0), self.latent)  # leak: a swaps names with b and b alone is unlent, twice in turn by name
+        a = self.ws.lend(x.size(0), self.latent)  # leak: after the swap this one is called b, and b is never unlent
         b = self.ws.lend(x.size(0), self.latent)  # clean: after the swap the name a stands for this one, and it is unlent
         a[: x.size(0)].copy_(self.kv_down(x))
         torch.tanh(a, out=b)

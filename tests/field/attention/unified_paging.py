@@ -48,7 +48,7 @@ class UnifiedManager:
         self.by_adapter: DefaultDict[str, List[int]] = defaultdict(list)
 
     def open(self, rid: int, tokens: int, lora_pages: int) -> bool:
-        if rid in self.held:
+        if rid in self.held or any(r == rid for r, _ in self.backlog):
             return False
         need = -(-tokens // self.kv_page)
         kv = self.pages.take(need)  # clean: near miss, a short take is returned, a full one is held until shut
@@ -64,7 +64,7 @@ class UnifiedManager:
         return True
 
     def open_optimistic(self, rid: int, tokens: int, lora_pages: int) -> bool:
-        if rid in self.held:
+        if rid in self.held or any(r == rid for r, _ in self.backlog):
             return False
         need = -(-tokens // self.kv_page)
         kv = self.pages.take(need)  # leak: stays out when the adapter pages fall short
