@@ -1,7 +1,7 @@
 import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Deque, Dict, List, Optional
+from typing import Deque, Dict, List, Optional, Set
 
 logger = logging.getLogger("engine.blocks")
 
@@ -47,6 +47,7 @@ class BlockSpaceManager:
         self.gpu = BlockAllocator(num_gpu)
         self.cpu = BlockAllocator(num_cpu)
         self.tables: Dict[int, List[int]] = {}
+        self.on_host: Set[int] = set()
         self.watermark_blocks = int(watermark * num_gpu)
 
     def _need(self, n_tokens: int) -> int:
@@ -106,6 +107,7 @@ class BlockSpaceManager:
             logger.warning("host pool exhausted, cannot swap seq %d", seq.seq_id)
             return None
         self.gpu.free_many(gpu_blocks)
+        self.on_host.add(seq.seq_id)
         self.tables[seq.seq_id] = list(mapping.values())
         return mapping
 
@@ -119,6 +121,7 @@ class BlockSpaceManager:
             self.gpu.free_many(list(mapping.values()))
             return None
         self.cpu.free_many(host)
+        self.on_host.discard(seq.seq_id)
         self.tables[seq.seq_id] = list(mapping.values())
         return mapping
 
@@ -128,8 +131,10 @@ class BlockSpaceManager:
         del table[keep:]
 
     def free_slots(self, seq: Sequence) -> None:
+        owner = self.cpu if seq.seq_id in self.on_host else self.gpu
+        self.on_host.discard(seq.seq_id)
         for b in self.tables.pop(seq.seq_id, []):
-            self.gpu.free(b)
+            owner.free(b)
 
     def copy_on_write(self, seq: Sequence, idx: int) -> int:
         fresh = self.gpu.allocate()  # clean: the old block is freed and the new one takes its place

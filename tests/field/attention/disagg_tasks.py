@@ -26,14 +26,14 @@ class WindowPool:
             self._q.put_nowait(Window(i, elems))
 
     async def open_window(self, owner: str) -> Window:
-        w = await self._q.get()  # clean: handed out with its owner set
+        w = await self._q.get()
         w.owner = owner
         return w
 
     def open_window_now(self, owner: str) -> Optional[Window]:
         if self._q.empty():
             return None
-        w = self._q.get_nowait()  # clean: handed out with its owner set
+        w = self._q.get_nowait()
         w.owner = owner
         return w
 

@@ -144,13 +144,6 @@ class DualStreamBlock(nn.Module):
             buf[: x.numel()].copy_(x.flatten())
             return self.mlp(buf[: x.numel()].view_as(x))
 
-    def staged_maybe(self, x: torch.Tensor, skip: bool) -> torch.Tensor:
-        with self.pp.held_unless(skip) as buf:  # leak: with skip the context keeps the buffer
-            if buf is None:
-                return self.mlp(x)
-            buf[: x.numel()].copy_(x.flatten())
-            return self.mlp(buf[: x.numel()].view_as(x))
-
     def swap(self, x: torch.Tensor, y: torch.Tensor) -> None:
         i, bx = self.pp.borrow()  # clean: given back at the end
         j, by = self.pp.borrow()  # clean: given back at the end
@@ -162,7 +155,7 @@ class DualStreamBlock(nn.Module):
             self.pp.give_back(idx)
 
     def add_staged(self, x: torch.Tensor) -> torch.Tensor:
-        i, buf = self.pp.borrow()  # leak: the index is taken by the loop variable before it is given back
+        i, buf = self.pp.borrow()  # leak: the loop variable overwrites the index, so the other buffer may be given back instead
         acc = torch.zeros_like(x)
         for i, row in enumerate(x):
             buf[: row.numel()].copy_(row)

@@ -168,7 +168,7 @@ class ExpertCache:
     def swap_in_place(self, key: ExpertKey, new: torch.Tensor) -> bool:
         if key not in self.where:
             return False
-        i = self.store.allot()  # leak: the index of the table is reclaimed and written again, the new one is nowhere
+        i = self.store.allot()  # leak: its data is copied back to the old storage, then it is neither stored nor reclaimed
         self.store._storages[i].copy_(new.flatten())
         old = self.where[key]
         self.store._storages[old].copy_(self.store._storages[i])

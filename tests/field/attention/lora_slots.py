@@ -123,6 +123,8 @@ class AdapterManager:
         placed: Dict[int, int] = {}
         try:
             for r in reqs:
+                if r.adapter_id in placed or r.adapter_id in self.active:
+                    continue
                 placed[r.adapter_id] = self.table.claim()  # clean: near miss, the handler vacates every placed slot
         except SlotsFull:
             for s in placed.values():

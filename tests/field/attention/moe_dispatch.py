@@ -84,6 +84,7 @@ class Dispatcher:
             self.pending[e] = buf
 
     def dispatch_nonempty(self, x: torch.Tensor, idx: torch.Tensor) -> None:
+        self.reset()
         for e in range(self.cfg.experts):
             rows = (idx == e).nonzero(as_tuple=True)[0]
             if rows.numel() == 0:

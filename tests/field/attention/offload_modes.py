@@ -166,20 +166,3 @@ def run_temp(heap: PageHeap, mode: Mode, x: torch.Tensor) -> torch.Tensor:
     y = heap.mem[kv.page, : x.numel()].clone().view_as(x)
     kv.close()
     return y
-
-
-def touch_lazy(heap: PageHeap, cfg: LayerCfg) -> float:
-    kv = LazyLayerKV(cfg, heap)  # leak: in the modes other than OWN the close below frees nothing
-    v = float(heap.mem[kv.page].sum())
-    kv.close()
-    return v
-
-
-def run_lazy(heap: PageHeap, cfg: LayerCfg, x: torch.Tensor) -> torch.Tensor:
-    if cfg.mode is not Mode.OWN:
-        return x
-    kv = LazyLayerKV(cfg, heap)  # clean: near miss, only reached in OWN mode, where close does free
-    heap.mem[kv.page, : x.numel()] = x.flatten()
-    y = heap.mem[kv.page, : x.numel()].clone()
-    kv.close()
-    return y

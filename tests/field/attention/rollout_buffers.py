@@ -153,9 +153,9 @@ class Trainer:
 
     def compare(self, a: torch.Tensor, b: torch.Tensor) -> Optional[float]:
         ea = self.pool.grab()  # leak: not dropped when the second buffer is missing
-        eb = self.pool.grab()  # clean: dropped if both are there
         if ea is None:
             return None
+        eb = self.pool.grab()  # clean: None ends early, else dropped
         if eb is None:
             return None
         self._fill(ea, a)

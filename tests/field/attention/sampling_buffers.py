@@ -101,7 +101,7 @@ class Sampler:
         return self.penalize(logits, history, 1.1).log_softmax(-1)[tok].item()  # leak: the taken buffer is used in an expression and dropped
 
     def process(self, history: List[int], logits: torch.Tensor) -> torch.Tensor:
-        work = self.ring.take()  # leak: a processor's result takes the name and only the first is put back if unchanged
+        work = self.ring.take()  # leak: as soon as there is a processor nothing is put back
         work.copy_(logits)
         for fn in self.processors:
             work = fn(history, work)

@@ -172,14 +172,14 @@ def grow_wide(pool: PlanePool, tree: Tree, width: int, limit: int) -> Tree:
 
 
 def union(pool: PlanePool, trees: List[Tree], visit: Callable[[torch.Tensor], None]) -> int:
-    ids: Dict[int, Optional[int]] = {n: build_mask(pool, t) for n, t in enumerate(trees)}  # leak: planes after the first gap are not dismissed
+    ids: Dict[int, Optional[int]] = {n: build_mask(pool, t) for n, t in enumerate(trees)}  # leak: the slice ends one short, the last plane visited is not dismissed
     done = 0
     for i in ids.values():
         if i is None:
             break
         visit(pool.planes[i])
         done += 1
-    for i in list(ids.values())[: done - 1]:
+    for i in list(ids.values())[: max(done - 1, 0)]:
         pool.dismiss(i)
     return done
 
@@ -194,7 +194,8 @@ def union_all(pool: PlanePool, trees: List[Tree], visit: Callable[[torch.Tensor]
 
 
 def small_pair(pool: PlanePool, a: Tree, b: Tree) -> Tuple[int, int]:
-    x, y = build_small(pool, a), build_small(pool, b)  # leak: only x is dismissed
+    x = build_small(pool, a)  # clean: dismissed unless None
+    y = build_small(pool, b)  # leak: only x is dismissed
     n = (0 if x is None else 1, 0 if y is None else 1)
     if x is not None:
         pool.dismiss(x)
