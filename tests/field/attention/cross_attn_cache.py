@@ -160,7 +160,7 @@ def attend_shortest(store: CrossKVStore, uids: Iterable[str], q: torch.Tensor) -
 
 
 def length(store: CrossKVStore, uid: str) -> int:
-    e = store.lock_entry(uid)  # leak: the count is not given up on either return with an entry
+    e = store.lock_entry(uid)  # leak: the count of a found entry is never given up
     return 0 if e is None else e.k.shape[0]
 
 

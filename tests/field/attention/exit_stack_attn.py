@@ -69,17 +69,18 @@ class QKVScratch:
 
 
 class GradScratch:
-    def __init__(self, shelf: BufferShelf) -> None:
+    def __init__(self, shelf: BufferShelf, frozen: bool = False) -> None:
         self.shelf = shelf
+        self.frozen = frozen
         self.buf: Optional[torch.Tensor] = None
 
     def __enter__(self) -> torch.Tensor:
-        self.buf = self.shelf.pick()  # leak: __exit__ returns early when the body raised
+        self.buf = self.shelf.pick()  # leak: __exit__ returns early for frozen layers
         return self.buf
 
     def __exit__(self, et, ev, tb) -> bool:
-        if et is not None:
-            logger.warning("gradient step failed: %s", ev)
+        if self.frozen:
+            logger.debug("frozen layer, nothing to reduce")
             return False
         self.shelf.stow(self.buf)
         self.buf = None

@@ -76,7 +76,7 @@ class Sampler:
         return probs
 
     def top_p(self, logits: torch.Tensor, top_p: float) -> torch.Tensor:
-        work = self.ring.take()  # leak: masked_fill makes a new tensor, the taken one is lost
+        work = self.ring.take()  # leak: never put back, with top_p below one its name is lost as well
         work.copy_(logits)
         order = work.argsort(descending=True)
         cum = work.softmax(-1)[order].cumsum(-1)
