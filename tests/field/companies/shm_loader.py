@@ -15,7 +15,7 @@ class SlotTable(object):
 
     def obtain(self, timeout=None):
         """Returns a slot number, or -1 when none gets free in time."""
-        with self.cv:
+        with self.cv:  # clean: with releases
             while True:
                 for i, b in enumerate(self.busy):
                     if not b:
@@ -25,7 +25,7 @@ class SlotTable(object):
                     return -1
 
     def recycle(self, i):
-        with self.cv:
+        with self.cv:  # clean: with releases
             self.busy[i] = False
             self.cv.notify()
 
