@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 from pathlib import Path
 from typing import Callable, Iterator
@@ -125,9 +124,6 @@ class ShardLoader:
                 yield memoryview(buf)[:n]
         finally:
             self.buffers.put(buf)
-
-    def mapped(self, name: str) -> mmap.mmap:
-        return mmap.mmap(self._file(name).fileno(), 0, access=mmap.ACCESS_READ)
 
     def magic(self, name: str) -> bytes:
         return open(self.folder / name, "rb").read(4)  # leak: the file object is never closed
