@@ -31,7 +31,7 @@ class RootArena:
         if not self.spans:
             return None
         s = max(self.spans, key=len)
-        self.spans.remove(s)
+        self.spans.remove(s)  # clean: handed to the caller
         return s
 
     def give_span(self, s: Span) -> None:

@@ -126,6 +126,7 @@ class RingContext:
         self.ring = ring
         self.depth = depth
         self.saved = []
+        self.recent = []
 
     def save(self, k, v):
         if len(self.saved) == self.depth:
@@ -134,8 +135,8 @@ class RingContext:
 
     def save_last(self, k, v):
         kv = stacked(k, v, self.ring)  # leak: the slice drops all but the last few without putting them back
-        self.saved.append(kv)
-        self.saved = self.saved[-self.depth :]
+        self.recent.append(kv)
+        self.recent = self.recent[-self.depth :]
 
     def backward(self, grads):
         outs = []
@@ -143,4 +144,6 @@ class RingContext:
             kv = self.saved.pop()
             outs.append(kv[0] * grads)
             self.ring.put_kv(kv)
+        while self.recent:
+            self.ring.put_kv(self.recent.pop())
         return outs
