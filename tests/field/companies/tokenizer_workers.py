@@ -162,9 +162,11 @@ def stream(pool: TokenizerPool, texts: Iterable[str]):
 
 
 def stream_closed(pool: TokenizerPool, texts: Iterable[str]):
-    tok = pool.take()  # clean: near miss, the sentinel breaks out to the give
-    for t in texts:
-        if t == "<stop>":
-            break
-        yield tok.encode(t)
-    pool.give(tok)
+    tok = pool.take()  # clean: near miss, the sentinel returns through the finally
+    try:
+        for t in texts:
+            if t == "<stop>":
+                return
+            yield tok.encode(t)
+    finally:
+        pool.give(tok)
