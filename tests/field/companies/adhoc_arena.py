@@ -99,7 +99,7 @@ class StackArena:
         self.pop_to(0)
 
 
-class LeakyStack:
+class CutStack:
     def __init__(self, root: RootArena):
         self.root = root
         self.stack: List[Span] = []
@@ -153,7 +153,7 @@ def fill(cache: SlabCache, n: int) -> Optional[List[int]]:
     return out
 
 
-def fill_or_undo(cache: SlabCache, n: int) -> Optional[List[int]]:
+def fill_exact(cache: SlabCache, n: int) -> Optional[List[int]]:
     out = []
     for _ in range(n):
         a = cache.obj_alloc()  # clean: near miss, undone on a shortage
@@ -168,7 +168,7 @@ def fill_or_undo(cache: SlabCache, n: int) -> Optional[List[int]]:
 def churn(cache: SlabCache, rounds: int) -> int:
     done = 0
     for r in range(rounds):
-        batch = fill_or_undo(cache, r + 1)  # clean: freed in the same round
+        batch = fill_exact(cache, r + 1)  # clean: freed in the same round
         if batch is None:
             break
         for a in batch:
@@ -180,7 +180,7 @@ def churn(cache: SlabCache, rounds: int) -> int:
 def churn_odd(cache: SlabCache, rounds: int) -> int:
     done = 0
     for r in range(rounds):
-        batch = fill_or_undo(cache, r + 1)  # leak: even rounds continue with their objects
+        batch = fill_exact(cache, r + 1)  # leak: even rounds continue with their objects
         if batch is None:
             break
         if r % 2 == 0:

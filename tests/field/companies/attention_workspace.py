@@ -97,7 +97,7 @@ class PooledAttention(nn.Module):
         att = self.decode_into(q, k, v)  # leak: projected and dropped
         return self.o(att)
 
-    def decode_released(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def decode_linear(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         att = self.decode_into(q, k, v)  # clean: released after the projection
         y = self.o(att)
         self.ws.release(att)

@@ -55,7 +55,7 @@ def search(pool, model, width, steps, eos):
     return best
 
 
-def search_greedy_cut(pool, model, width, steps, eos):
+def search_pruned(pool, model, width, steps, eos):
     beams = [Beam(pool.new_row(), 0.0)]  # leak: the generation before is replaced, not dropped
     for _ in range(steps):
         cand = []

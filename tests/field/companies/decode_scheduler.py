@@ -83,7 +83,7 @@ class Scheduler:
         self.running[req.request_id] = req
         return True
 
-    def admit_checked(self, req: Request) -> bool:
+    def admit_bounded(self, req: Request) -> bool:
         blocks = self.allocator.allocate(self._blocks_for(req.prompt_len))  # clean: near miss, the length check frees before it returns
         if blocks is None:
             return False
@@ -137,7 +137,7 @@ class Scheduler:
             self.running[child.request_id] = child
         return children
 
-    def fork_safely(self, parent: Request, n: int) -> List[Request]:
+    def fork_beams(self, parent: Request, n: int) -> List[Request]:
         children: List[Request] = []
         for i in range(n):
             blocks = self.allocator.allocate(len(parent.blocks))  # clean: near miss, the failing branch rolls back what was made

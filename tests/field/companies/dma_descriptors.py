@@ -130,7 +130,7 @@ def registered(agent: Agent, *ts: torch.Tensor) -> Iterator[list[Desc]]:
             agent.deregister_memory(d)
 
 
-def write_checked(agent: Agent, src: torch.Tensor, dst: torch.Tensor) -> bool:
+def write_pair(agent: Agent, src: torch.Tensor, dst: torch.Tensor) -> bool:
     with registered(agent, src, dst) as (a, b):  # clean: context manager
         h = agent.create_xfer([a], [b])  # leak: the error returns with the transfer handle
         if agent.state(h) == "ERR":
@@ -163,7 +163,7 @@ def poll_all(agent: Agent, descs: Sequence[Desc], rounds: int) -> int:
     return bad
 
 
-def poll_replaced(agent: Agent, descs: Sequence[Desc], rounds: int) -> int:
+def poll_renew(agent: Agent, descs: Sequence[Desc], rounds: int) -> int:
     bad = 0
     h = agent.create_xfer(descs, descs)  # clean: near miss, released before the replacement
     for _ in range(rounds):

@@ -63,7 +63,7 @@ class EncoderCache:
         self.entries[key] = (self.encoder(img.pixels), img.rows)
         return True
 
-    def add_safely(self, img: Image) -> bool:
+    def try_add(self, img: Image) -> bool:
         if not self.budget.reserve(img.rows):  # leak: the handler notes the failure and keeps the rows
             return False
         try:
@@ -74,7 +74,7 @@ class EncoderCache:
         self._store(img, out)
         return True
 
-    def add_safely2(self, img: Image) -> bool:
+    def add_or_raise(self, img: Image) -> bool:
         if not self.budget.reserve(img.rows):  # clean: near miss, the handler unreserves before it re-raises
             return False
         try:

@@ -93,7 +93,7 @@ class RolloutWorker:
             self.broker.unlease(env)
 
     async def rollout_fast(self, prompt: str) -> Trajectory | None:
-        env = await self.broker.lease()  # leak: the empty action returns the trajectory without unlease
+        env = await self.broker.lease()  # leak: the empty action returns None without unlease
         traj = Trajectory(prompt)
         obs = env.reset(prompt)
         for _ in range(self.max_turns):

@@ -138,7 +138,7 @@ class FeatureCache:
         self.unpin(a)
         return value
 
-    def dot_checked(self, a: Hashable, b: Hashable) -> float:
+    def similarity(self, a: Hashable, b: Hashable) -> float:
         if not self.pin(a):  # clean: near miss, unpinned where b misses
             return 0.0
         if not self.pin(b):  # clean: unpinned at the end

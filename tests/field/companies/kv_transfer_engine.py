@@ -80,7 +80,7 @@ class TransferEngine:
         self.inflight[req_id] = t
         return t
 
-    def start_checked(self, req_id: str, payload: torch.Tensor) -> Optional[Transfer]:
+    def begin(self, req_id: str, payload: torch.Tensor) -> Optional[Transfer]:
         slot = self.ring.rent_slot()  # clean: near miss, the handler returns the slot
         buf = self.ring.view(slot)
         try:

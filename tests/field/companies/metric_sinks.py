@@ -68,7 +68,7 @@ class CsvSink(Sink):
             self.buf.seek(0)
             self.buf.truncate()
 
-    def emit_checked(self, name: str, value: float) -> bool:
+    def emit_finite(self, name: str, value: float) -> bool:
         self.lock.acquire()  # leak: a NaN returns with the lock held
         if value != value:
             return False
@@ -147,6 +147,11 @@ class HotSwapSink(Sink):
     def emit(self, name: str, value: float) -> None:
         self.buf = self.pool.get_line_buffer()  # leak: each emit overwrites the buffer of the one before
         self.buf.write(f"{name}:{value}")
+
+    def emit_all(self, items: dict[str, float]) -> str:
+        for k, v in items.items():
+            self.emit(k, v)
+        return self.text()
 
     def text(self) -> str:
         return "" if self.buf is None else self.buf.getvalue()

@@ -122,7 +122,7 @@ class OffloadedAdam:
         if not self.cfg.stochastic_rounding:
             self.pool.give_up(noise)
 
-    def round_wrong(self, p: Tensor) -> None:
+    def round_scaled(self, p: Tensor) -> None:
         noise = self._noise if self.cfg.stochastic_rounding else self.pool.rent()  # leak: given up under the opposite option
         noise.data[: p.numel()].uniform_(-0.5, 0.5)
         p.view(-1).add_(noise.data[: p.numel()]).round_()

@@ -141,7 +141,7 @@ class Router:
             self._table_lock.release()
         return True
 
-    def update_checked(self, rid: str, prefill: str) -> bool:
+    def set_prefill(self, rid: str, prefill: str) -> bool:
         if not self._table_lock.acquire(timeout=1.0):  # clean: near miss, False took nothing, the finally releases
             return False
         try:

@@ -114,7 +114,7 @@ def key_mean(k, v, ring):
     return kv[0].mean(-2)
 
 
-def key_mean_returned(k, v, ring):
+def key_average(k, v, ring):
     kv = stacked(k, v, ring)  # clean: put back after the mean
     m = kv[0].mean(-2)
     ring.put_kv(kv)

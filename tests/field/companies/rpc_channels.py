@@ -77,7 +77,7 @@ class WorkerClient:
             await pool.disconnect(ch)
         return outs
 
-    async def call_all_checked(self, method: str) -> list[dict[str, Any]]:
+    async def broadcast(self, method: str) -> list[dict[str, Any]]:
         outs = []
         for pool in self.pools.values():
             ch = await pool.connect()  # clean: near miss, disconnected before the answer is looked at

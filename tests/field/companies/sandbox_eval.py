@@ -125,7 +125,7 @@ class Harness:
         self.ports.unreserve_port(pair[0])
         return True
 
-    def check_pair_full(self):
+    def check_both(self):
         pair = self.pair()  # clean: both are given back
         if pair is None:
             return False

@@ -104,10 +104,10 @@ class GrantService:
             blocks.append(b)
         return Grant(tenant, blocks, partial(self._undo, view, blocks))
 
-    def grant_silent(self, tenant: str, n: int) -> t.Optional[Grant]:
+    def headroom(self, tenant: str, n: int) -> int:
         view = self.views[tenant]
-        got = [view.acquire_block() for _ in range(n)]  # leak: a grant without its callback closes nothing
-        return Grant(tenant, [b for b in got if b is not None])
+        got = [view.acquire_block() for _ in range(n)]  # leak: counted and dropped
+        return sum(b is not None for b in got)
 
     def keep(self, tenant: str, n: int) -> bool:
         g = self.grant(tenant, n)  # clean: in the list, close_all() closes

@@ -80,7 +80,7 @@ class Stage(Thread):
             self.pool.take_back(msg.payload)
             self.out.send(Message(msg.mb, dst, msg.last))
 
-    def forward_lossy(self, msg: Message) -> None:
+    def forward_nowait(self, msg: Message) -> None:
         dst = self.pool.lend()  # leak: a full channel only counts the drop
         dst.copy_(self.fn(msg.payload))
         self.pool.take_back(msg.payload)
@@ -88,7 +88,7 @@ class Stage(Thread):
             self.dropped += 1
             _log.debug("microbatch %d dropped", msg.mb)
 
-    def forward_lossy_checked(self, msg: Message) -> None:
+    def forward_dropping(self, msg: Message) -> None:
         dst = self.pool.lend()  # clean: near miss, taken back when the channel is full
         dst.copy_(self.fn(msg.payload))
         self.pool.take_back(msg.payload)

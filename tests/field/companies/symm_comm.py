@@ -57,8 +57,12 @@ class SymmComm:
         self.heap = heap
         self.rank = rank
         self.world = world
+        self.epoch = 0
         self._flags = heap.malloc(4 * world)  # clean: destroy() frees it
         self._scratch: Optional[Segment] = None
+
+    def advance(self) -> None:
+        self.epoch += 1
 
     def destroy(self) -> None:
         if self._scratch is not None:
@@ -130,7 +134,7 @@ class SymmComm:
         try:
             yield seg
         finally:
-            if seg.epoch == epoch:
+            if self.epoch == epoch:
                 self.heap.mfree(seg)
 
     def fused(self, xs: Iterable[torch.Tensor]) -> List[torch.Tensor]:

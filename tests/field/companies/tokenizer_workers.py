@@ -60,13 +60,13 @@ class Held:
         self.pool.give(self.main)
 
 
-class HeldBoth:
+class HeldPair:
     def __init__(self, pool: TokenizerPool):
         self.pool = pool
         self.main = pool.take()  # clean: __exit__ gives it
         self.spare = pool.take_nowait()  # clean: near miss, __exit__ gives it where there is one
 
-    def __enter__(self) -> "HeldBoth":
+    def __enter__(self) -> "HeldPair":
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -161,7 +161,7 @@ def stream(pool: TokenizerPool, texts: Iterable[str]):
     pool.give(tok)
 
 
-def stream_closed(pool: TokenizerPool, texts: Iterable[str]):
+def stream_tokens(pool: TokenizerPool, texts: Iterable[str]):
     tok = pool.take()  # clean: near miss, the sentinel returns through the finally
     try:
         for t in texts:

@@ -30,7 +30,7 @@ def grab(pool: PagePool, state: RequestState, page_size: int) -> bool:
     return True
 
 
-def grab_loose(pool: PagePool, state: RequestState, page_size: int) -> bool:
+def grab_greedy(pool: PagePool, state: RequestState, page_size: int) -> bool:
     want = state.need(page_size)
     got = pool.allocate_pages(want)  # leak: a partial allotment is dropped
     if len(got) < want:

@@ -58,7 +58,7 @@ class TrainLoop:
             pool.checkin(best[1])
         return best[0] if best else None
 
-    def tune_kept(self, trials):
+    def tune_best(self, trials):
         pool = self.client.pool
         best = None
         for lr in trials:

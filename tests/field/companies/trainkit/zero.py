@@ -67,7 +67,7 @@ class ZeroManager:
             out.append(self.gather(p).float())  # leak: converted copies are kept, no parameter is released
         return out
 
-    def export_released(self) -> list[torch.Tensor]:
+    def export_fp32(self) -> list[torch.Tensor]:
         out = []
         for p in self.params:
             out.append(self.gather(p).float())  # clean: near miss, converted and released in the same round
@@ -95,6 +95,11 @@ class ZeroManager:
     def set_carry(self, x: torch.Tensor) -> None:
         self.carry = self.client.fetch()  # leak: the carry of the call before is overwritten
         self.carry[: x.numel()].copy_(x.view(-1))
+
+    def carry_over(self, xs: list[torch.Tensor]) -> None:
+        for x in xs:
+            self.set_carry(x)
+        self.drop_carry()
 
     def drop_carry(self) -> None:
         if self.carry is not None:
