@@ -135,7 +135,7 @@ class RolloutWorker:
         return out
 
     async def best_of(self, prompt: str, n: int, goal: float) -> Trajectory | None:
-        envs = [await self.broker.lease() for _ in range(n)]  # leak: the break leaves the rest of the list leased
+        envs = [await self.broker.lease() for _ in range(n)]  # leak: the early return leaves the rest of the list leased
         for env in envs:
             obs = env.reset(prompt)
             _, reward, _ = env.step(await self.policy(obs))

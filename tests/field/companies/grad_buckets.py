@@ -122,14 +122,15 @@ def grad_max(pool: CommBufferPool, params: Iterable[nn.Parameter]) -> float:
 
 
 def compress(pool: CommBufferPool, grad: Tensor) -> Tensor:
-    buf = pool.borrow()  # clean: the narrow of it goes to the caller, who owns the buffer
-    return buf.narrow(0, 0, grad.numel()).copy_(grad.view(-1))
+    buf = pool.borrow()  # clean: the caller owns the buffer
+    buf.narrow(0, 0, grad.numel()).copy_(grad.view(-1))
+    return buf
 
 
 def average_all(pool: CommBufferPool, grads: List[Tensor]) -> List[Tensor]:
     outs = []
     for g in grads:
-        outs.append(compress(pool, g).clone().view_as(g))  # leak: the pooled tensor is cloned and dropped
+        outs.append(compress(pool, g)[: g.numel()].clone().view_as(g))  # leak: the pooled tensor is cloned and dropped
     return outs
 
 

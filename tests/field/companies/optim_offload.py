@@ -123,7 +123,7 @@ class OffloadedAdam:
             self.pool.give_up(noise)
 
     def round_scaled(self, p: Tensor) -> None:
-        noise = self._noise if self.cfg.stochastic_rounding else self.pool.rent()  # leak: given up under the opposite option
+        noise = self._noise if self.cfg.stochastic_rounding else self.pool.rent()  # leak: only the kept noise is ever given up, the rented one never is
         noise.data[: p.numel()].uniform_(-0.5, 0.5)
         p.view(-1).add_(noise.data[: p.numel()]).round_()
         if self.cfg.use_pool and self.cfg.stochastic_rounding:
@@ -132,9 +132,9 @@ class OffloadedAdam:
             self.pool.give_up(noise)
 
     def master_of(self, p: Tensor) -> Tensor:
-        lease = self.pool.rent()  # leak: the row view leaves, the lease with its index does not
+        lease = self.pool.rent()  # leak: a clone of the row leaves, the lease is dropped
         lease.data[: p.numel()].copy_(p.view(-1))
-        return lease.data[: p.numel()]
+        return lease.data[: p.numel()].clone()
 
     def load_master(self, i: int, values: Tensor) -> None:
         st = self.init_state(i)

@@ -106,11 +106,11 @@ class ReplayBuffer:
         self.depot.restock(scratch)
         return out
 
-    def sample_shared(self, k: int) -> torch.Tensor:
-        scratch = self.depot.draw()  # leak: the tensor shares the memory, the block itself is never restocked
+    def sample_mean(self, k: int) -> torch.Tensor:
+        scratch = self.depot.draw()  # leak: the mean is a tensor of its own, the block is never restocked
         for i in range(k):
             scratch.obs[i] = random.choice(self.episodes).obs[0]
-        return torch.from_numpy(scratch.obs[:k])
+        return torch.from_numpy(scratch.obs[:k]).mean(0)
 
     def export(self) -> List[EpisodeBlock]:
         """The caller restocks the copies."""
