@@ -16,7 +16,6 @@ from auditor.source.suppress import Suppression
 from auditor.texts import Texts
 from auditor.workers import Died, run_all
 
-
 MANY = 200
 """So many new files occupy the workers long enough for one of them to follow the leases meanwhile."""
 

@@ -28,7 +28,7 @@ class Passing(Perhaps):
             held = replace(held, stale=True)
         if call.method in FILLING and call.receiver is not None and self._one_of_many(held):
             held = replace(held, noted=held.noted | {call.receiver})
-        else:
+        elif node != self.site:  # where it began another object is counted the next time
             held = self._counted(call, held, edge)
         fresh = self._rebind(
             node, held, call.target, [], Loss.NEXT_TURN

@@ -79,8 +79,11 @@ class AssignmentLowering(ExpressionLowering):
         asked = condition(inner)
         if asked is None or target.id in asked.names:
             return
-        self.graph.condition_names[asked.key] = asked.names
-        self._pending_define = Define(test, target.id, asked.key, asked.positive != negated, asked.names)
+        key = asked.key
+        if asked.kind == "absent" and asked.subject is not None:
+            key = f"{ast.unparse(asked.subject)} is None"  # `flag = slot == NO_SLOT` says as much of a lease
+        self.graph.condition_names[key] = asked.names
+        self._pending_define = Define(test, target.id, key, asked.positive != negated, asked.names)
 
     def assign(self, target: ast.expr, source: Path) -> None:
         if isinstance(target, ast.Name):

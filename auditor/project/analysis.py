@@ -204,7 +204,9 @@ class Analysis:
             return  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
         if outcome.recorded and any(path[0].startswith("@") for path in outcome.beside):
             return  # the module keeps one for each key: whoever asks is shown it
-        if outcome.recorded and gives_back_its_records(self.recogniser, function, outcome.beside):
+        if outcome.recorded and gives_back_its_records(
+            self.recogniser, function, outcome.beside, source.protocol
+        ):
             return
         made = Source(
             source.protocol,

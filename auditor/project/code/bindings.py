@@ -72,6 +72,24 @@ def given_to(function: Function, name: str) -> Iterator[ast.expr]:
                 yield value
 
 
+def assigned_by(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets with their values: `a, b = x, y` is two."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                    yield from zip(target.elts, value.elts, strict=False)
+                else:
+                    yield target, value
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield target, value
+
+
+def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Of all its statements."""
+    return (each for node in statements_of(function.node) for each in assigned_by(node))
+
+
 def is_dropped(function: Function, call: ast.Call) -> bool:
     """Nobody asks for what the call returns."""
     return any(isinstance(node, ast.Expr) and node.value is call for node in statements_of(function.node))

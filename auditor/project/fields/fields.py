@@ -31,9 +31,10 @@ from auditor.project.fields.forgetting import (
     escaped_by_name,
     for_good,
     forgets,
-    given_away,
+    shared,
 )
 from auditor.project.fields.other_words import properties_of
+from auditor.project.fields.reckoning import takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refilling import LOCKING, OPENING, Refilling
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
@@ -210,7 +211,7 @@ class Fields(Refilling):
             escapes = escaped_by_name(method) or escapes
             if own_name(method) is None or not mentions(method, attribute):
                 continue
-            if len(path) > 2 and method.name in INITIAL and given_away(method, attribute):
+            if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
                 escapes = True
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
@@ -220,7 +221,9 @@ class Fields(Refilling):
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 escapes = escapes or method is not outcome.function
-            elif answer.fate is Fate.UNKNOWN and CLEANUP.fullmatch(method.name):
+            elif answer.fate is Fate.UNKNOWN and (
+                CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
+            ):
                 escapes = True
             elif answer.dropped and method is not outcome.function and forgets(method, attribute):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)

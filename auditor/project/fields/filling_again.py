@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.ir.calls import LOGGING
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
@@ -128,16 +128,10 @@ def same(one: ast.expr, other: ast.expr) -> bool:
 def moved_on(filling: Filling) -> Iterator[Filling]:
     """`self.last = self.current`, before or while `self.current` is filled."""
     for node in statements_of(filling.method.node):
-        if not isinstance(node, ast.Assign) or node.lineno > filling.line:
-            continue
-        for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for to, value in pairs:
-                field = own_attribute(to, filling.owner)
-                if field is not None and own_attribute(value, filling.owner) == filling.field:
-                    yield Filling(filling.method, filling.owner, field, node, to)
+        for to, value in assigned_by(node) if node.lineno <= filling.line else ():
+            field = own_attribute(to, filling.owner)
+            if field is not None and own_attribute(value, filling.owner) == filling.field:
+                yield Filling(filling.method, filling.owner, field, node, to)
 
 
 def found_in_a_table(method: Function, name: str) -> ast.expr | None:

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from auditor.project.code.bindings import given_to, own_name, statements_of
+from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
@@ -112,15 +112,16 @@ def _is_given_it(method: Function, call: ast.Call) -> bool:
     )
 
 
-def given_away(method: Function, attribute: str) -> bool:
-    """A constructor hands the field to somebody else."""
+def shared(method: Function, attribute: str) -> bool:
+    """A constructor has the field from its caller, or hands it to somebody else, who has it as well."""
     own = own_name(method)
-    for call in method.calls:
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-            match argument:
-                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own and attr == attribute:
-                    return True
-    return False
+    given = (
+        argument for call in method.calls for argument in (*call.args, *(k.value for k in call.keywords))
+    )
+    return any(own_attribute(each, own or "") == attribute for each in given) or any(
+        own_attribute(target, own or "") == attribute and getattr(value, "id", None) in method.parameters[1:]
+        for target, value in assignments(method)
+    )
 
 
 def asks_or_releases(function: Function, attribute: str) -> bool:

@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import (
     Filling,
@@ -88,13 +88,7 @@ def takes_out(method: Function, field: str) -> bool:
 
 def _empties(node: ast.Assign, own: str, field: str) -> bool:
     """`self.field = None`, also beside others: `old, self.field = self.field, None`."""
-    for target in node.targets:
-        pairs = [(target, node.value)]
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            pairs = list(zip(target.elts, node.value.elts, strict=False))
-        if any(own_attribute(to, own) == field and _is_nothing(value) for to, value in pairs):
-            return True
-    return False
+    return any(own_attribute(to, own) == field and _is_nothing(value) for to, value in assigned_by(node))
 
 
 def _is_nothing(value: ast.expr) -> bool:

@@ -1,7 +1,7 @@
 """Whether an object that lends what it notes down gives all of it back itself: a step, a scope, an arena."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from auditor.ir.ops import Path
 from auditor.project.code.modules import Function
@@ -9,16 +9,18 @@ from auditor.project.meaning.releases import Releases
 from auditor.project.shapes.field_work import field_work, mentions
 
 
-def gives_back_its_records(recogniser: Releases, lending: Function, beside: Iterable[Path]) -> bool:
+def gives_back_its_records(
+    recogniser: Releases, lending: Function, beside: Iterable[Path], protocol: str
+) -> bool:
     """Another method gives back what stands in that field, and nothing that it is told."""
     if lending.cls is None:
         return False
     fields = {path[1][1:] for path in beside if len(path) > 1 and path[1].startswith(".")}
     others = [method for method in lending.cls.methods.values() if method is not lending]
-    return any(_drains(recogniser, method, fields) for method in others)
+    return any(_drains(recogniser, method, fields, protocol) for method in others)
 
 
-def _drains(recogniser: Releases, method: Function, fields: set[str]) -> bool:
+def _drains(recogniser: Releases, method: Function, fields: set[str], protocol: str) -> bool:
     noted = {
         id(node) for node in ast.walk(method.node) if isinstance(node, ast.Attribute) and node.attr in fields
     }
@@ -26,7 +28,14 @@ def _drains(recogniser: Releases, method: Function, fields: set[str]) -> bool:
         return False
     names = field_work(method).derived(frozenset(), noted)
     return any(
-        mentions(argument, names, noted) and recogniser.releases(method, call, position)
+        mentions(operand, names, noted) and recogniser.releases(method, call, position, protocol)
         for call in method.calls
-        for position, argument in enumerate(call.args)
+        for position, operand in _operands(call)
     )
+
+
+def _operands(call: ast.Call) -> Iterator[tuple[int, ast.expr]]:
+    """The arguments, and at -1 the object itself."""
+    yield from enumerate(call.args)
+    if isinstance(call.func, ast.Attribute):
+        yield -1, call.func.value

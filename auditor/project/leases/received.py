@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from auditor.flow.lease import Callers
 from auditor.model import Step
 from auditor.project.outcome import Outcome, loses_normally
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, WEAK, take_apart
+
+SAYING_SO = ACQUIRE_WORDS - WEAK
+"""Verbs by which a function's name tells its callers that its result is a lease."""
 
 
 def callers_of(outcome: Outcome, received: Sequence[Outcome]) -> Callers | None:
@@ -15,6 +19,7 @@ def callers_of(outcome: Outcome, received: Sequence[Outcome]) -> Callers | None:
         or outcome.returned is None
         or function.name.startswith("_")
         or function.parent is not None
+        or take_apart(function.name, SAYING_SO) is not None
     ):
         return None
     if any(place[0] in function.parameters[:1] for place in outcome.beside):

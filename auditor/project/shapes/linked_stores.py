@@ -4,10 +4,9 @@ end."""
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assignments, own_attribute, own_name
 from auditor.project.shapes.field_work import FieldWork, mentions
 
-Assignment = tuple[ast.expr, ast.expr]
 Taken = tuple[FieldWork, list[FieldWork]]
 """A method that takes, and those that give back."""
 
@@ -25,7 +24,7 @@ def linked_again(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> It
 def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
     """The heads that a method moves on, with the name that it hands out."""
     own = own_name(work.method) or ""
-    pairs = list(_assignments(work))
+    pairs = list(assignments(work.method))
     for target, value in pairs:
         head = own_attribute(value, own)
         if head is None or not isinstance(target, ast.Name):
@@ -43,7 +42,7 @@ def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
 def _linked(work: FieldWork) -> Iterator[str]:
     """The heads that a method sets to what it is told, which has the one before for its follower."""
     own = own_name(work.method) or ""
-    pairs = list(_assignments(work))
+    pairs = list(assignments(work.method))
     for target, value in pairs:
         head = own_attribute(value, own)
         follows = isinstance(target, ast.Attribute | ast.Subscript) and work.is_from_told(target)
@@ -85,13 +84,3 @@ def _handed_out_at(work: FieldWork, top: str) -> set[str]:
 def _reads(work: FieldWork, node: ast.expr, field: str) -> bool:
     own = own_name(work.method) or ""
     return any(isinstance(each, ast.expr) and own_attribute(each, own) == field for each in ast.walk(node))
-
-
-def _assignments(work: FieldWork) -> Iterator[Assignment]:
-    """`a, b = x, y` is two."""
-    for node in statements_of(work.method.node):
-        match node:
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                yield from zip(targets, values, strict=False)
-            case ast.Assign(targets=targets, value=value):
-                yield from ((target, value) for target in targets)
