@@ -1,12 +1,22 @@
-"""Exit methods that give nothing back where a measure says so: the body was slow, the share was large."""
+"""Exit methods that give nothing back on some way, though nothing says that there is nothing: the body was
+slow, the share was large, the layer is frozen."""
 
 import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import given_to, own_attribute, own_name
+from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
+from auditor.protocols.vocabulary import split
 
 BEGINNINGS = frozenset({"__init__", "__post_init__", "__enter__", "__aenter__"})
+ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
+LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
+CHOOSING = (*ASKING, *LOOPING, ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Lambda)
+PROMISING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "borrowed", "keep", "kept",
+                       "leave", "auto", "close", "closed", "delete", "managed", "detached", "released"})  # fmt: skip
+"""Words of flags by which somebody else may have to end it."""
+
 CHANGING = frozenset({"append", "appendleft", "add", "pop", "popleft", "remove", "discard", "extend", "push"})
 
 
@@ -17,13 +27,60 @@ def measures_only(method: Function, family: Sequence[Function], field: str) -> b
     own = own_name(method)
     if own is None:
         return False
-    asking = (ast.If, ast.IfExp, ast.While, ast.Assert)
     tests = [
         node.test
         for node in ast.walk(method.node)
-        if isinstance(node, asking) and not _asks_for(node.test, own, field)
+        if isinstance(node, ASKING) and not _asks_for(node.test, own, field)
     ]
     return bool(tests) and all(_is_a_measure(test, method, family, own) for test in tests)
+
+
+def asks_other_things(method: Function, family: Sequence[Function], field: str) -> bool:
+    """All its conditions read fields of its object that say nothing of this one: no method but the
+    constructor writes them and has to do with this one as well, and none is a promise to keep it."""
+    own = own_name(method)
+    if own is None:
+        return False
+    asking = (node for node in ast.walk(method.node) if isinstance(node, ASKING))
+    tests = [node.test for node in asking if not _asks_for(node.test, own, field)]
+    asked = [set(_own_attributes(test, method, own)) for test in tests]
+    involved = (each for each in family if mentions(each, field) and each.name != "__init__")
+    decided = {own_attribute(target, own_name(each) or "") for each in involved for target in _written(each)}
+    kept = {attr for each in asked for attr in each if not PROMISING.isdisjoint(split(attr))}
+    return (
+        bool(tests)
+        and all(asked)
+        and not kept
+        and decided.isdisjoint(set().union(*asked))
+        and not any(_asks_others(test, method, own) for test in tests)
+    )
+
+
+def begins_always(function: Function, call: ast.Call) -> bool:
+    """Every call of the function that goes well gets as far as that."""
+    for statement in function.node.body if isinstance(function.node.body, list) else ():
+        parts = list(ast.walk(statement))
+        if any(part is call for part in parts):
+            choices = (part for part in parts if isinstance(part, CHOOSING))
+            return not any(inner is call for choice in choices for inner in ast.walk(choice))
+        if any(isinstance(part, ast.Return) for part in parts):
+            return False
+    return False
+
+
+def _asks_others(test: ast.expr, method: Function, own: str) -> bool:
+    """What the method is told, or what another object says of itself at this time."""
+    told = set(method.parameters) - {own}
+    return any(
+        isinstance(node, ast.Name) and (node.id in told or node.id[:1].islower()) and node.id != own
+        for node in ast.walk(test)
+    )
+
+
+def _written(method: Function) -> Iterator[ast.expr]:
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            yield node
 
 
 def overridden(method: Function, family: Sequence[Function]) -> bool:

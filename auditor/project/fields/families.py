@@ -17,8 +17,8 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.ended_by_others import has_unknown_base
-from auditor.project.fields.exits import measures_only, overridden
-from auditor.project.fields.forgetting import CLEANUP
+from auditor.project.fields.exits import asks_other_things, begins_always, measures_only, overridden
+from auditor.project.fields.forgetting import CLEANUP, CLOSING
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
@@ -45,17 +45,24 @@ class Families:
             yield from each.methods.values()
 
     def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
-        """`__exit__` that returns before the release by the exception it is told of, or by a measure."""
-        exits = [m for m in family if m.qualname == name and m.name in EXITS and m.parameters]
-        answers = [(method, self._asked(outcome, method, path)) for method in exits]
-        return any(
-            answer.kept_by or (answer.sometimes and measures_only(method, family, path[1][1:]))
-            for method, answer in answers
-        )
+        """`__exit__` that returns before the release by the exception it is told of, or by a measure; that or
+        `close` by what has nothing to do with the field."""
+        field, begun = path[1][1:], outcome.function
+        for method in (each for each in family if each.qualname == name and each.parameters):
+            if not _leaves(method):
+                continue
+            leaves = method.name in EXITS
+            answer = self._asked(outcome, method, path)
+            if leaves and (answer.kept_by or (answer.sometimes and measures_only(method, family, field))):
+                return True
+            once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call)
+            if once and asks_other_things(method, family, field):
+                return True
+        return False
 
     def _in_force(self, family: list[Function], names: list[str]) -> list[str]:
         """Without exit methods in whose place a subclass has put its own."""
-        gone = {m.qualname for m in family if m.name in EXITS and overridden(m, family)}
+        gone = {m.qualname for m in family if _leaves(m) and overridden(m, family)}
         return [name for name in names if name not in gone]
 
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
@@ -158,3 +165,8 @@ class Families:
         except (TooLarge, TooManyStates, RecursionError):
             return None
         return followed.endings
+
+
+def _leaves(method: Function) -> bool:
+    """Nobody uses the object afterwards."""
+    return method.name in EXITS or CLOSING.fullmatch(method.name) is not None
