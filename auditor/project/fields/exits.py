@@ -14,7 +14,8 @@ ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
 CHOOSING = (*ASKING, *LOOPING, ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Lambda)
 PROMISING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "borrowed", "keep", "kept",
-                       "leave", "auto", "close", "closed", "delete", "managed", "detached", "released"})  # fmt: skip
+                       "leave", "auto", "close", "closed", "delete", "managed", "detached",
+                       "released"})  # fmt: skip
 """Words of flags by which somebody else may have to end it."""
 
 CHANGING = frozenset({"append", "appendleft", "add", "pop", "popleft", "remove", "discard", "extend", "push"})

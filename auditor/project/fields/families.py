@@ -60,9 +60,10 @@ class Families:
                 return True
         return False
 
-    def _in_force(self, family: list[Function], names: list[str]) -> list[str]:
-        """Without exit methods in whose place a subclass has put its own."""
-        gone = {m.qualname for m in family if _leaves(m) and overridden(m, family)}
+    def _in_force(self, cls: Class, names: list[str]) -> list[str]:
+        """Without exit methods of bases in whose place the class has put its own."""
+        inherited = [method for each in self.model.lineage(cls) for method in each.methods.values()]
+        gone = {m.qualname for m in inherited if _leaves(m) and overridden(m, inherited)}
         return [name for name in names if name not in gone]
 
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:

@@ -158,7 +158,7 @@ class Fields(Refilling):
             return
         assert function.cls is not None
         family = list(self._family(function.cls))
-        released_by = self._in_force(family, self._fate(outcome, family, path)[0])
+        released_by = self._in_force(function.cls, self._fate(outcome, family, path)[0])
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         if partly and partly == released_by:
             field = Field(function.cls.qualname, "".join(path[1:])[1:])
@@ -173,7 +173,7 @@ class Fields(Refilling):
         attribute = path[1][1:]
         escapes = escapes or self._ended_by_others(outcome, family, path) or self.elsewhere.taken_out(path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
-        released_by = [name for name in self._in_force(family, released_by) if name not in partly]
+        released_by = [name for name in self._in_force(cls, released_by) if name not in partly]
         for other in sorted(properties_of(family, attribute)):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
             released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]
