@@ -25,10 +25,17 @@ NAMES = re.compile(
 )
 """Keys that are few and come again, as against the numbers of requests."""
 
+LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
+
 COMING = re.compile(
     r"_*(?:re_?)?(?:register|add|insert|admit|create|new|open|load|init|setup|set_up|build|make|prepare)(?:_|$)"
 )
 """Methods that are called for what has not been there."""
+
+SETTING = re.compile(
+    r"_*(?:set|switch|change|select|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload)(?:_|$)"
+)
+"""Methods that are there to be called whenever something else is wanted."""
 
 
 def puts_in(filling: Filling) -> bool:
@@ -49,6 +56,29 @@ def puts_in(filling: Filling) -> bool:
                 continue
         into = {ast.unparse(each) for each in ast.walk(changed) if isinstance(each, ast.expr)}
         if into & lent and any(names_in(each) & brought for each in given):
+            return True
+    return False
+
+
+def turns_over(caller: Function, filling: Filling, enders: Sequence[Function]) -> bool:
+    """A loop of another method calls it each time on its own object, and only works with what is in the
+    field."""
+    own = own_name(caller) or ""
+    ending = {ender.name for ender in enders}
+    for loop in statements_of(caller.node):
+        if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+            continue
+        inside = [node for statement in loop.body for node in ast.walk(statement)]
+        called = {own_attribute(node.func, own) for node in inside if isinstance(node, ast.Call)}
+        leaves = any(isinstance(node, LEAVING) for node in inside)
+        worked_with = {id(node.value) for node in inside if isinstance(node, ast.Attribute | ast.Subscript)}
+        speaks = any(
+            isinstance(node, ast.Attribute)
+            and (node.attr in ending or (node.attr == filling.field and id(node) not in worked_with))
+            for node in inside
+        )
+        others = called - {filling.method.name, None}
+        if filling.method.name in called and not (leaves or speaks or others):
             return True
     return False
 

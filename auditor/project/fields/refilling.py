@@ -34,6 +34,7 @@ from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, escaped
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
+    SETTING,
     goes_on,
     known_elsewhere,
     names_a_place,
@@ -43,6 +44,7 @@ from auditor.project.fields.reckoning import (
     puts_in,
     takes_out,
     told_by_its_caller,
+    turns_over,
 )
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
@@ -72,7 +74,10 @@ class Refilling(Families):
             return None
         decide = self._field_again if filling.key is None else self._key_again
         again = bool(only_says(filling)) or decide(filling, outcome.call, family, enders)
-        return filling if again and not self._in_step(filling, enders) else None
+        if again and not self._in_step(filling, enders):
+            return filling
+        by_turns = (turns_over(each, filling, enders) for each in family if each is not filling.method)
+        return filling if filling.key is None and any(by_turns) else None
 
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
@@ -121,7 +126,8 @@ class Refilling(Families):
     def _field_again(
         self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
     ) -> bool:
-        lasting = [ender for ender in enders if not CLOSING.fullmatch(ender.name)]
+        setting = SETTING.match(filling.method.name) is not None
+        lasting = [ender for ender in enders if setting or not CLOSING.fullmatch(ender.name)]
         if puts_in(filling) or others_look_first(filling, call, family):
             return True
         return not _comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
