@@ -45,6 +45,7 @@ class Endings:
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
+    shown: set[int] = field(default_factory=set)  # of those unknown: what lies under the number is returned
     going_on: dict[int, Path] = field(default_factory=dict)  # where it lies when the acquire runs again
 
     @property

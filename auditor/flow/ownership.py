@@ -294,7 +294,10 @@ class Ownership(Parted):
             siblings = len(results) > 1 and len({place[:-1] for place in results}) == 1
             self.endings.returned.setdefault(node, results[0][:-1] if siblings else results[0])
             return True  # `return reader, writer`: the pair is the lease
-        if any(place[0] == RESULT[0] for place in held.maybe):
+        perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}
+        if perhaps:
             self.endings.unknown.add(node)
+            if perhaps == {(AT,)}:
+                self.endings.shown.add(node)
             return True
         return False

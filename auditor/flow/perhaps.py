@@ -89,8 +89,12 @@ class Perhaps(Holding):
             yield treatment
 
     def _of_contents(self, call: Call, position: Position) -> Treatment:
-        """What happens to the thing that lies in a table under the number."""
-        return self.effects.treatment(call, position, (), Value.OBJECT, self.acquisition.protocol)
+        """What happens to the thing that lies in a table under the number, an object or a tensor."""
+        for value in (Value.OBJECT, Value.TENSOR):
+            treatment = self.effects.treatment(call, position, (), value, self.acquisition.protocol)
+            if treatment.fate is not Fate.UNKNOWN:
+                break
+        return treatment
 
     def _only_used(self, treatment: Treatment) -> bool:
         """A function of which nothing is known works with a slot's memory; who keeps an object keeps its

@@ -13,6 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Held
+from auditor.flow.indirect import AT
 from auditor.flow.limits import TooManyStates
 from auditor.flow.operands import operands
 from auditor.flow.trace import shortest_path
@@ -235,7 +236,8 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if elsewhere or endings.taken:
         return Answer(Fate.TAKE, stored=elsewhere)
     if endings.unknown:
-        return NOT_TOLD
+        shown = endings.unknown == endings.shown and not endings.returned
+        return Answer(result=(AT,), sometimes=True) if shown else NOT_TOLD
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
     if again and len(question.place) > 1 and question.place[1].startswith("["):

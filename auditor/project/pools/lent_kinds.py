@@ -28,18 +28,20 @@ NUMBERS = frozenset(
 TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
                            "new_empty",
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
-MAKES_TENSORS = re.compile(rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn|arange)\(")
+MAKES_TENSORS = re.compile(rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn)\(")
 COUNTS = re.compile(r"(?:\w+\()?range\(")
 TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
 
 
 def value_of(function: Function) -> Value:
     """What the acquire hands out, from its name, its annotation and what its body makes."""
+    returns = getattr(function.node, "returns", None)
+    text = ast.unparse(returns) if returns is not None else ""
+    if not text and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
+        return Value.TENSOR
     owner_words = split(function.cls.name) if function.cls is not None else ()
     if NUMBERED & {*split(function.name), *owner_words}:
         return Value.INDEX
-    returns = getattr(function.node, "returns", None)
-    text = ast.unparse(returns) if returns is not None else ""
     owner = owner_name(function)
     for node in statements_of(function.node):
         match node:
