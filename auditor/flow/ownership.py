@@ -12,7 +12,7 @@ from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.indirect import AT, WITHIN, piece_of, without_contents
 from auditor.flow.lease import Loss
-from auditor.flow.parted import Parted, uses
+from auditor.flow.parted import Parted
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -54,18 +54,15 @@ class Ownership(Parted):
         if self.others:
             maybe = frozenset(place for place in held.maybe if place[0] not in self.others)
             held = replace(held, maybe=maybe) if maybe != held.maybe else held
-        if held.parted and any(self._about(held, path) for path in uses(op)):
-            return ()  # the other part may be given back here, or kept
-        if isinstance(op, Call) and not held.parted and self._gives_a_part(op, held):
-            self.endings.released.setdefault(node, held)
-            return (replace(held, parted=True),)
+        if held.parted and self._gone_by(op, held, edge):
+            return ()
+        others = self._others(node, op, held, edge)
         if isinstance(op, Call):
-            return tuple(limited(after) for after in self._call(node, op, held, edge))
-        if isinstance(op, Unpack) and (apart := self._one_of(op, held)):
+            return tuple(limited(each) for each in (*self._call(node, op, held, edge), *others))
+        if apart := self._apart(op, held):
             return tuple(limited(each) for each in apart)
         after = self._after(node, op, held, edge)
-        left = self._left_out(node, op, held, edge)
-        return tuple(limited(each) for each in (after, left) if each is not None)
+        return tuple(limited(each) for each in (after, *others) if each is not None)
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:

@@ -1,4 +1,8 @@
-"""Lists of leases of which a part is given back: `pool.free(blocks[:n])`, and the rest is named no more."""
+"""Lists of leases of which a part is taken: `pool.free(blocks[:n])`, `first = blocks[0]`, a loop that is left.
+
+The lease that is followed stands for any of the list. Where an operation takes some of them only, it goes on
+twice: as one of those, and as one of the others, which lie where they lay (`Held.parted`). Whatever touches them
+afterwards may see to them, so that this second state then says nothing more. It is lost where nothing does."""
 
 import ast
 from collections.abc import Iterator
@@ -6,19 +10,24 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.assuming import Assuming
-from auditor.flow.cut_short import cuts_short
 from auditor.flow.effects import Fate, Position, Value
 from auditor.flow.held import Held
 from auditor.flow.lease import Loss
 from auditor.flow.operands import operands
-from auditor.flow.places import below
+from auditor.flow.portions import Lists
+from auditor.ir.iterations import portion_of
 from auditor.ir.ops import (
     ANY_ITEM,
+    RAISING,
+    Assume,
     Await,
     Call,
     Capture,
     Constant,
+    Delete,
     Edge,
+    Enter,
+    Exit,
     Fresh,
     InPlace,
     Lookup,
@@ -32,37 +41,125 @@ from auditor.ir.ops import (
     Yield,
 )
 
+TAKING_OUT = frozenset({"pop", "popleft"})
+
 
 class Parted(Assuming):
     """A list that was acquired here, and that nobody else has, as far as it is parted."""
 
-    def _gives_a_part(self, call: Call, held: Held) -> bool:
-        """`pool.free(blocks[:n])`."""
-        value, protocol = self.acquisition.value, self.acquisition.protocol
-        if not self._may_be_parted(held):
+    def _gone_by(self, op: Op, held: Held, edge: Edge) -> bool:
+        """Whether the others of a parted list are somebody's business now: given back, kept, or asked for."""
+        if edge in RAISING or any(self._about(held, path) for path in uses(op)):
+            return True
+        if not isinstance(op, Assume):
             return False
-        return any(
-            self.effects.treatment(call, position, (), value, protocol).fate is Fate.RELEASE
-            for position in parts_given(call, held.places, self.graph.ops[self.site].at)
-        )
+        asked = {place[0].lstrip("@") for place in held.places | held.maybe} & op.names
+        return bool(asked) or (op.says_absent and self._is_an_element(op.subject, held))
 
-    def _left_out(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
-        """`for block in blocks[1:]`: behind the loop it may be the one that the loop does not go over."""
-        if self._may_be_parted(held) and not held.parted and cuts_short(self.graph, node, held):
-            return self._behind_the_cut(node, op, held)
-        if not isinstance(op, Next) or edge is not Edge.EXHAUSTED or held.parted or node in held.seen:
-            return None
-        if not _leaves_one(op.part) or not self._may_be_parted(held):
-            return None
-        whole = (*op.source, ANY_ITEM)
-        others = (place for place in held.places if "~" not in place[0] and place != op.target)
-        return replace(held, parted=True) if all(below(place, whole) == () for place in others) else None
+    def _is_an_element(self, subject: Path | None, held: Held) -> bool:
+        """`for lane in lanes: if lane is None: break`: those behind a gap may be gaps too."""
+        loops = (op for op in self.graph.ops if isinstance(op, Next))
+        return any(subject in self._elements(loop) and self._goes_over(loop, held) for loop in loops)
 
-    def _behind_the_cut(self, node: int, op: Op, held: Held) -> Held | None:
-        if isinstance(op, Move) and op.target != op.source[:1]:
-            return replace(held, parted=True)
-        self._lose(Loss.DROPPED, node, held)
-        return None
+    def _goes_over(self, loop: Next, held: Held) -> bool:
+        return loop.element is not None and bool(self._copied(held, loop.target, loop.element)[0])
+
+    def _others(self, node: int, op: Op, held: Held, edge: Edge) -> Iterator[Held]:
+        """The leases of the list that the operation leaves where they are."""
+        if held.parted or edge in RAISING or not self._may_be_parted(held):
+            return
+        if isinstance(op, Next):
+            left = self._left_by_loop(node, op, held, edge)
+        else:
+            left = any(self._divides(node, *taken, held) for taken in self._taken(op, held))
+        if not left:
+            return
+        target = getattr(op, "target", ())
+        places = frozenset(place for place in held.places if place[: len(target)] != target)
+        if places:
+            yield replace(held, places=places, parted=True)
+        else:
+            self._lose(Loss.DROPPED, node, held)
+
+    def _left_by_loop(self, node: int, op: Next, held: Held, edge: Edge) -> bool:
+        """By one over a part of the list those that are not in that; by the first turn, all but one."""
+        if node in held.seen or not self._goes_over(op, held):
+            return False
+        if edge is Edge.EXHAUSTED:
+            return bool(op.part) and self._divides(node, op.source[:1], op.part, held)
+        roots = {place[0] for place in held.places if place[:1] != op.target[:1] and place[0][0] != "%"}
+        named = {root for root in roots if "~" not in root}
+        return all(self._is_list_of_several((root,), held) for root in named or roots)
+
+    def _taken(self, op: Op, held: Held) -> Iterator[tuple[Path, str]]:
+        """Lists and the parts of them that get another name, or go elsewhere."""
+        match op:
+            case Move(source=source, part=part) | Store(source=source, part=part) if part:
+                yield source[:-1], part
+            case InPlace(operand=operand, at=ast.AugAssign(value=value)) if part := portion_of(value):
+                yield operand[:-1], part
+            case Call(receiver=tuple() as receiver, method=method, args=args) if method in TAKING_OUT:
+                if not args or portion_of(ast.Subscript(ast.Name("_"), op.at.args[0])):
+                    yield receiver, "0"
+            case Call():
+                for position, operand in operands(op):
+                    given = _as_written(op.at, position)
+                    part = portion_of(given) if given is not None else ""
+                    if part and self._goes_on(op, position, operand, held):
+                        yield operand[:1] if operand[2:] in ((), (ANY_ITEM,)) else operand, part
+
+    def _goes_on(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
+        """Given back, kept, or handed on in the call's result."""
+        for place in held.places:
+            treatment = self._treatment(call, position, operand, place)
+            if treatment is None or treatment.fate is Fate.UNKNOWN:
+                continue
+            result = treatment.result is not None and not treatment.maybe
+            if treatment.fate is not Fate.BORROW or treatment.moved_to is not None or result:
+                return True
+        return False
+
+    def _divides(self, node: int, whole: Path, part: str, held: Held) -> bool:
+        """Once: a loop that takes one part after the other may come to the end."""
+        if len(whole) != 1 or not self._lists.leaves_some(part, whole[0]):
+            return False
+        if not self._is_list_of_several(whole, held) or self._may_be_a_pair(whole, part, held):
+            return False
+        return not self._lists.comes_again(node, self._lists.made_at(whole))
+
+    def _is_list_of_several(self, whole: Path, held: Held) -> bool:
+        lists = self._lists
+        numbers = whole in held.places and self.acquisition.value is Value.INDEX
+        if not numbers and not any(place[:2] == (*whole, ANY_ITEM) for place in held.places):
+            return False
+        at_once = numbers or any(ANY_ITEM in place for place in self.acquisition.places)
+        return (lists.several() if at_once else lists.repeated) and lists.filled_here(whole)
+
+    def _may_be_a_pair(self, whole: Path, part: str, held: Held) -> bool:
+        """`got[0]` of a number with something else beside it."""
+        return whole in held.places and ":" not in part and not self._lists.is_gone_over(whole)
+
+    @cached_property
+    def _lists(self) -> Lists:
+        return Lists(self.graph, self.site)
+
+    def _apart(self, op: Op, held: Held) -> list[Held]:
+        """States for what is one of the list, and for what stays in it, that replace the one for both."""
+        match op:
+            case Unpack():
+                return self._one_of(op, held) or self._first_and_rest(op, held)
+        return []
+
+    def _first_and_rest(self, op: Unpack, held: Held) -> list[Held]:
+        """`first, *rest = acquire_all()`."""
+        match op.at, op.targets:
+            case (
+                ast.Tuple(elts=[ast.Name(), ast.Starred()]) | ast.List(elts=[ast.Name(), ast.Starred()]),
+                ((_, first), (_, rest)),
+            ) if self._may_be_parted(held) and self._is_list_of_several(op.source, held):
+                kept = frozenset(place for place in held.places if place[:1] not in (first, rest))
+                return [replace(held, places=kept | {place}) for place in (first, (*rest, ANY_ITEM))]
+        return []
 
     def _one_of(self, op: Unpack, held: Held) -> list[Held]:
         """`first, second = acquire_two()`: one of the list's leases gets one of the names."""
@@ -113,42 +210,17 @@ class Parted(Assuming):
         return True
 
     def _may_be_parted(self, held: Held) -> bool:
-        lent_here = self.site >= 0 and self.acquisition.value is not Value.TENSOR
+        lent_here = self.site >= 0 and not self.acquisition.keyed
         return lent_here and not any(map(self._outlives, held.places))
 
 
-def _leaves_one(part: str) -> bool:
-    """All but the first, or all but the last: `1:`, `:-1`; of `2:` it is not said that there are two."""
-    return part in ("1:", ":-1")
-
-
-def parts_given(call: Call, lists: frozenset[Path], acquire: ast.AST) -> Iterator[Position]:
-    """The operands that are slices of one of these lists and leave something; `blocks[:n]` of `allocate(n)`
-    is all of it."""
-    for position, operand in operands(call):
-        if operand[-1] == "[:]" and operand[:-1] in lists and _is_a_part(call, position, acquire):
-            yield position
-
-
-def _is_a_part(call: Call, position: Position, acquire: ast.AST) -> bool:
-    given = (
-        call.at.args[position] if isinstance(position, int) and 0 <= position < len(call.at.args) else None
-    )
-    match given:
-        case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper, step=None)):
-            bounds = [bound for bound in (lower, upper) if bound is not None]
-            return bool(bounds) and not any(_is_an_end(bound, acquire) for bound in bounds)
-    return False
-
-
-def _is_an_end(bound: ast.expr, acquire: ast.AST) -> bool:
-    """`blocks[0:]`, `blocks[:len(blocks)]`, or what the acquire was told."""
-    if isinstance(bound, ast.Constant) and bound.value in (0, None):
-        return True
-    if any(isinstance(inner, ast.Call) for inner in ast.walk(bound)):
-        return True
-    written = ast.dump(bound)
-    return any(ast.dump(inner) == written for inner in ast.walk(acquire))
+def _as_written(call: ast.Call, position: Position) -> ast.expr | None:
+    if position == -1:
+        return call.func.value if isinstance(call.func, ast.Attribute) else None
+    if isinstance(position, str):
+        return next((each.value for each in call.keywords if each.arg == position), None)
+    given = call.args[position] if position < len(call.args) else None
+    return given.value if isinstance(given, ast.Starred) else given
 
 
 def uses(op: Op) -> Iterator[Path]:
@@ -160,8 +232,12 @@ def uses(op: Op) -> Iterator[Path]:
             yield source
         case Next(source=source):
             yield source
-        case InPlace(operand=operand):
-            yield operand
+        case InPlace(target=target, operand=operand):
+            yield from (target, operand)
+        case Delete(target=target) if len(target) > 1:
+            yield target
+        case Enter(context=context) | Exit(context=context):
+            yield context
         case Make(items=items):
             yield from (path for _, path in items)
         case Fresh(uses=used):

@@ -4,6 +4,7 @@ import ast
 
 from auditor.ir.conditions import condition, item_component
 from auditor.ir.expressions import ExpressionLowering
+from auditor.ir.iterations import portion_of
 from auditor.ir.ops import ANY_ITEM, Constant, Define, Delete, InPlace, Make, Move, Path, Store, Unpack
 
 
@@ -19,7 +20,7 @@ class AssignmentLowering(ExpressionLowering):
             return
         source = self.value(node.value)
         for target in node.targets:
-            self.assign(target, source)
+            self.assign(target, source, portion_of(node.value))
         self._end(node)
 
     def _assign_simply(self, node: ast.Assign) -> bool:
@@ -47,7 +48,7 @@ class AssignmentLowering(ExpressionLowering):
             source = self.value(element)
             if source[0][0] != "%":
                 held = self.builder.temporary()
-                self.builder.emit(Move(element, held, source))
+                self.builder.emit(Move(element, held, source, portion_of(element)))
                 source = held
             sources.append(source)
         for name, source in zip(target.elts, sources, strict=True):
@@ -67,7 +68,7 @@ class AssignmentLowering(ExpressionLowering):
 
     def do_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
-            self.assign(node.target, self.value(node.value))
+            self.assign(node.target, self.value(node.value), portion_of(node.value))
             self._end(node)
 
     def _define_flag(self, target: ast.Name, test: ast.expr) -> None:
@@ -85,33 +86,33 @@ class AssignmentLowering(ExpressionLowering):
         self.graph.condition_names[key] = asked.names
         self._pending_define = Define(test, target.id, key, asked.positive != negated, asked.names)
 
-    def assign(self, target: ast.expr, source: Path) -> None:
+    def assign(self, target: ast.expr, source: Path, part: str = "") -> None:
         if isinstance(target, ast.Name):
-            self.builder.emit(Move(target, (self.root(target.id),), source))
+            self.builder.emit(Move(target, (self.root(target.id),), source, part))
             if self._pending_define is not None:
                 self.builder.emit(self._pending_define)
                 self._pending_define = None
         elif isinstance(target, ast.Attribute):
-            self.builder.emit(Store(target, (*self.value(target.value), "." + target.attr), source))
+            self.builder.emit(Store(target, (*self.value(target.value), "." + target.attr), source, part=part))
         elif isinstance(target, ast.Subscript):
-            self._assign_item(target, source)
+            self._assign_item(target, source, part)
         elif isinstance(target, ast.Starred):
             self.assign(target.value, source)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self._unpack(target, source)
 
-    def _assign_item(self, target: ast.Subscript, source: Path) -> None:
+    def _assign_item(self, target: ast.Subscript, source: Path, part: str) -> None:
         base = self.value(target.value)
         sliced = isinstance(target.slice, (ast.Slice, ast.Tuple)) or (
             isinstance(target.slice, ast.Constant) and target.slice.value is ...
         )
         if sliced:
             self._slice_uses(target.slice)
-            self.builder.emit(Store(target, (*base, "[:]"), source, sliced=True))
+            self.builder.emit(Store(target, (*base, "[:]"), source, sliced=True, part=part))
             return
         if not isinstance(target.slice, (ast.Constant, ast.Name)):
             self.value(target.slice)
-        self.builder.emit(Store(target, (*base, item_component(target.slice)), source))
+        self.builder.emit(Store(target, (*base, item_component(target.slice)), source, part=part))
 
     def _unpack(self, target: ast.Tuple | ast.List, source: Path) -> None:
         plain = not any(isinstance(element, ast.Starred) for element in target.elts)

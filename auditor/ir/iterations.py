@@ -98,3 +98,12 @@ def part_of(over: ast.expr) -> str:
     if isinstance(over, ast.Subscript) and isinstance(over.slice, ast.Slice):
         return ast.unparse(over.slice)
     return ""
+
+
+def portion_of(value: ast.expr) -> str:
+    """The text of the slice, of the number or of the mask by which some of a list is taken; empty for all."""
+    if not isinstance(value, ast.Subscript):
+        return ""
+    at = value.slice.operand if isinstance(value.slice, ast.UnaryOp) else value.slice
+    number = isinstance(at, ast.Constant) and isinstance(at.value, int)
+    return ast.unparse(value.slice) if number or isinstance(at, ast.Slice | ast.Compare) else ""

@@ -59,6 +59,7 @@ class Move(Op):
 
     target: Path
     source: Path
+    part: str = ""  # `:n` of `x = source[:n]`, `0` of `x = source[0]`
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +139,7 @@ class Store(Op):
     target: Path
     source: Path
     sliced: bool = False
+    part: str = ""  # as of a Move
 
 
 @dataclass(slots=True, eq=False)

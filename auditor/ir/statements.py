@@ -3,6 +3,7 @@
 import ast
 
 from auditor.ir.cleanups import CleanupLowering
+from auditor.ir.iterations import portion_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Capture, Constant, Fresh, Leave, Move, Store, Way
 from auditor.ir.scope import defaults_of, free_names
 
@@ -31,7 +32,7 @@ class StatementLowering(CleanupLowering):
         if node.value is None:
             self.builder.emit(Constant(node, RESULT, None))
         else:
-            self.builder.emit(Move(node, RESULT, self.value(node.value)))
+            self.builder.emit(Move(node, RESULT, self.value(node.value), portion_of(node.value)))
         self._end(node)
         self.builder.leave(Leave(node, Way.RETURN))
 
