@@ -86,7 +86,7 @@ class Parted(Assuming):
         if node in held.seen or not self._goes_over(op, held):
             return False
         if edge is Edge.EXHAUSTED:
-            return bool(op.part) and self._divides(node, op.source[:1], op.part, held)
+            return bool(op.part) and self._divides(node, _list_in(op.source), op.part, held)
         roots = {place[0] for place in held.places if place[:1] != op.target[:1] and place[0][0] != "%"}
         named = {root for root in roots if "~" not in root}
         return all(self._is_list_of_several((root,), held) for root in named or roots)
@@ -106,7 +106,7 @@ class Parted(Assuming):
                     given = _as_written(op.at, position)
                     part = portion_of(given) if given is not None else ""
                     if part and self._goes_on(op, position, operand, held):
-                        yield operand[:1] if operand[2:] in ((), (ANY_ITEM,)) else operand, part
+                        yield operand[:-2] if operand[-2:] == ("[:]", ANY_ITEM) else operand[:-1], part
 
     def _goes_on(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
         """Given back, kept, or handed on in the call's result."""
@@ -121,23 +121,23 @@ class Parted(Assuming):
 
     def _divides(self, node: int, whole: Path, part: str, held: Held) -> bool:
         """Once: a loop that takes one part after the other may come to the end."""
-        if len(whole) != 1 or not self._lists.leaves_some(part, whole[0]):
+        if not self._lists.leaves_some(part, whole) or not self._is_list_of_several(whole, held, part):
             return False
-        if not self._is_list_of_several(whole, held) or self._may_be_a_pair(whole, part, held):
-            return False
-        return not self._lists.comes_again(node, self._lists.made_at(whole))
+        return not self._lists.comes_again(node, self._lists.made_at(whole[:1]))
 
-    def _is_list_of_several(self, whole: Path, held: Held) -> bool:
-        lists = self._lists
-        numbers = whole in held.places and self.acquisition.value is Value.INDEX
-        if not numbers and not any(place[:2] == (*whole, ANY_ITEM) for place in held.places):
+    def _is_list_of_several(self, whole: Path, held: Held, part: str = "0") -> bool:
+        """What is sliced is a list; of a number it may also be a pair with something else that `got[0]` is
+        taken from."""
+        lists, acquisition = self._lists, self.acquisition
+        if acquisition.keyed:
+            return ":" in part and whole in acquisition.places
+        at_once = whole in held.places and acquisition.value is not Value.TENSOR
+        if at_once and part.lstrip("-").isdecimal():
+            at_once = acquisition.value is Value.INDEX and lists.is_gone_over(whole)
+        if not at_once and not any(place[: len(whole) + 1] == (*whole, ANY_ITEM) for place in held.places):
             return False
-        at_once = numbers or any(ANY_ITEM in place for place in self.acquisition.places)
+        at_once = at_once or any(ANY_ITEM in place for place in acquisition.places)
         return (lists.several() if at_once else lists.repeated) and lists.filled_here(whole)
-
-    def _may_be_a_pair(self, whole: Path, part: str, held: Held) -> bool:
-        """`got[0]` of a number with something else beside it."""
-        return whole in held.places and ":" not in part and not self._lists.is_gone_over(whole)
 
     @cached_property
     def _lists(self) -> Lists:
@@ -210,8 +210,11 @@ class Parted(Assuming):
         return True
 
     def _may_be_parted(self, held: Held) -> bool:
-        lent_here = self.site >= 0 and not self.acquisition.keyed
-        return lent_here and not any(map(self._outlives, held.places))
+        return self.site >= 0 and not any(map(self._outlives, held.places))
+
+
+def _list_in(source: Path) -> Path:
+    return source[:-1] if source[-1] == "[:]" else source
 
 
 def _as_written(call: ast.Call, position: Position) -> ast.expr | None:

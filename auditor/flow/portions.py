@@ -96,7 +96,9 @@ class Lists:
         return False
 
     def _filled_by_acquire(self, name: Path) -> bool:
-        seen, pending = {name}, [name]
+        if len(name) > 1 and any(_puts_into(op, name) for op in self.graph.ops):
+            return False
+        seen, pending = {name[:1]}, [name[:1]]
         while pending:
             for source in self._sources(pending.pop()):
                 if source is None:
@@ -179,8 +181,9 @@ class Lists:
 
     # How much is taken --------------------------------------------------------------------------------------
 
-    def leaves_some(self, part: str, name: str) -> bool:
-        """Of the list of that name, without doubt."""
+    def leaves_some(self, part: str, whole: Path) -> bool:
+        """Of that list, without doubt."""
+        name = "".join(whole)
         match _parsed(part):
             case ast.Slice(lower=lower, upper=upper, step=step):
                 if step is not None and _number(step) not in (1, -1):
@@ -247,7 +250,7 @@ class Lists:
         """`while len(found) > width:`."""
         written = ast.unparse(bound)
         return any(
-            isinstance(op, Assume) and {"len", name} <= op.names and written in op.key for op in self.graph.ops
+            isinstance(op, Assume) and {"len", name.split(".")[0]} <= op.names and written in op.key for op in self.graph.ops
         )
 
     @cached_property
@@ -276,6 +279,15 @@ class Lists:
                 ):
                     found.setdefault(name, []).append(value)
         return found
+
+
+def _puts_into(op: Op, whole: Path) -> bool:
+    match op:
+        case Store(target=target) | InPlace(target=target):
+            return target[: len(whole)] == whole
+        case Call(receiver=receiver, method=method):
+            return receiver == whole and method in FILLING
+    return False
 
 
 def _written(op: Op) -> tuple[Path, ...]:

@@ -4,7 +4,7 @@ import ast
 
 from auditor.ir.builder import Builder
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Call, Constant, Edge, Fresh, InPlace, Leave, Make, Move, Next, Nop, Unpack, Way
+from auditor.ir.ops import Await, Call, Constant, Edge, Fresh, InPlace, Leave, Make, Move, Next, Nop, Unpack, Way
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
@@ -38,6 +38,7 @@ def _fresh_roots(graph: Graph) -> frozenset[str]:
     """Locals whose every binding is an object made here: a display, a container's constructor, a class's
     call."""
     made: dict[str, bool] = {}
+    gathered = {op.target[0] for op in graph.ops if isinstance(op, Call) and op.method == "gather"}
     for op in graph.ops:
         match op:
             case Make(target=(name,)):
@@ -56,8 +57,12 @@ def _fresh_roots(graph: Graph) -> frozenset[str]:
                 | InPlace(target=(name,))
             ):
                 made[name] = False if not isinstance(op, InPlace) else made.get(name, False)
-            case Unpack(targets=targets):
-                made.update({path[0]: False for _, path in targets})
+            case Await(target=(name,), source=source):
+                made[name] = source[0] in gathered
+            case Unpack(targets=targets, at=ast.Tuple(elts=names) | ast.List(elts=names)):
+                for (_, path), at in zip(targets, names, strict=True):
+                    rest = isinstance(at, ast.Starred)  # `first, *rest = blocks` makes a list
+                    made[path[0]] = rest and made.get(path[0], True)
     return frozenset(name for name, fresh in made.items() if fresh) - frozenset(graph.parameters)
 
 
