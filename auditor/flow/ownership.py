@@ -58,7 +58,8 @@ class Ownership(Parted):
             return ()
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
-            return tuple(limited(each) for each in (*self._call(node, op, held, edge), *others))
+            after = self._call(node, op, held, edge)
+            return tuple(map(limited, (*after, *self._taken_out(op, held, edge), *others)))
         if apart := self._apart(op, held):
             return tuple(limited(each) for each in apart)
         after = self._after(node, op, held, edge)
@@ -138,7 +139,7 @@ class Ownership(Parted):
         piece = self._piece(op, held)
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         known = replace(held, maybe=without_contents(held.maybe))  # a sum of what lies there is no number
-        told = told and any(self._about(known, use) for use in op.uses)
+        told = told and not _of_all_alike(op.at) and any(self._about(known, use) for use in op.uses)
         made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
@@ -298,3 +299,8 @@ class Ownership(Parted):
                 self.endings.shown.add(node)
             return True
         return False
+
+
+def _of_all_alike(at: ast.AST) -> bool:
+    """`slot % size` is no way back to the slot."""
+    return isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mod) and not isinstance(at.left, ast.Constant)

@@ -10,11 +10,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.assuming import Assuming
-from auditor.flow.effects import Fate, Position, Value
+from auditor.flow.effects import Fate, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.lease import Loss
 from auditor.flow.operands import operands
-from auditor.flow.portions import Lists
+from auditor.flow.places import below
+from auditor.flow.portions import Lists, is_number
 from auditor.ir.iterations import portion_of
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -49,12 +50,23 @@ class Parted(Assuming):
 
     def _gone_by(self, op: Op, held: Held, edge: Edge) -> bool:
         """Whether the others of a parted list are somebody's business now: given back, kept, or asked for."""
-        if edge in RAISING or any(self._about(held, path) for path in uses(op)):
+        if edge in RAISING:
+            return True
+        if isinstance(op, Call):
+            return any(self._sees_to(op, position, path, held) for position, path in operands(op))
+        if any(self._about(held, path) for path in uses(op)):
             return True
         if not isinstance(op, Assume):
             return False
         asked = {place[0].lstrip("@") for place in held.places | held.maybe} & op.names
         return bool(asked) or (op.says_absent and self._is_an_element(op.subject, held))
+
+    def _sees_to(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
+        """More than to look at them: `len(blocks)`."""
+        if any(below(place, operand) is not None for place in held.maybe):
+            return True
+        treatments = (self._treatment(call, position, operand, place) for place in held.places)
+        return any(_ends_or_moves(treatment) for treatment in treatments)
 
     def _is_an_element(self, subject: Path | None, held: Held) -> bool:
         """`for lane in lanes: if lane is None: break`: those behind a gap may be gaps too."""
@@ -98,8 +110,8 @@ class Parted(Assuming):
                 yield source[:-1], part
             case InPlace(operand=operand, at=ast.AugAssign(value=value)) if part := portion_of(value):
                 yield operand[:-1], part
-            case Call(receiver=tuple() as receiver, method=method, args=args) if method in TAKING_OUT:
-                if not args or portion_of(ast.Subscript(ast.Name("_"), op.at.args[0])):
+            case Call(receiver=tuple() as receiver, method=method) if method in TAKING_OUT:
+                if _at_an_end(op):
                     yield receiver, "0"
             case Call():
                 for position, operand in operands(op):
@@ -109,13 +121,13 @@ class Parted(Assuming):
                         yield operand[:-2] if operand[-2:] == ("[:]", ANY_ITEM) else operand[:-1], part
 
     def _goes_on(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
-        """Given back, kept, or handed on in the call's result."""
+        """Given back, kept, or as a list in the call's result."""
         for place in held.places:
             treatment = self._treatment(call, position, operand, place)
             if treatment is None or treatment.fate is Fate.UNKNOWN:
                 continue
-            result = treatment.result is not None and not treatment.maybe
-            if treatment.fate is not Fate.BORROW or treatment.moved_to is not None or result:
+            result = treatment.result is not None and not treatment.maybe and operand[-1] == "[:]"
+            if _ends_or_moves(treatment) or result:
                 return True
         return False
 
@@ -132,7 +144,7 @@ class Parted(Assuming):
         if acquisition.keyed:
             return ":" in part and whole in acquisition.places
         at_once = whole in held.places and acquisition.value is not Value.TENSOR
-        if at_once and part.lstrip("-").isdecimal():
+        if at_once and is_number(part):
             at_once = acquisition.value is Value.INDEX and lists.is_gone_over(whole)
         if not at_once and not any(place[: len(whole) + 1] == (*whole, ANY_ITEM) for place in held.places):
             return False
@@ -149,6 +161,15 @@ class Parted(Assuming):
             case Unpack():
                 return self._one_of(op, held) or self._first_and_rest(op, held)
         return []
+
+    def _taken_out(self, call: Call, held: Held, edge: Edge) -> list[Held]:
+        """`last = slots.pop()` of numbers that were acquired together: that one has no other place now."""
+        whole = call.receiver
+        if call.method not in TAKING_OUT or edge in RAISING or held.parted or whole not in held.places:
+            return []
+        if self.acquisition.value is not Value.INDEX or not self._may_be_parted(held) or not _at_an_end(call):
+            return []
+        return [replace(held, places=frozenset({call.target}))]
 
     def _first_and_rest(self, op: Unpack, held: Held) -> list[Held]:
         """`first, *rest = acquire_all()`."""
@@ -211,6 +232,17 @@ class Parted(Assuming):
 
     def _may_be_parted(self, held: Held) -> bool:
         return self.site >= 0 and not any(map(self._outlives, held.places))
+
+
+def _at_an_end(call: Call) -> bool:
+    """`pop()`, `pop(0)`: of a list, not of what lies under a key."""
+    return not call.kwargs and all(isinstance(given, ast.Constant) and given.value == 0 for given in call.at.args)
+
+
+def _ends_or_moves(treatment: Treatment | None) -> bool:
+    if treatment is None:
+        return False
+    return treatment.fate is not Fate.BORROW or treatment.moved_to is not None or treatment.leaves
 
 
 def _list_in(source: Path) -> Path:

@@ -131,6 +131,8 @@ class Lists:
             case Make(items=items):
                 for _, path in items:
                     yield from self._leases(path)
+            case Move(source=source, part=part) if part and len(source) == 2:
+                yield None if is_number(part) else source[:1]
             case Move(source=source) | Await(source=source):
                 yield source[:1] if source[1:] in ((), ("[:]",)) else None
             case Call(method="values" | "copy", receiver=tuple() as receiver, args=()):
@@ -308,6 +310,11 @@ def _number(node: ast.expr) -> int | None:
     except ValueError:
         return None
     return value if isinstance(value, int) else None
+
+
+def is_number(part: str) -> bool:
+    """`0` or `-1`, not a slice or a mask."""
+    return part.lstrip("-").isdecimal()
 
 
 def _is_len(node: ast.expr, name: str) -> bool:
