@@ -50,6 +50,12 @@ class Holding:
                 return ()
         return None
 
+    def _about(self, held: Held, operand: Path) -> bool:
+        """Whether the operand is the lease, holds it, or was computed from it."""
+        return self._inside(held, operand) is not None or any(
+            below(place, operand) is not None for place in held.maybe
+        )
+
     def _ended_behind(self, held: Held, context: Path) -> bool:
         """Whether `with context:` gives the lease back where it ends."""
         if stays_open(self.graph, self.acquisition.text, context) or context in OWN_OBJECT:
@@ -128,7 +134,9 @@ class Holding:
             self.endings.unknown.add(node)
         else:
             again = before.stale or self.acquisition.handle is not Handle.RESULT
-            self._lose(Loss.NEXT_TURN if again and loss is Loss.REBOUND else loss, node, before)
+            if loss is Loss.REBOUND and (again or before.parted):
+                loss = Loss.DROPPED if before.parted else Loss.NEXT_TURN
+            self._lose(loss, node, before)
         return None
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:

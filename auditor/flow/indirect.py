@@ -67,3 +67,8 @@ def makes_text(node: ast.AST) -> bool:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def tells_nothing(at: ast.AST) -> bool:
+    """`slot % size` is the same for many slots."""
+    return isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mod) and not isinstance(at.left, ast.Constant)

@@ -1,7 +1,27 @@
-"""What a call is given, and as what."""
+"""What a call is given, and as what; what other operations read."""
+
+from collections.abc import Iterator
 
 from auditor.flow.effects import Position
-from auditor.ir.ops import Call, Path
+from auditor.ir.ops import (
+    Await,
+    Call,
+    Capture,
+    Delete,
+    Enter,
+    Exit,
+    Fresh,
+    InPlace,
+    Lookup,
+    Make,
+    Move,
+    Next,
+    Op,
+    Path,
+    Store,
+    Unpack,
+    Yield,
+)
 
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
@@ -19,3 +39,30 @@ def operands(call: Call) -> list[tuple[Position, Path]]:
     for name, path in call.kwargs:
         given.append((name, path) if name is not None else (len(given), (*path, "[*]")))
     return given
+
+
+def uses(op: Op) -> Iterator[Path]:
+    """What an operation reads."""
+    match op:
+        case Call():
+            yield from (path for _, path in operands(op))
+        case Move(source=source) | Await(source=source) | Unpack(source=source) | Store(source=source):
+            yield source
+        case Next(source=source):
+            yield source
+        case InPlace(target=target, operand=operand):
+            yield from (target, operand)
+        case Delete(target=target) if len(target) > 1:
+            yield target
+        case Enter(context=context) | Exit(context=context):
+            yield context
+        case Make(items=items):
+            yield from (path for _, path in items)
+        case Fresh(uses=used):
+            yield from used
+        case Lookup(target=target):
+            yield target
+        case Capture(names=names):
+            yield from ((name,) for name in names)
+        case Yield(source=source) if source is not None:
+            yield source

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
-from auditor.flow.indirect import AT, WITHIN, piece_of, without_contents
+from auditor.flow.indirect import AT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
@@ -58,8 +58,8 @@ class Ownership(Parted):
             return ()
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
-            after = self._call(node, op, held, edge)
-            return tuple(map(limited, (*after, *self._taken_out(op, held, edge), *others)))
+            passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
+            return tuple(limited(each) for each in passed)
         if apart := self._apart(op, held):
             return tuple(limited(each) for each in apart)
         after = self._after(node, op, held, edge)
@@ -139,7 +139,7 @@ class Ownership(Parted):
         piece = self._piece(op, held)
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         known = replace(held, maybe=without_contents(held.maybe))  # a sum of what lies there is no number
-        told = told and not _of_all_alike(op.at) and any(self._about(known, use) for use in op.uses)
+        told = told and not tells_nothing(op.at) and any(self._about(known, use) for use in op.uses)
         made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
@@ -154,12 +154,6 @@ class Ownership(Parted):
         """What lies in a table under the number may know the number."""
         told = self.acquisition.value is Value.INDEX and self._about(held, index)
         return replace(held, maybe=held.maybe | {(*target, AT)}) if told else held
-
-    def _about(self, held: Held, operand: Path) -> bool:
-        """Whether the operand is the lease, holds it, or was computed from it."""
-        return self._inside(held, operand) is not None or any(
-            below(place, operand) is not None for place in held.maybe
-        )
 
     def _next(self, node: int, op: Next, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING:
@@ -299,8 +293,3 @@ class Ownership(Parted):
                 self.endings.shown.add(node)
             return True
         return False
-
-
-def _of_all_alike(at: ast.AST) -> bool:
-    """`slot % size` is no way back to the slot."""
-    return isinstance(at, ast.BinOp) and isinstance(at.op, ast.Mod) and not isinstance(at.left, ast.Constant)

@@ -1,8 +1,10 @@
-"""Lists of leases of which a part is taken: `pool.free(blocks[:n])`, `first = blocks[0]`, a loop that is left.
+"""Lists of leases of which a part is taken: `pool.free(blocks[:n])`, `first = blocks[0]`, a loop that is
+left.
 
 The lease that is followed stands for any of the list. Where an operation takes some of them only, it goes on
-twice: as one of those, and as one of the others, which lie where they lay (`Held.parted`). Whatever touches them
-afterwards may see to them, so that this second state then says nothing more. It is lost where nothing does."""
+twice: as one of those, and as one of the others, which lie where they lay (`Held.parted`). Whatever touches
+them afterwards may see to them, so that this second state then says nothing more. It is lost where nothing
+does. Whether a part leaves others is asked of `portions`, whether the list holds nothing else of `lists`."""
 
 import ast
 from collections.abc import Iterator
@@ -12,10 +14,12 @@ from functools import cached_property
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Position, Treatment, Value
 from auditor.flow.held import Held
+from auditor.flow.knowledge import EXTENDING
 from auditor.flow.lease import Loss
-from auditor.flow.operands import operands
+from auditor.flow.lists import Lists
+from auditor.flow.operands import operands, uses
 from auditor.flow.places import below
-from auditor.flow.portions import Lists, is_number
+from auditor.flow.portions import Portions, is_number
 from auditor.ir.iterations import portion_of
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -23,15 +27,9 @@ from auditor.ir.ops import (
     Assume,
     Await,
     Call,
-    Capture,
     Constant,
-    Delete,
     Edge,
-    Enter,
-    Exit,
-    Fresh,
     InPlace,
-    Lookup,
     Make,
     Move,
     Next,
@@ -39,7 +37,6 @@ from auditor.ir.ops import (
     Path,
     Store,
     Unpack,
-    Yield,
 )
 
 TAKING_OUT = frozenset({"pop", "popleft"})
@@ -78,7 +75,7 @@ class Parted(Assuming):
 
     def _others(self, node: int, op: Op, held: Held, edge: Edge) -> Iterator[Held]:
         """The leases of the list that the operation leaves where they are."""
-        if held.parted or edge in RAISING or not self._may_be_parted(held):
+        if held.parted or edge in RAISING or not self._may_be_parted(held) or self._shown(held):
             return
         if isinstance(op, Next):
             left = self._left_by_loop(node, op, held, edge)
@@ -93,34 +90,45 @@ class Parted(Assuming):
         else:
             self._lose(Loss.DROPPED, node, held)
 
+    def _shown(self, held: Held) -> bool:
+        """A function of which nothing is known was given the list, and taken to have borrowed it because of
+        what comes later: that is not said of all its leases."""
+        calls = (self.graph.ops[node] for node in self.trusting)
+        given = (path for call in calls if isinstance(call, Call) for _, path in operands(call))
+        return any(self._is_list_of_several(path, held) for path in given)
+
     def _left_by_loop(self, node: int, op: Next, held: Held, edge: Edge) -> bool:
         """By one over a part of the list those that are not in that; by the first turn, all but one."""
         if node in held.seen or not self._goes_over(op, held):
             return False
         if edge is Edge.EXHAUSTED:
-            return bool(op.part) and self._divides(node, _list_in(op.source), op.part, held)
+            return bool(op.part) and self._divides(node, _list_in(op.source), op.part, True, held)
         roots = {place[0] for place in held.places if place[:1] != op.target[:1] and place[0][0] != "%"}
         named = {root for root in roots if "~" not in root}
         return all(self._is_list_of_several((root,), held) for root in named or roots)
 
-    def _taken(self, op: Op, held: Held) -> Iterator[tuple[Path, str]]:
-        """Lists and the parts of them that get another name, or go elsewhere."""
+    def _taken(self, op: Op, held: Held) -> Iterator[tuple[Path, str, bool]]:
+        """Lists and the parts of them that get another name, or go elsewhere; whether that says that they are
+        lists, and not memory of which there is a view."""
+        numbers = self.acquisition.value is Value.INDEX
         match op:
             case Move(source=source, part=part) | Store(source=source, part=part) if part:
-                yield source[:-1], part
+                yield source[:-1], part, numbers
             case InPlace(operand=operand, at=ast.AugAssign(value=value)) if part := portion_of(value):
-                yield operand[:-1], part
+                yield operand[:-1], part, True
             case Call(receiver=tuple() as receiver, method=method) if method in TAKING_OUT:
                 if _at_an_end(op):
-                    yield receiver, "0"
+                    yield receiver, "", numbers
             case Call():
                 for position, operand in operands(op):
                     given = _as_written(op.at, position)
                     part = portion_of(given) if given is not None else ""
-                    if part and self._goes_on(op, position, operand, held):
-                        yield operand[:-2] if operand[-2:] == ("[:]", ANY_ITEM) else operand[:-1], part
+                    fate = self._goes_on(op, position, operand, held) if part else None
+                    if fate is not None:
+                        whole = operand[:-2] if operand[-2:] == ("[:]", ANY_ITEM) else operand[:-1]
+                        yield whole, part, numbers or fate is Fate.RELEASE or op.method in EXTENDING
 
-    def _goes_on(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
+    def _goes_on(self, call: Call, position: Position, operand: Path, held: Held) -> Fate | None:
         """Given back, kept, or as a list in the call's result."""
         for place in held.places:
             treatment = self._treatment(call, position, operand, place)
@@ -128,32 +136,37 @@ class Parted(Assuming):
                 continue
             result = treatment.result is not None and not treatment.maybe and operand[-1] == "[:]"
             if _ends_or_moves(treatment) or result:
-                return True
-        return False
+                return treatment.fate
+        return None
 
-    def _divides(self, node: int, whole: Path, part: str, held: Held) -> bool:
+    def _divides(self, node: int, whole: Path, part: str, sure: bool, held: Held) -> bool:
         """Once: a loop that takes one part after the other may come to the end."""
-        if not self._lists.leaves_some(part, whole) or not self._is_list_of_several(whole, held, part):
+        lists, sure = self._lists, sure and not is_number(part)
+        if part and not self._portions.leaves_some(part, whole):
             return False
-        return not self._lists.comes_again(node, self._lists.made_at(whole[:1]))
+        if not self._is_list_of_several(whole, held, sure):
+            return False
+        return not lists.comes_again(node, lists.made_at(whole[:1]))
 
-    def _is_list_of_several(self, whole: Path, held: Held, part: str = "0") -> bool:
-        """What is sliced is a list; of a number it may also be a pair with something else that `got[0]` is
-        taken from."""
+    def _is_list_of_several(self, whole: Path, held: Held, sure: bool = False) -> bool:
         lists, acquisition = self._lists, self.acquisition
         if acquisition.keyed:
-            return ":" in part and whole in acquisition.places
+            return sure and whole in acquisition.places
         at_once = whole in held.places and acquisition.value is not Value.TENSOR
-        if at_once and is_number(part):
-            at_once = acquisition.value is Value.INDEX and lists.is_gone_over(whole)
+        at_once = at_once and not self.effects.ends_itself(acquisition.protocol)
+        at_once = at_once and (sure or lists.is_gone_over(whole))
         if not at_once and not any(place[: len(whole) + 1] == (*whole, ANY_ITEM) for place in held.places):
             return False
         at_once = at_once or any(ANY_ITEM in place for place in acquisition.places)
-        return (lists.several() if at_once else lists.repeated) and lists.filled_here(whole)
+        return (self._portions.several() if at_once else lists.repeated) and lists.filled_here(whole)
 
     @cached_property
     def _lists(self) -> Lists:
         return Lists(self.graph, self.site)
+
+    @cached_property
+    def _portions(self) -> Portions:
+        return Portions(self.graph, self.site)
 
     def _apart(self, op: Op, held: Held) -> list[Held]:
         """States for what is one of the list, and for what stays in it, that replace the one for both."""
@@ -163,13 +176,14 @@ class Parted(Assuming):
         return []
 
     def _taken_out(self, call: Call, held: Held, edge: Edge) -> list[Held]:
-        """`last = slots.pop()` of numbers that were acquired together: that one has no other place now."""
+        """`last = slots.pop()` of several that were acquired together: that one has no other place now."""
         whole = call.receiver
         if call.method not in TAKING_OUT or edge in RAISING or held.parted or whole not in held.places:
             return []
-        if self.acquisition.value is not Value.INDEX or not self._may_be_parted(held) or not _at_an_end(call):
-            return []
-        return [replace(held, places=frozenset({call.target}))]
+        numbers = self.acquisition.value is Value.INDEX
+        listed = _at_an_end(call) and self._may_be_parted(held)
+        listed = listed and self._is_list_of_several(whole, held, numbers)
+        return [replace(held, places=frozenset({call.target}))] if listed else []
 
     def _first_and_rest(self, op: Unpack, held: Held) -> list[Held]:
         """`first, *rest = acquire_all()`."""
@@ -236,7 +250,9 @@ class Parted(Assuming):
 
 def _at_an_end(call: Call) -> bool:
     """`pop()`, `pop(0)`: of a list, not of what lies under a key."""
-    return not call.kwargs and all(isinstance(given, ast.Constant) and given.value == 0 for given in call.at.args)
+    return not call.kwargs and all(
+        isinstance(given, ast.Constant) and given.value == 0 for given in call.at.args
+    )
 
 
 def _ends_or_moves(treatment: Treatment | None) -> bool:
@@ -256,30 +272,3 @@ def _as_written(call: ast.Call, position: Position) -> ast.expr | None:
         return next((each.value for each in call.keywords if each.arg == position), None)
     given = call.args[position] if position < len(call.args) else None
     return given.value if isinstance(given, ast.Starred) else given
-
-
-def uses(op: Op) -> Iterator[Path]:
-    """What an operation reads."""
-    match op:
-        case Call():
-            yield from (path for _, path in operands(op))
-        case Move(source=source) | Await(source=source) | Unpack(source=source) | Store(source=source):
-            yield source
-        case Next(source=source):
-            yield source
-        case InPlace(target=target, operand=operand):
-            yield from (target, operand)
-        case Delete(target=target) if len(target) > 1:
-            yield target
-        case Enter(context=context) | Exit(context=context):
-            yield context
-        case Make(items=items):
-            yield from (path for _, path in items)
-        case Fresh(uses=used):
-            yield from used
-        case Lookup(target=target):
-            yield target
-        case Capture(names=names):
-            yield from ((name,) for name in names)
-        case Yield(source=source) if source is not None:
-            yield source

@@ -93,7 +93,9 @@ class AssignmentLowering(ExpressionLowering):
                 self.builder.emit(self._pending_define)
                 self._pending_define = None
         elif isinstance(target, ast.Attribute):
-            self.builder.emit(Store(target, (*self.value(target.value), "." + target.attr), source, part=part))
+            self.builder.emit(
+                Store(target, (*self.value(target.value), "." + target.attr), source, part=part)
+            )
         elif isinstance(target, ast.Subscript):
             self._assign_item(target, source, part)
         elif isinstance(target, ast.Starred):

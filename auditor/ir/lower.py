@@ -4,7 +4,21 @@ import ast
 
 from auditor.ir.builder import Builder
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Await, Call, Constant, Edge, Fresh, InPlace, Leave, Make, Move, Next, Nop, Unpack, Way
+from auditor.ir.ops import (
+    Await,
+    Call,
+    Constant,
+    Edge,
+    Fresh,
+    InPlace,
+    Leave,
+    Make,
+    Move,
+    Next,
+    Nop,
+    Unpack,
+    Way,
+)
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
@@ -38,7 +52,7 @@ def _fresh_roots(graph: Graph) -> frozenset[str]:
     """Locals whose every binding is an object made here: a display, a container's constructor, a class's
     call."""
     made: dict[str, bool] = {}
-    gathered = {op.target[0] for op in graph.ops if isinstance(op, Call) and op.method == "gather"}
+    gathered = {op.target[0] for op in graph.ops if isinstance(op, Call) and _gathers(op)}
     for op in graph.ops:
         match op:
             case Make(target=(name,)):
@@ -64,6 +78,11 @@ def _fresh_roots(graph: Graph) -> frozenset[str]:
                     rest = isinstance(at, ast.Starred)  # `first, *rest = blocks` makes a list
                     made[path[0]] = rest and made.get(path[0], True)
     return frozenset(name for name, fresh in made.items() if fresh) - frozenset(graph.parameters)
+
+
+def _gathers(op: Call) -> bool:
+    """With `return_exceptions=True` what failed lies in the list as well, and is sorted out behind it."""
+    return op.method == "gather" and not op.kwargs
 
 
 def _constructs(op: Call) -> bool:

@@ -9,10 +9,9 @@ from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.places import begins_with
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Call, Leave, Move, Next, is_temporary
+from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
 from auditor.project.code.bindings import TEST_FILE, own_name
 from auditor.project.code.modules import Function
@@ -35,6 +34,7 @@ from auditor.project.leases.beginnings import (
     of_receiver,
     reads_field,
 )
+from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
@@ -127,7 +127,7 @@ class Follower:
         elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
         if elsewhere:
             leaks = ()
-        elif acquisition.value is Value.INDEX and (dealt := self._dealt_out(node, followed)):
+        elif acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
             leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         elif acquisition.keyed and endings.released:
             leaks = tuple(leak for leak in leaks if not leak.started)
@@ -241,30 +241,6 @@ class Follower:
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
-
-    def _dealt_out(self, site: int, followed: Followed) -> list[int]:
-        """Lines on which a loop gives each number to whom it finds: that there were as many takers as numbers
-        is not for us to prove, unless it goes over the numbers."""
-        endings = followed.endings
-        around = loops_around(self.function, self.graph.ops[site].at)
-        given = (
-            self.graph.ops[node]
-            for node in endings.written.union(endings.stored, endings.taken, endings.unknown)
-        )
-        return [
-            op.at.lineno
-            for op in given
-            if isinstance(op.at, (ast.expr, ast.stmt))
-            and not isinstance(op, Leave)
-            and (loops := loops_around(self.function, op.at) - around)
-            and not any(self._goes_over_it(head, followed) for head in loops)
-        ]
-
-    def _goes_over_it(self, head: int, followed: Followed) -> bool:
-        loop = self.graph.ops[head]
-        element = loop.element if isinstance(loop, Next) else None
-        places = (place for held in followed.solution.states.get(head, ()) for place in held.places)
-        return element is not None and any(begins_with(place, element) for place in places)
 
     def _still_to_run(self, op: Call) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""

@@ -1,0 +1,181 @@
+"""Lists of one function that hold the leases of one acquire, and nothing else."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.flow.knowledge import EXTENDING, FILLING
+from auditor.ir.graph import Graph
+from auditor.ir.ops import (
+    RAISING,
+    Await,
+    Call,
+    Constant,
+    Edge,
+    InPlace,
+    Make,
+    Move,
+    Next,
+    Op,
+    Path,
+    Store,
+    Unpack,
+)
+
+PUTTING_IN = FILLING | EXTENDING
+GOING_OVER = frozenset({"zip", "enumerate", "sorted", "reversed"})
+RELISTING = frozenset({"list", "tuple", "sorted", "reversed", "deque", "gather", "set", "copy"})
+"""Calls whose result is a list of the same things."""
+
+
+class Lists:
+    """The acquire is the call at `site`."""
+
+    def __init__(self, graph: Graph, site: int) -> None:
+        self.graph = graph
+        self.site = site
+        self._filled: dict[Path, bool] = {}
+
+    def filled_here(self, name: Path) -> bool:
+        """Whether nothing but leases of this acquire gets into the list of that name."""
+        if name not in self._filled:
+            self._filled[name] = self._filled_by_acquire(name)
+        return self._filled[name]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the acquire runs in a loop, so that there are more than one."""
+        return self.comes_again(self.site, frozenset())
+
+    def comes_again(self, node: int, except_by: frozenset[int]) -> bool:
+        """Whether a loop around the node leads to it again past none of those."""
+        seen = set(except_by)
+        pending = [node] if not isinstance(self.graph.ops[node], Next) else []
+        pending += (end for end, edge in self.graph.successors[node] if edge is Edge.EXHAUSTED)
+        while pending:
+            for target, edge in self.graph.successors[pending.pop()]:
+                if target == node:
+                    return True
+                if edge not in RAISING and target not in seen:
+                    seen.add(target)
+                    pending.append(target)
+        return False
+
+    def made_at(self, name: Path) -> frozenset[int]:
+        """Where the name gets another list."""
+        ops = enumerate(self.graph.ops)
+        return frozenset(node for node, op in ops if name in _written(op)) | {self.site}
+
+    def is_gone_over(self, name: Path) -> bool:
+        """Of what an acquire returned: that it is a list of leases, and no pair, no memory, no queue."""
+        for op in self.graph.ops:
+            match op:
+                case Next(source=source) if source == name:
+                    return True
+                case Call(method=method, args=args) if method in GOING_OVER and any(
+                    path == name for path, _ in args
+                ):
+                    return True
+        return False
+
+    def _filled_by_acquire(self, name: Path) -> bool:
+        if len(name) > 1 and any(_puts_into(op, name) for op in self.graph.ops):
+            return False
+        seen, pending = {name[:1]}, [name[:1]]
+        while pending:
+            for source in self._sources(pending.pop()):
+                if source is None:
+                    return False
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        return True
+
+    def _sources(self, name: Path) -> Iterator[Path | None]:
+        """Names of the lists that this one is made of; None for what holds something else."""
+        for node, op in enumerate(self.graph.ops):
+            if node == self.site or isinstance(op, Constant):
+                continue
+            if name in _written(op):
+                yield from self._made_of(op)
+            match op:
+                case Store(target=target, source=source) if target[:1] == name and len(target) == 2:
+                    yield from self._leases(source)
+                case Call(method=method, receiver=receiver, args=args) if (
+                    receiver == name and method in FILLING
+                ):
+                    for path, _ in args[-1:]:
+                        yield from self._leases(path)
+                case InPlace(target=target, operand=operand) if target == name:
+                    yield from self._leases(operand)
+
+    def _made_of(self, op: Op) -> Iterator[Path | None]:
+        match op:
+            case Make(at=ast.GeneratorExp()):
+                yield None  # what is not asked for any more was never acquired
+            case Make(items=items):
+                for _, path in items:
+                    yield from self._leases(path)
+            case Move(source=source, part=part) if part and len(source) == 2:
+                yield None if part.lstrip("-").isdecimal() else source[:1]
+            case Move(source=source) | Await(source=source):
+                yield source[:1] if source[1:] in ((), ("[:]",)) else None
+            case Call(method="values" | "copy", receiver=tuple() as receiver, args=()):
+                yield receiver[:1] if len(receiver) == 1 else None
+            case Call(method=method, args=[(source, _), *_]) if method in RELISTING:
+                yield from self._relisted(source)
+            case _:
+                yield None
+
+    def _relisted(self, source: Path) -> Iterator[Path | None]:
+        """`gather(*(pool.open(name) for name in names))` has them all."""
+        for op in self.graph.ops:
+            if isinstance(op, Move) and op.target == source and self._is_generator(op.source):
+                return
+        yield source[:1] if source[1:] in ((), ("[:]",)) else None
+
+    def _is_generator(self, name: Path) -> bool:
+        return any(
+            isinstance(op, Make) and op.target == name and isinstance(op.at, ast.GeneratorExp)
+            for op in self.graph.ops
+        )
+
+    def _leases(self, path: Path) -> Iterator[None]:
+        """Nothing, where it is what the acquire returned, or holds that."""
+        if not self._acquired(path[:1], frozenset()):
+            yield None
+
+    def _acquired(self, name: Path, seen: frozenset[Path]) -> bool:
+        if name in seen:
+            return False
+        for node, op in enumerate(self.graph.ops):
+            if name not in _written(op):
+                continue
+            if node == self.site:
+                return True
+            match op:
+                case Move(source=source) | Await(source=source):
+                    inputs = [source]
+                case Make(items=items):
+                    inputs = [item for _, item in items]
+                case Call(args=args, kwargs=kwargs):
+                    inputs = [given for given, _ in args] + [given for _, given in kwargs]
+                case _:
+                    inputs = []
+            if any(self._acquired(given[:1], seen | {name}) for given in inputs):
+                return True
+        return False
+
+
+def _puts_into(op: Op, whole: Path) -> bool:
+    match op:
+        case Store(target=target) | InPlace(target=target):
+            return target[: len(whole)] == whole
+        case Call(receiver=receiver, method=method):
+            return receiver == whole and method in PUTTING_IN
+    return False
+
+
+def _written(op: Op) -> tuple[Path, ...]:
+    if isinstance(op, Unpack):
+        return tuple(target for _, target in op.targets)
+    return (op.target,) if isinstance(op, Make | Move | Await | Call | Constant | Next) else ()
