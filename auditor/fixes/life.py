@@ -158,9 +158,11 @@ def mentions(node: ast.AST, names: set[str]) -> bool:
 
 def life_of(case: Case, *, several: bool = False) -> Life | None:
     """The life of the finding's lease, if a plain assignment binds it to a local name, or it is itself what a
-    local name means; with `several` also that of the leases in a list."""
+    local name means; with `several` also that of the leases in a list. None where a part of that is lost."""
     file, lease = case.file, case.lease
     if file is None or lease is None or lease.giving_back is None:
+        return None
+    if any(leak.parted for leak in lease.leaks):
         return None
     if lease.giving_back.each and not several:
         return None

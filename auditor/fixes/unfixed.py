@@ -18,6 +18,8 @@ def why_unfixed(case: Case) -> str:
         return ""
     if lease.giving_back is None:
         return "neither the project nor the settings say how it is given back"
+    if any(leak.parted for leak in lease.leaks):
+        return "a part of the list is given back or kept: what is left of it is for the author to tell"
     call = call_at(file, lease.span)
     if call is None:
         return "the line is in syntax that this Python cannot parse"

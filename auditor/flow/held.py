@@ -19,8 +19,8 @@ class Held:
     `lent` after a yield of it; `stale` once its own acquire has run again; `kept` once more than an
     intermediate value held it; `noted` are lists that are not empty then: the loop that it was
     acquired in goes over them, or something was written down in them since. `counted` once somebody
-    has counted himself as a user too: the next to keep it or to count down does so for him. `parted` after a
-    part of the list was given back."""
+    has counted himself as a user too: the next to keep it or to count down does so for him. `parted`: it
+    stands for those of a list that a part taken of it has left, and for nothing that may be in that part."""
 
     places: Places
     maybe: Places = NOWHERE

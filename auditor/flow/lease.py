@@ -32,7 +32,7 @@ class Leak:
     """One path on which the lease is lost. `trace` runs from the acquire to `at`.
 
     `failed` names the other acquire whose failing branch this path takes, if any; `started` is whether a task
-    is started on it.
+    is started on it; `parted` whether it is of a list of which other leases are given back or kept there.
     """
 
     loss: Loss
@@ -41,6 +41,7 @@ class Leak:
     trace: tuple[Step, ...]
     failed: str | None = None
     started: bool = False
+    parted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Ownership(Parted):
         if isinstance(op, Call):
             passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
             return tuple(limited(each) for each in passed)
-        if apart := self._apart(op, held):
+        if isinstance(op, Unpack) and (apart := self._apart(op, held)):
             return tuple(limited(each) for each in apart)
         after = self._after(node, op, held, edge)
         return tuple(limited(each) for each in (after, *others) if each is not None)

@@ -75,16 +75,16 @@ class Parted(Assuming):
 
     def _others(self, node: int, op: Op, held: Held, edge: Edge) -> Iterator[Held]:
         """The leases of the list that the operation leaves where they are."""
-        if held.parted or edge in RAISING or not self._may_be_parted(held) or self._shown(held):
+        if held.parted or edge in RAISING:
             return
         if isinstance(op, Next):
             left = self._left_by_loop(node, op, held, edge)
         else:
             left = any(self._divides(node, *taken, held) for taken in self._taken(op, held))
-        if not left:
+        if not left or self._shown(held):
             return
-        target = getattr(op, "target", ())
-        places = frozenset(place for place in held.places if place[: len(target)] != target)
+        named = op.target if isinstance(op, Move | Next | Call) else None
+        places = frozenset(place for place in held.places if named is None or place[: len(named)] != named)
         if places:
             yield replace(held, places=places, parted=True)
         else:
@@ -99,7 +99,7 @@ class Parted(Assuming):
 
     def _left_by_loop(self, node: int, op: Next, held: Held, edge: Edge) -> bool:
         """By one over a part of the list those that are not in that; by the first turn, all but one."""
-        if node in held.seen or not self._goes_over(op, held):
+        if node in held.seen or not self._goes_over(op, held) or not self._may_be_parted(held):
             return False
         if edge is Edge.EXHAUSTED:
             return bool(op.part) and self._divides(node, _list_in(op.source), op.part, True, held)
@@ -142,6 +142,8 @@ class Parted(Assuming):
     def _divides(self, node: int, whole: Path, part: str, sure: bool, held: Held) -> bool:
         """Once: a loop that takes one part after the other may come to the end."""
         lists, sure = self._lists, sure and not is_number(part)
+        if not self._may_be_parted(held):
+            return False
         if part and not self._portions.leaves_some(part, whole):
             return False
         if not self._is_list_of_several(whole, held, sure):
@@ -168,12 +170,9 @@ class Parted(Assuming):
     def _portions(self) -> Portions:
         return Portions(self.graph, self.site)
 
-    def _apart(self, op: Op, held: Held) -> list[Held]:
-        """States for what is one of the list, and for what stays in it, that replace the one for both."""
-        match op:
-            case Unpack():
-                return self._one_of(op, held) or self._first_and_rest(op, held)
-        return []
+    def _apart(self, op: Unpack, held: Held) -> list[Held]:
+        """A state for each name that the leases of a list get."""
+        return self._one_of(op, held) or self._first_and_rest(op, held)
 
     def _taken_out(self, call: Call, held: Held, edge: Edge) -> list[Held]:
         """`last = slots.pop()` of several that were acquired together: that one has no other place now."""

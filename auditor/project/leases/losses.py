@@ -78,7 +78,8 @@ class Losses:
             seen.add((kind, at))
             ends = [(node, other) for _, there, other in followed.endings.lost if there == node]
             steps = self._trace(site, decisive(self.graph, followed.solution, path, ends), kind, at)
-            yield Leak(kind, at, _name_of(held), steps, self._failed(path, site), self._starts(path))
+            failed, started = self._failed(path, site), self._starts(path)
+            yield Leak(kind, at, _name_of(held), steps, failed, started, held.parted)
 
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int
