@@ -61,6 +61,7 @@ class Value(Enum):
     TENSOR = "tensor"
     OBJECT = "object"
     INDEX = "index"
+    AMOUNT = "amount"  # a number that says how much: who is told it has nothing
 
 
 @dataclass(frozen=True, slots=True)

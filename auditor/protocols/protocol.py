@@ -100,8 +100,8 @@ def _handle(text: str) -> tuple[Handle, Position]:
 
 def _value(text: str) -> Value:
     try:
-        return Value(text)
-    except ValueError:
+        return {each.value: each for each in Value if each is not Value.AMOUNT}[text]
+    except KeyError:
         raise ValueError(f"value {text!r}: use tensor, object or index") from None
 
 

@@ -137,8 +137,8 @@ RUN_TOGETHER = {"getconn": ("get", "conn"), "putconn": ("put", "conn"), "getreso
 
 @lru_cache(maxsize=1 << 14)
 def split(name: str) -> tuple[str, ...]:
-    """The words of a name, small; a project asks of few names many times."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    """The words of a name, small: of `KVRing` "kv" and "ring". A project asks of few names many times."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     words = [word for each in spaced.split("_") if each for word in RUN_TOGETHER.get(each, (each,))]
     joined: list[str] = []
     for word in words:
@@ -188,7 +188,7 @@ UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
     ("issue", frozenset({"revoke", "retire", "withdraw"})),
     ("begin", frozenset({"end", "finish", "abort"})),
     ("start", frozenset({"stop", "finish", "end"})),
-    ("create", frozenset({"destroy"})),
+    ("create", frozenset({"destroy", "release", "free"})),
     ("connect", frozenset({"disconnect"})),
     ("allot", frozenset({"reclaim", "deallot"})),
     ("take", frozenset({"drop", "return", "give"})),

@@ -15,7 +15,7 @@ _DONE = re.compile(
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
             |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )))
-    |\[\w++\]\ =\ (?:(?P<emptied>None|False|0)|(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
+    |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0)|(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
     |(?P<cut>\[[:-])
     |\ =\ (?:(?P<joined>self\.\1\ \+\ |\[\*|\w++\ \+\ self\.\1|(?:torch|np|numpy)\.\w*(?:cat|append))
         |(?P<lit>self\.\1\ \|\ )))""",
@@ -32,6 +32,7 @@ _UNDONE = (
     (("first",), _ENTERED),
     (("emptied",), _ENTERED),
     (("fewer", "less"), ("raised", "more")),
+    (("fewer",), _ENTERED),
 )
 _UNDONE_OF_FREE = ((("cut",), _JOINED), (("struck", "less"), ("added", "updated", "also")))
 """Of these the field has to be called what is free or in use, or may be full at first."""
@@ -53,6 +54,9 @@ _OWNED = re.compile(
     rb"\.((?:\w+_)?(?:owner|holder|tenant|occupant|borrower|lessee|client|user|req(?:uest)?|rid|job|task))$"
 )
 _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
+_USED = re.compile(
+    rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
+)
 _OF_CLASS = re.compile(rb"cls\.\w+(?:\.(?:pop|append|add|discard|remove)|\[\w+\] =| [-+]= )")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
@@ -73,6 +77,7 @@ def works_both_ways(data: bytes) -> bool:
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data)
+        or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
     )
 
 

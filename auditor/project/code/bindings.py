@@ -90,6 +90,13 @@ def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     return (each for node in statements_of(function.node) for each in assigned_by(node))
 
 
+def given_to_field(function: Function, name: str) -> Iterator[ast.expr]:
+    """What assignments give to a field of that name."""
+    for target, value in assignments(function):
+        if isinstance(target, ast.Attribute) and target.attr == name:
+            yield value
+
+
 def is_dropped(function: Function, call: ast.Call) -> bool:
     """Nobody asks for what the call returns."""
     return any(isinstance(node, ast.Expr) and node.value is call for node in statements_of(function.node))

@@ -148,6 +148,8 @@ class OutsideEffects:
     def _unknown_function(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
+        if value is Value.AMOUNT:
+            return BORROWED
         known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
         makes = _makes(call.method)
         of_pool = call.receiver in self._pools() and not self._own_object(call)

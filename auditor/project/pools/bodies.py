@@ -151,6 +151,11 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
     return kind not in SIMPLE and any(kind == annotation for _, annotation in given)
 
 
+def hands_out_what_ends(begins: Function, ends: Function) -> bool:
+    """`charge(tenant, tokens)` returns what `refund(receipt)` is told."""
+    return bool(own_parameters(ends)) and returns_something(begins) and not _told_the_same(ends, begins)
+
+
 def _told_the_same(partner: Function, function: Function) -> bool:
     """`alloc(reqs)` and `free(req)`, `take(rid)` and `release(rid)`, whatever else takes back rows."""
     own, asked = ({singular(name) for name in own_parameters(each)} for each in (partner, function))

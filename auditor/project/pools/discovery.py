@@ -14,7 +14,7 @@ from auditor.flow.effects import Handle, Position
 from auditor.project.code.candidates import may_have_shape, names_pair
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, Module
-from auditor.project.pools.bodies import not_shared
+from auditor.project.pools.bodies import hands_out_what_ends, not_shared
 from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.halves import (
     LENDING,
@@ -164,6 +164,8 @@ def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Itera
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     ):
         half = marking_half(begins, up, [ends])
+        if half is not None and hands_out_what_ends(begins, ends):
+            half = Half(begins, up, value=value_of(begins))
         if half is not None:
             yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
     for begins, ends in permits([m for m in methods if m not in paired]):

@@ -18,6 +18,7 @@ from auditor.project.pools.bodies import (
 from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
+from auditor.project.shapes.amounts import takes_an_amount
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
 from auditor.project.shapes.use_counts import counts_through
@@ -90,7 +91,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     if not marks_argument and keeps_what_it_is_told(function):
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     if marks_argument:
-        return Half(function, name, Handle.ARGUMENT, 0, Value.OBJECT)
+        value = Value.AMOUNT if takes_an_amount(function) else Value.OBJECT
+        return Half(function, name, Handle.ARGUMENT, 0, value)
     return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT, echo=returns_itself(function))
 
 

@@ -2,7 +2,15 @@
 
 import ast
 
-from auditor.project.shapes.field_work import FieldWork
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import FieldWork, field_work
+from auditor.project.shapes.pool_state import own_parameters
+
+
+def takes_an_amount(taker: Function) -> bool:
+    """`reserve(rows)` does `self.rows -= rows`."""
+    told = own_parameters(taker)[:1]
+    return any(isinstance(value, ast.Name) and value.id in told for _, _, value in field_work(taker).amounts)
 
 
 def carries_the_amount(taker: FieldWork, giver: FieldWork, counter: str) -> bool:

@@ -10,7 +10,7 @@ from auditor.project.code.bindings import own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.pieces import at_an_end, joins
-from auditor.project.shapes.pool_state import REMOVERS, own_parameters
+from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
 FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
 """Words in the names of fields that hold what nobody uses."""
@@ -73,6 +73,24 @@ class FieldWork:
     def is_from_told(self, value: ast.expr) -> bool:
         """Whether this has to do with what the method is told."""
         return mentions(value, self.from_told, frozenset())
+
+    @property
+    def met_by_told(self) -> Set[str]:
+        """With names of loops that look for it: `for i, each in enumerate(self.all): if each is buffer:`."""
+        looking = (node for node in statements_of(self.method.node) if isinstance(node, ast.For))
+        met = {name for loop in looking for name in _bound(loop.target) if self._is_compared(loop)}
+        return self.derived(self.from_told | met, frozenset()) if met else self.from_told
+
+    def _is_compared(self, loop: ast.For) -> bool:
+        return any(
+            len({self.is_from_told(side) for side in (test.left, *test.comparators)}) == 2
+            and any(isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) for op in test.ops)
+            and mentions(test, set(_bound(loop.target)), frozenset())
+            for node in ast.walk(loop)
+            if isinstance(node, ast.If)
+            for test in ast.walk(node.test)
+            if isinstance(test, ast.Compare)
+        )
 
     def hands_out(self, taken: Set[int]) -> bool:
         """Whether a return mentions one of these expressions, or what comes from them."""
@@ -215,7 +233,8 @@ class _Reader:
                 name = self.field_of(container)
                 if name is None:
                     return
-                if way in TAKING and not (way == "get" and args):
+                looked_up = way == "get" and args and not is_queue(self.work.method, container)
+                if way in TAKING and not looked_up:
                     self.work.taken.append((name, call))
                 if way in FILLING and args:
                     self.work.put.append(Put(name, None, args[-1]))

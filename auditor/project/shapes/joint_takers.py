@@ -102,7 +102,7 @@ def _within(loop: ast.AST, node: ast.AST) -> bool:
 
 def _given_up(work: FieldWork, at: ast.AST) -> bool:
     """The block in which it is put back hands nothing out: it ends in a raise, a `return None`, a
-    `continue`."""
+    `return []`, a `continue`."""
     bodies = (
         body
         for node in ast.walk(work.method.node)
@@ -115,5 +115,7 @@ def _given_up(work: FieldWork, at: ast.AST) -> bool:
 def _hands_out_nothing(last: ast.stmt) -> bool:
     match last:
         case ast.Raise() | ast.Continue() | ast.Return(value=None | ast.Constant()):
+            return True
+        case ast.Return(value=ast.List(elts=[]) | ast.Tuple(elts=[])):
             return True
     return False

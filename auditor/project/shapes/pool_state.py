@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.project.code.bindings import statements_of
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import given_to_field, statements_of
+from auditor.project.code.modules import Function, last_part
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, take_apart
 
 REMOVERS = frozenset(
@@ -47,7 +47,7 @@ def changes_state(function: Function) -> bool:
     """It assigns to, or fills and empties, what belongs to the pool."""
     owner = owner_name(function)
     shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
-    aliases = _state_aliases(function, owner)
+    aliases = _state_aliases(function, owner, own_parameters(function))
     for node in statements_of(function.node):
         targets = (
             node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
@@ -80,16 +80,24 @@ def _changed(call: ast.Call, methods: Set[str]) -> ast.expr | None:
     return call.func.value if isinstance(call.func, ast.Attribute) and name in methods else None
 
 
-def _state_aliases(function: Function, owner: str | None) -> frozenset[str]:
-    """Locals that name a piece of the pool's state, and parameters: both are state when written into."""
-    found = set(own_parameters(function))
+def _state_aliases(function: Function, owner: str | None, told: Sequence[str] = ()) -> frozenset[str]:
+    """Locals that name a piece of the pool's state; and what it is told, and where that leads, is state, too,
+    when written into."""
+    found = set(told)
     for node in statements_of(function.node):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            if own_state(node.value, owner):
+            if own_state(node.value, owner) or _leads_from(node.value, found):
                 found.add(node.targets[0].id)
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
     return frozenset(found)
+
+
+def _leads_from(value: ast.expr, names: Set[str]) -> bool:
+    """`cursor = node`, `parent = cursor.parent`"""
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return isinstance(value, ast.Name) and value.id in names
 
 
 def _rooted(node: ast.AST, owner: str | None, aliases: frozenset[str]) -> bool:
@@ -109,7 +117,7 @@ def removes_from_state(function: Function) -> bool:
         if changed is not None and _rooted(changed, owner, aliases):
             return True
         if isinstance(call.func, ast.Attribute) and _rooted(call.func.value, owner, aliases):
-            empty_get = call.func.attr == "get" and (not call.args or _is_queue(call.func.value))
+            empty_get = call.func.attr == "get" and (not call.args or is_queue(function, call.func.value))
             if (
                 call.func.attr in REMOVERS - {"get"}
                 or empty_get
@@ -134,9 +142,17 @@ def cut_short(target: ast.expr, value: ast.expr, owner: str | None) -> bool:
     return isinstance(target, ast.Attribute) and sliced and own_state(target, owner)
 
 
-def _is_queue(node: ast.expr) -> bool:
-    text = ast.unparse(node).lower()
-    return "queue" in text
+def is_queue(function: Function, node: ast.expr) -> bool:
+    """By its name, or as the class makes it: `self._q = queue.LifoQueue()`. Who gets from one removes."""
+    text = ast.unparse(node)
+    if "queue" in text.lower():
+        return True
+    methods = function.cls.methods.values() if function.cls is not None else ()
+    return isinstance(node, ast.Attribute) and any(
+        isinstance(value, ast.Call) and last_part(value.func).endswith("Queue")
+        for method in methods
+        for value in given_to_field(method, node.attr)
+    )
 
 
 def called(function: Function) -> set[str]:

@@ -32,7 +32,7 @@ from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import is_cut
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
-from auditor.protocols.vocabulary import ends, split, undoes
+from auditor.protocols.vocabulary import POOLS, ends, split, undoes
 
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
@@ -40,6 +40,9 @@ ENDING = re.compile(
 )
 """Names of methods that hand out what is to go for good."""
 
+
+TO_DO = frozenset({"task", "job", "work", "request", "prompt", "sample", "candidate", "example", "message"})
+"""Words in the names of classes of what is done with once it is taken."""
 
 LISTENERS = re.compile(
     r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
@@ -68,7 +71,9 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
         givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
-            back = given_at_first(begun, name) and _there_and_back(name, takers, givers, named)
+            back = given_at_first(begun, name) and (
+                _there_and_back(name, takers, givers, named) or _is_called_a_pool(takers[0])
+            )
             if back or stocked or _is_free(name, takers, begun):
                 yield Shape(_methods(takers), _methods(givers))
             else:
@@ -129,6 +134,12 @@ def _there_and_back(
         and all(work in givers for work in named if _strikes(work, other))
         for other in kept
     )
+
+
+def _is_called_a_pool(work: FieldWork) -> bool:
+    """Of what is there to be used: what is to be done is not given back."""
+    words = split(work.method.cls.name) if work.method.cls is not None else ()
+    return not POOLS.isdisjoint(words[-1:]) and TO_DO.isdisjoint(words)
 
 
 def _comes_from(work: FieldWork, name: str, put: Put) -> bool:
@@ -228,10 +239,18 @@ def _records(work: FieldWork, put: Put) -> bool:
         return _numbered(work, put.key) and not LISTENERS.search(
             f"{work.method.name}_{put.value.id}_{put.field}"
         )
-    recorded = {ast.unparse(each) for each in (put.key, put.value) if each is not None}
+    recorded = {ast.unparse(_without_id(each)) for each in (put.key, put.value) if each is not None}
     returned = {ast.unparse(value) for value in work.returned} - work.told
     of_returned = {text for text in recorded if text.partition(".")[0] in returned}
     return bool(recorded & returned or of_returned)
+
+
+def _without_id(value: ast.expr) -> ast.expr:
+    """`buffer` of `self.lent.add(id(buffer))`."""
+    match value:
+        case ast.Call(func=ast.Name(id="id"), args=[each]):
+            return each
+    return value
 
 
 def _numbered(work: FieldWork, key: ast.expr) -> bool:

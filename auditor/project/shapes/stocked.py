@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import given_to, statements_of
+from auditor.project.code.bindings import given_to, given_to_field, statements_of
 from auditor.project.code.modules import last_part
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.own_helpers import Works, all_put
@@ -28,7 +28,7 @@ def _stocks(work: FieldWork, works: Works, name: str) -> bool:
     )
     return by_loop or any(
         isinstance(each, ast.ListComp | ast.GeneratorExp) and _makes_memory(each.elt)
-        for value in _assigned(work, name)
+        for value in given_to_field(work.method, name)
         for each in ast.walk(value)
     )
 
@@ -37,16 +37,6 @@ def _values(work: FieldWork, value: ast.expr) -> Iterator[ast.expr]:
     yield value
     if isinstance(value, ast.Name):
         yield from given_to(work.method, value.id)
-
-
-def _assigned(work: FieldWork, name: str) -> Iterator[ast.expr]:
-    for node in statements_of(work.method.node):
-        match node:
-            case (
-                ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
-                | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.expr() as value)
-            ) if attr == name:
-                yield value
 
 
 def _makes_memory(value: ast.expr) -> bool:

@@ -1,9 +1,9 @@
 """Counts told by their shape: `begin_request` raises a number that `end_request` lowers."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, field_work, mentions
 from auditor.project.shapes.pool_state import own_parameters
@@ -13,6 +13,7 @@ OPPOSITES = (
     (frozenset({"begin", "start", "enter"}), frozenset({"end", "finish", "stop", "leave", "exit", "done"})),
     (frozenset({"hold", "use", "occupy"}), frozenset({"release", "unhold", "unuse", "vacate", "drop"})),
     (frozenset({"attach", "join"}), frozenset({"detach", "leave", "unjoin"})),
+    (frozenset({"charge"}), frozenset({"refund", "uncharge"})),
     (
         frozenset({"suspend", "pause", "block", "disable"}),
         frozenset({"resume", "unpause", "unblock", "enable"}),
@@ -22,6 +23,9 @@ OPPOSITES = (
 
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
+
+USERS = frozenset({"uses", "users", "readers", "holders", "borrowers", "sharers"})
+"""The same of others, where the last to go is asked for: uses alone may be statistics."""
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
 
@@ -43,13 +47,13 @@ def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Functi
     """`retain(page)` raises the `page.refs` that `drop(page)` lowers: the count is the object's own; or
     `self.refs[page]`, of each of those that it is told."""
     cls = methods[0].cls if methods else None
-    if cls is not None and not any(word in cls.text for word in ("ref", "pin")):
+    if cls is not None and not any(word in cls.text for word in ("ref", "pin", *USERS)):
         return
     raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
     lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
     for begins in methods:
         for ends in methods:
-            both = raised[id(begins)] & lowered[id(ends)]
+            both = {name for name in raised[id(begins)] & lowered[id(ends)] if _of_users(ends, name)}
             if both and not (raised[id(ends)] or lowered[id(begins)]):
                 yield begins, ends
 
@@ -103,7 +107,12 @@ def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
         and target.value.id in told
     }
     in_table = {own for target in changed if (own := _table_of_told(method, target)) is not None}
-    return {name for name in of_object | in_table if not REFERENCES.isdisjoint(split(name))}
+    return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
+
+
+def _of_users(ends: Function, name: str) -> bool:
+    """`if page.uses == 0:`, `if not page.users:`"""
+    return not REFERENCES.isdisjoint(split(name)) or _asks(field_work(ends), name)
 
 
 def _table_of_told(method: Function, target: ast.expr) -> str | None:
@@ -117,12 +126,20 @@ def _table_of_told(method: Function, target: ast.expr) -> str | None:
 
 
 def returns_what_it_is_told(method: Function) -> bool:
-    """`return [*pages]`: the references are those of what is returned."""
+    """`return [*pages]`: the references are those of what is returned; not `return page.data`."""
     work = field_work(method)
     told = work.derived(set(own_parameters(method)[:1]), frozenset())
     return bool(work.returned) and all(
-        mentions(value, told, frozenset()) or isinstance(value, ast.Constant) for value in work.returned
+        _is_told(value, told) or isinstance(value, ast.Constant) for value in work.returned
     )
+
+
+def _is_told(value: ast.expr, told: Set[str]) -> bool:
+    calls = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
+    fields = [node for node in ast.walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
+    parts = {id(node.value) for node in fields}
+    named = (node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in told)
+    return any(id(node) not in parts for node in named)
 
 
 def counts_through(method: Function, partners: list[Function]) -> bool:
@@ -158,13 +175,26 @@ def _counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, that it changes one way only."""
     own = own_name(method)
     changed: dict[str, set[type[ast.operator]]] = {}
-    for node in ast.walk(method.node):
-        if isinstance(node, ast.AugAssign) and own is not None:
-            target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
-            attribute = own_attribute(target, own)
-            if attribute is not None:
-                changed.setdefault(attribute, set()).add(type(node.op))
+    for target, op in _changed(method) if own is not None else ():
+        place = target.value if isinstance(target, ast.Subscript) else target
+        attribute = own_attribute(place, own or "")
+        if attribute is not None:
+            changed.setdefault(attribute, set()).add(type(op))
     return {attribute for attribute, ways in changed.items() if ways == {way}}
+
+
+def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
+    """`self.used[name] += 1`, and `n = self.used.get(name, 0)` with `self.used[name] = n + 1`."""
+    for node in ast.walk(method.node):
+        match node:
+            case ast.AugAssign(target=target, op=op):
+                yield target, op
+            case ast.Assign(
+                targets=[ast.Subscript(value=table) as target], value=ast.BinOp(left=left, op=op)
+            ):
+                before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
+                if any(ast.unparse(table) in ast.unparse(each) for each in before):
+                    yield target, op
 
 
 def _opposite(begins: Name, ends: Name) -> bool:

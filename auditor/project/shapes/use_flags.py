@@ -50,7 +50,7 @@ def entries(
 def _set_back(work: FieldWork) -> set[Flag]:
     """The opposite of what it sets of the entry that it is told."""
     flags = [*_flags(work.method), *_owners(work.method)]
-    return {(flag, not value) for entry, (flag, value) in flags if entry in work.from_told}
+    return {(flag, not value) for entry, (flag, value) in flags if entry in work.met_by_told}
 
 
 def _set_of_own(work: FieldWork) -> dict[str, Flag]:
