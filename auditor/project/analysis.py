@@ -109,18 +109,15 @@ class Analysis:
     def _discover(self) -> list[Pair]:
         pairs: list[Pair] = []
         for path in self.relevant:
-            if may_define_pair(self.project.sources[path]):
-                module = self.project.module(path)
-                if module is not None:
-                    pairs += discover(self.model, module)
+            if may_define_pair(self.project.sources[path]) and (module := self.project.module(path)):
+                pairs += discover(self.model, module)
         return pairs
 
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
         words = self._with_aliases(self.recogniser.words)
-        paths = sorted(
-            {*self._calling(words), *self.called.calling(self.project.sources, self.recogniser.unforeseen)}
-        )
+        unforeseen = self.called.calling(self.project.sources, self.recogniser.unforeseen)
+        paths = sorted({*self._calling(words), *unforeseen})
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
@@ -129,10 +126,12 @@ class Analysis:
         return self._result()
 
     def _follow_openers(self) -> None:
-        """What the fields of a class hold open its objects hold open."""
-        self.recogniser.add_openers(openers(self.outcomes.values(), self.model, self.summaries, self._pools))
-        words = self._with_aliases(made_as(self.recogniser.openers, self.model))
-        self._wave(sorted(self.called.calling(self.project.sources, words)), words)
+        """What the fields of a class hold open its objects hold open; so do holders of such objects."""
+        outcomes, pools = self.outcomes.values(), self._pools
+        while (found := openers(outcomes, self.model, self.summaries, pools)) != self.recogniser.openers:
+            self.recogniser.add_openers(found)
+            words = self._with_aliases(made_as(found, self.model))
+            self._wave(sorted(self.called.calling(self.project.sources, words)), words)
         keep_lost(self.outcomes)
 
     @property
@@ -285,8 +284,7 @@ class Analysis:
         return replace(lease, giving_back=way)
 
     def _lines(self, path: str) -> Sequence[str]:
-        module = self.project.module(path)
-        return module.lines if module is not None else ()
+        return module.lines if (module := self.project.module(path)) is not None else ()
 
     def _misuses(self, outcomes: Sequence[Outcome]) -> tuple[Misuse, ...]:
         """What else is wrong with leases, besides their loss."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import EXCEPTIONAL
+from auditor.ir.ops import Path
 from auditor.project.code.bindings import own_name
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.field_paths import own_field
@@ -37,7 +38,7 @@ def openers(
             closing = set(_closing(outcome, field, model, summaries))
             if closing:
                 made = found.setdefault(cls, Opener(cls, set(), set(), set()))
-                made.fields.add(field[1:])
+                made.fields.add(field[0][1:])
                 made.closing |= closing
                 made.opening |= _leading_to(outcome.function.name, model, cls)
     return found
@@ -48,17 +49,18 @@ def made_as(openers: Iterable[Class], model: ClassModel) -> set[str]:
     return {each.name for cls in openers for each in (cls, *model.subclasses(cls))}
 
 
-def _filled(outcome: Outcome) -> Iterator[str]:
+def _filled(outcome: Outcome) -> Iterator[Path]:
     """Fields of the method's own object in which it leaves the lease, unless a parameter decides:
-    `Store(file)` may be given one."""
+    `Store(file)` may be given one. Of lists and tables those count that are filled at birth."""
     if not outcome.stored or outcome.unless or outcome.asked:
         return
     for path in sorted({*(path for _, path in outcome.stored), *outcome.beside}):
-        if len(path) == 2 and own_field(outcome.function, path):
-            yield path[1]
+        several = path[2:] == ("[*]",) and outcome.function.name == "__init__"
+        if (len(path) == 2 or several) and own_field(outcome.function, path):
+            yield path[1:]
 
 
-def _closing(outcome: Outcome, field: str, model: ClassModel, summaries: Summaries) -> Iterator[Function]:
+def _closing(outcome: Outcome, field: Path, model: ClassModel, summaries: Summaries) -> Iterator[Function]:
     """Methods that are called like an end, and release the field."""
     assert outcome.function.cls is not None
     for each in model.lineage(outcome.function.cls):
@@ -66,7 +68,7 @@ def _closing(outcome: Outcome, field: str, model: ClassModel, summaries: Summari
             own = own_name(method)
             if own is not None and (CLOSING.fullmatch(name) or name in ENDS):
                 acquisition = outcome.acquisition
-                asked = Question(method, (own, field), acquisition.value, acquisition.protocol)
+                asked = Question(method, (own, *field), acquisition.value, acquisition.protocol)
                 if summaries.answer(asked).fate is Fate.RELEASE:
                     yield method
 
