@@ -46,6 +46,7 @@ class Endings:
     taken: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
     shown: set[int] = field(default_factory=set)  # of those unknown: what lies under the number is returned
+    kept: set[int] = field(default_factory=set)  # what others can reach is put where others can find it
     going_on: dict[int, Path] = field(default_factory=dict)  # where it lies when the acquire runs again
 
     @property

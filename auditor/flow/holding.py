@@ -160,6 +160,7 @@ class Holding:
         )
         if sure and self.acquisition.keyed and self._outlives(target):
             self.endings.unknown.add(node)  # others can reach the object now
+            self.endings.kept.add(node)
             return None
         if sure or maybe:
             if self._outlives(target):

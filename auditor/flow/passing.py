@@ -123,6 +123,7 @@ class Passing(Perhaps):
                 places |= {result}
         if treatment.moved_to is not None and self.acquisition.keyed and self._outlives(treatment.moved_to):
             self.endings.unknown.add(node)
+            self.endings.kept.add(node)
             return None
         if treatment.moved_to is not None:
             if treatment.moved_to[:1] in self._watched:

@@ -5,6 +5,7 @@ import ast
 from auditor.flow.effects import Acquisition
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.ir.graph import Graph
 from auditor.ir.ops import Call
 
 
@@ -44,6 +45,16 @@ def always_in_a_table(endings: Endings, own: str | None) -> bool:
         if (path[0] == own and len(path) > 2) or (path[0].startswith("@") and len(path) > 1)
     }
     return tabled.issuperset(endings.returned)
+
+
+def constants_beside(graph: Graph, endings: Endings) -> frozenset[tuple[str, bool]]:
+    """Items returned beside the lease that are constant, where every return of it agrees."""
+    seen = []
+    for node in endings.returned:
+        value = getattr(graph.ops[node].at, "value", None)
+        items = value.elts if isinstance(value, ast.Tuple) else []
+        seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
+    return frozenset(set.intersection(*seen)) if seen else frozenset()
 
 
 def reads_field(value: ast.expr | None, own: str) -> bool:

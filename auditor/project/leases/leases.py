@@ -28,6 +28,7 @@ from auditor.project.fields.ended_by_others import (
 from auditor.project.leases.beginnings import (
     always_in_a_table,
     asked,
+    constants_beside,
     handed_out,
     missing,
     of_parameters,
@@ -38,6 +39,7 @@ from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.refusals import is_counted, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.recognise import Source
@@ -115,6 +117,8 @@ class Follower:
         endings = followed.endings
         leaks = tuple(self.losses.leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
+        refused = refusals(self.function, op.at, acquisition, leaks, bool(endings.kept)) if elsewhere else ()
+        leaks, elsewhere = refused or leaks, elsewhere and not refused
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
@@ -136,7 +140,7 @@ class Follower:
             lease,
             released=bool(endings.released),
             releases=self._releases(endings),
-            handed_over=endings.handed_over or bool(endings.unknown) or elsewhere,
+            handed_over=endings.handed_over or bool(endings.unknown or refused) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
@@ -144,7 +148,7 @@ class Follower:
         outcome.unless = missing(self.graph.parameters, known)
         outcome.asked = of_parameters(self.graph.parameters, known)
         if endings.returned and not detached and not self._shown(endings):
-            outcome.flags = self._flags(endings)
+            outcome.flags = constants_beside(self.graph, endings)
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
@@ -185,23 +189,17 @@ class Follower:
             (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
         )
 
-    def _flags(self, endings: Endings) -> frozenset[tuple[str, bool]]:
-        """Constants returned beside the lease, where every return of it agrees."""
-        seen = []
-        for node in endings.returned:
-            value = getattr(self.graph.ops[node].at, "value", None)
-            items = value.elts if isinstance(value, ast.Tuple) else []
-            seen.append(
-                {(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)}
-            )
-        return frozenset(set.intersection(*seen)) if seen else frozenset()
-
     def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
         """Nothing here gives it back, or nothing but the handling of a failure.
 
         What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
         otherwise."""
         released = {node: held for node, held in followed.endings.released.items() if self._only_ends(node)}
+        if is_counted(acquisition):
+            undone = undone_at(self.function)
+            released = {
+                node: held for node, held in released.items() if id(self.graph.ops[node].at) not in undone
+            }
         if not acquisition.keyed or not released:
             return not released
         return not any(

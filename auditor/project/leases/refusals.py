@@ -1,0 +1,70 @@
+"""Ways out that say that nothing was taken: the function answers as it does where it is refused.
+
+A count or an amount may be given back anywhere, by whoever finds it noted. But `return False` behind
+`if not budget.reserve(n): return False` tells the caller that there is nothing to give back.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.flow.effects import Acquisition, Value
+from auditor.flow.lease import Leak, Loss
+from auditor.project.code.bindings import statements_of
+from auditor.project.code.modules import Function
+
+NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
+"""Answers that say so by themselves, where on another way what is counted is kept."""
+
+
+def is_counted(acquired: Acquisition) -> bool:
+    return acquired.counts or acquired.value is Value.AMOUNT
+
+
+def undone_at(function: Function) -> set[int]:
+    """Calls of `budget.unreserve(n); return None`, where another way answers otherwise: what they undo is
+    kept there."""
+    answers = {_text(node) for node in statements_of(function.node) if isinstance(node, ast.Return)}
+    found: set[int] = set()
+    for node in statements_of(function.node) if not answers <= NOTHING else ():
+        match node:
+            case ast.If(body=[*undoing, ast.Return() as last]) if _text(last) in NOTHING:
+                found.update(id(each) for statement in undoing for each in ast.walk(statement))
+    return found
+
+
+def refusals(
+    function: Function, acquire: ast.Call, acquired: Acquisition, leaks: Sequence[Leak], kept: bool
+) -> tuple[Leak, ...]:
+    """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
+    if not is_counted(acquired):
+        return ()
+    returned = (node for node in statements_of(function.node) if isinstance(node, ast.Return))
+    answers = {node.lineno: _text(node) for node in returned}
+    refusing = {_text(node) for node in _refusing(function, acquire)}
+    saying = (refusing | NOTHING if kept else refusing) & NOTHING
+    if set(answers.values()) <= saying:
+        return ()  # it always answers so
+    return tuple(
+        leak for leak in leaks if leak.loss is Loss.RETURN and answers.get(leak.at.line, "") in saying
+    )
+
+
+def _text(node: ast.Return) -> str:
+    return ast.unparse(node.value) if node.value is not None else "None"
+
+
+def _refusing(function: Function, acquire: ast.Call) -> Iterator[ast.Return]:
+    """`if not budget.reserve(n): return None`, the answer under a name or not."""
+    names = {
+        target.id
+        for node in statements_of(function.node)
+        if isinstance(node, ast.Assign) and node.value is acquire
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in statements_of(function.node):
+        match node:
+            case ast.If(test=test, body=[*_, ast.Return() as last]):
+                denied = [each.operand for each in ast.walk(test) if isinstance(each, ast.UnaryOp)]
+                if any(each is acquire or getattr(each, "id", None) in names for each in denied):
+                    yield last
