@@ -191,9 +191,8 @@ class Forgetting:
         asked = {place[0] for place in held.places}
         if held.boxed or op.names & asked or (op.subject is not None and op.subject[0] in asked):
             return replace(held, asked=node)
-        if self.setting.own in op.names:
-            doubted = held.asked >= 0 and not self.setting.stock & op.names
-            return replace(held, doubted=True) if doubted else held
+        if self.setting.own in op.names and held.asked >= 0:
+            return held if self.setting.stock & op.names else replace(held, doubted=True)
         branches = held.asked < 0 and self.setting.branches_at(op)
         return replace(held, asked=node) if branches else held
 

@@ -97,6 +97,17 @@ def given_to_field(function: Function, name: str) -> Iterator[ast.expr]:
             yield value
 
 
+def ways(value: ast.expr) -> Iterator[ast.expr]:
+    """`a` and `b` of `a if flag else b`, awaited or not."""
+    match value:
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*ways(one), *ways(other))
+        case ast.Await(value=inner):
+            yield from ways(inner)
+        case _:
+            yield value
+
+
 def is_dropped(function: Function, call: ast.Call) -> bool:
     """Nobody asks for what the call returns."""
     return any(isinstance(node, ast.Expr) and node.value is call for node in statements_of(function.node))

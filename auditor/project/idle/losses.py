@@ -20,7 +20,7 @@ from auditor.model import Span, Step
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Module
-from auditor.project.idle.reasons import Reason, for_want, reason, roots
+from auditor.project.idle.reasons import asks_how_many, for_want, roots, suits_others
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.stock import Stock, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
@@ -135,12 +135,12 @@ class _Judge:
         if test is None:
             return False
         named = roots(held.places) | ({self.take.name} - {""})
-        if held.boxed:
+        if held.boxed and asks_how_many(self.store, self.function, test, named):
             return for_want(self.store, self.function, test, named, self.take.shown) and not self._enough()
-        why = reason(self.store, self.function, test, named, self.take.shown)
-        dead = why is Reason.DEAD and not (self.store.replaces or self.store.counters)
         hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)})
-        return why is not Reason.BOOKS and not dead and (hands_out or self._keeps_all())
+        good = suits_others(self.store, self.function, test, named, self.take.shown)
+        kept = held.boxed and puts_back(self.work, named, frozenset(), self.store.fields)
+        return good and (hands_out or kept or self._keeps_all())
 
     def _caught(self, ends: Ends, loss: Loss, path: list[Station]) -> bool:
         """A handler that is meant for the failure goes on as if nothing had been taken, or raises something
@@ -155,7 +155,7 @@ class _Judge:
     def _keeps_all(self) -> bool:
         """A method that hands out nothing of the store and puts back only some of it may mean to drop the
         rest."""
-        if puts_back(self.work, self.take.shown, self.store.fields):
+        if puts_back(self.work, frozenset(), {id(self.take.shown)}, self.store.fields):
             return self.store.replaces or not TIDYING.isdisjoint(split(self.function.name))
         return not GETTING_RID.match(self.function.name)
 

@@ -1,28 +1,18 @@
-"""Why something that was taken out of a store is passed over: it does not suit who asks, it is in a state
-that will end, it is dead for good, or the store's own books say that it does not belong there."""
+"""Why something that was taken out of a store is passed over: it does not suit who asks, or is in a state, or
+the store's own books say that it does not belong there."""
 
 import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
-from auditor.project.idle.words import BOOKS, DEAD, LASTING
+from auditor.project.idle.words import BOOKS, LASTING
 from auditor.project.shapes.field_work import FILLING
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
-
-
-class Reason(Enum):
-    """Why it is passed over."""
-
-    ASKED = auto()  # it does not suit this caller
-    STATE = auto()  # what is so now will not be so for ever
-    DEAD = auto()
-    BOOKS = auto()  # or unknown: the class may know that nothing is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +29,34 @@ class Condition:
         return {word.lower() for name in named for word in split(name)}
 
 
-def reason(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> Reason:
-    """`it` are the names of what was taken, and of what was read off it."""
+def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> bool:
+    """Whether what is passed over here is as good as ever for whoever asks next: it does not suit this caller,
+    or is in a state. `it` are the names of what was taken, and of what was read off it."""
     names = {name for name in it if not name.startswith("%")}
     asked = _condition(stock, function, test, taking)
-    about_it = _mentions_any(asked, names)
     if not asked.known or _asks_own_books(stock, function, asked):
-        return Reason.BOOKS
-    if not about_it:
-        others = not _reads_own(function, asked) and _mentions_any(asked, _callers_words(stock, function))
-        return Reason.ASKED if others else Reason.BOOKS
-    words = asked.words - {word for name in names for word in split(name)}
-    if words & BOOKS:
-        return Reason.BOOKS
-    if words & DEAD:
-        return Reason.DEAD
-    if _mentions_any(asked, _callers_words(stock, function) - names):
-        return Reason.ASKED
+        return False
+    told = _callers_words(stock, function)
+    if not _mentions_any(asked, names):
+        return _mentions_any(asked, told)
+    if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
+        return False
     features = [node for node in asked.nodes if _is_feature(node, names)]
     lasting = any(LASTING & set(split(last_part(node))) for node in asked.nodes)
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
-    return Reason.STATE if features and not lasting and not kept else Reason.BOOKS
+    return _mentions_any(asked, told - names) or (bool(features) and not lasting and not kept)
+
+
+def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
+    """`if not self._free:`, `if len(pages) < n:`, `if not pages:`, and not `if pages[0] % n:`, `any(page > n for page in pages)`."""
+    own = own_name(function) or ""
+    single = (node for node in ast.walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
+    parts = {id(part) for node in single for part in ast.walk(node)}
+    return any(
+        id(node) not in parts and (own_attribute(node, own) in stock.fields or getattr(node, "id", "") in box)
+        for node in ast.walk(test)
+        if isinstance(node, ast.expr)
+    )
 
 
 def for_want(stock: Stock, function: Function, test: ast.expr, box: Set[str], taking: ast.expr) -> bool:
@@ -88,11 +85,6 @@ def _callers_words(stock: Stock, function: Function) -> Set[str]:
     """Names that have to do with what the method is told, the loops over that included."""
     work = next((work for work in stock.works if work.method is function), None)
     return work.from_told if work is not None else set(own_parameters(function))
-
-
-def _reads_own(function: Function, asked: Condition) -> bool:
-    own = own_name(function) or ""
-    return any(isinstance(node, ast.expr) and own_attribute(node, own) is not None for node in asked.nodes)
 
 
 def whole_tests(function: Function) -> dict[int, ast.expr]:
@@ -143,9 +135,13 @@ def _mentions_any(asked: Condition, names: Set[str]) -> bool:
 
 
 def _is_feature(node: ast.AST, names: Set[str]) -> bool:
-    """`seg.dirty`, `buffer[:64]`."""
+    """`seg.dirty`, `buffer[:64]`, `page % 2`."""
     match node:
-        case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
+        case (
+            ast.Attribute(value=ast.Name(id=name))
+            | ast.Subscript(value=ast.Name(id=name))
+            | ast.BinOp(left=ast.Name(id=name))
+        ):
             return name in names
     return False
 

@@ -45,9 +45,7 @@ class TakenHere:
         return counter and isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add)
 
     def may_fail(self, call: Call) -> bool:
-        """In a `try` that begins after the take, of a thing that no failure breaks."""
-        if not (self.store.inert or self.store.replaces or self.store.counters):
-            return False
+        """In a `try` that begins after the take, whose failure a handler is for."""
         method = next((w.method for w in self.store.works if w.method.name == call.method), None)
         keeps = method is not None and call.receiver == (self.own,) and changes_state(method)
         tried = (part for guard in self.guards for body in guard.body for part in ast.walk(body))
@@ -74,7 +72,8 @@ class TakenHere:
             return True  # it is closed, and its place is not given back by that
         if id(call.at) not in self.tests:
             return False
-        return not given or ASKING.match(name) is not None or self._asks_it(call)
+        by_caller = receiver is None and name in self.function.parameters
+        return not given or by_caller or ASKING.match(name) is not None or self._asks_it(call)
 
     def _complains(self, call: ast.Call) -> bool:
         """`raise ValueError(f"{page} is not aligned")`: a text about it."""

@@ -11,27 +11,22 @@ from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
 from auditor.project.idle.supply import Supply, comes_back_by_itself, filled_by_others, read_off, taken_ids
 from auditor.project.shapes.field_work import FieldWork, field_work, mentions
-from auditor.project.shapes.full_at_first import INITIAL, beginning
-from auditor.project.shapes.made_new import MAKERS
+from auditor.project.shapes.full_at_first import INITIAL, NUMBERING, beginning
 
 AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
-NUMBERING = frozenset({"range", "arange"})
-MEMORY = MAKERS | {"bytearray", "pin_memory", "cuda"}
 NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", "deque"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """`fields` are its stores; `replaces` tells that the class puts something new in the place of what it
-    will not use again; `counters` are fields that count what it made up to a limit; `inert` tells that its
-    things are numbers and memory, which nothing breaks."""
+    """`fields` are its stores, `counters` fields that count what it made up to a limit; `replaces`
+    tells that the class puts something new in the place of what it will not use again."""
 
     cls: Class
     fields: frozenset[str]
     works: tuple[FieldWork, ...]
-    replaces: bool
     counters: frozenset[str] = frozenset()
-    inert: bool = False
+    replaces: bool = False
 
 
 def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
@@ -43,13 +38,14 @@ def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
     found = _fixed(cls, begun, later)
     if found is None:
         stores, counters = counted(later)
-        found = Stock(cls, stores, tuple(later), False, counters) if counters else None
+        found = Stock(cls, stores, tuple(later), counters) if counters else None
     return found
 
 
 def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> Stock | None:
     filled = _filled(cls, begun, later)
-    fields = _circulating(frozenset(filled), later)
+    worked = {name for work in later for name, _ in work.taken} | {put.field for work in later for put in work.put}
+    fields = _circulating(frozenset(filled.keys() & worked), later)
     lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later)
     givers = {
         work.method.name
@@ -66,8 +62,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     supplies = [Supply(work, fields, makers, lending) for work in later]
     if any(supply.grows() for supply in supplies):
         return None
-    replaces = any(supply.replaces() for supply in supplies)
-    return Stock(cls, fields, tuple(later), replaces, inert=made_by <= NUMBERING | MEMORY)
+    return Stock(cls, fields, tuple(later), replaces=any(supply.makes for supply in supplies))
 
 
 def _later(works: Sequence[FieldWork], begun: Sequence[FieldWork]) -> list[FieldWork]:
@@ -140,13 +135,22 @@ def _by_own_method(call: ast.Call, own: str, later: Sequence[FieldWork]) -> Iter
 
 
 def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
-    """`deque(buffers)` of a local list: that list."""
+    """`deque(buffers)` of a local list, `deque(self.all)` of another field: that list."""
     match value:
-        case ast.Call(func=func, args=[ast.Name(id=name)]) if last_part(func) in AROUND:
-            return next(given_to(method, name), value)
+        case ast.Call(func=func, args=[inner]) if last_part(func) in AROUND:
+            return _spelled_out(method, inner) if isinstance(inner, ast.Name | ast.Attribute) else value
         case ast.Name(id=name):
             return next(given_to(method, name), value)
+        case ast.Attribute():
+            return next((given for at, given in _assigned(method) if ast.unparse(at) == ast.unparse(value)), value)
     return value
+
+
+def _assigned(method: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for node in statements_of(method.node):
+        match node:
+            case ast.Assign(targets=[at], value=value) | ast.AnnAssign(target=at, value=ast.expr() as value):
+                yield at, value
 
 
 def _elements(value: ast.expr) -> Iterator[ast.expr]:
@@ -156,6 +160,8 @@ def _elements(value: ast.expr) -> Iterator[ast.expr]:
             yield value
         case ast.Call(func=func, args=[inner, *_]) if last_part(func) in AROUND:
             yield from _elements(inner)
+        case ast.Subscript(value=inner) | ast.BinOp(left=inner) | ast.Call(func=ast.Attribute(value=inner), args=[]):
+            yield from _elements(inner)  # `list(range(n))[::-1]`, `arange(n).tolist()`
         case ast.ListComp(elt=inner) | ast.SetComp(elt=inner) | ast.GeneratorExp(elt=inner):
             yield inner
         case ast.DictComp(value=inner):
@@ -178,15 +184,12 @@ def _circulating(fields: frozenset[str], works: Sequence[FieldWork]) -> frozense
     """Also the fields from which things come back to these."""
     grown = fields
     for work in works:
-        for name in {name for name, _ in work.taken} - fields:
-            ids = taken_ids(work, {name})
-            names = work.derived(frozenset(), ids)
-            if any(put.field in fields and mentions(put.value, names, ids) for put in work.put):
-                grown |= {name}
+        taken = {name for name, _ in work.taken} - fields
+        grown |= {name for name in taken if puts_back(work, frozenset(), taken_ids(work, {name}), fields)}
     return grown if grown == fields else _circulating(grown, works)
 
 
-def puts_back(work: FieldWork, taken: ast.expr, fields: Set[str]) -> bool:
-    """Whether the method puts what this takes into a store again."""
-    names = work.derived(frozenset(), {id(taken)})
-    return any(put.field in fields and mentions(put.value, names, {id(taken)}) for put in work.put)
+def puts_back(work: FieldWork, names: Set[str], marked: Set[int], fields: Set[str]) -> bool:
+    """Whether the method puts one of these, or what comes from it, into a store again."""
+    derived = work.derived(names, marked)
+    return any(put.field in fields and mentions(put.value, derived, marked) for put in work.put)

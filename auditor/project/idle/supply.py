@@ -1,4 +1,4 @@
-"""Whether a method adds to the stock of its class, or puts something new in the place of what was in it."""
+"""Whether a method adds to the stock of its class."""
 
 import ast
 import re
@@ -7,7 +7,6 @@ from functools import cached_property
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, last_part
-from auditor.project.idle.words import DEAD
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.field_work import FILLING, FieldWork, mentions
 from auditor.project.shapes.made_new import hands_out_new
@@ -89,17 +88,8 @@ class Supply:
             (bool(put) and not JOINING.isdisjoint(split(name)))
             or any(self._is_new(value) for value in put)
             or any(not mentions(value, self.known, self.marked) for value in self._set_anew())
-            or any(self._is_further(call) for call in self.work.method.calls)
+            or not all(map(self._conserves, self.makes))
             or self._makes_where_empty()
-        )
-
-    def replaces(self) -> bool:
-        """Whether it makes a new one where one is of no more use."""
-        return any(
-            not DEAD.isdisjoint(self._words(test))
-            for call in self.work.method.calls
-            if last_part(call.func) in self.makers
-            for test in self._tests_around(call)
         )
 
     def _is_new(self, value: ast.expr) -> bool:
@@ -108,11 +98,11 @@ class Supply:
             return not self._conserves(value)
         return not mentions(value, self.known, self.marked)
 
-    def _is_further(self, call: ast.Call) -> bool:
-        """One more of the things is made, whatever becomes of it; tensors are made for much else."""
-        func = call.func
-        of_arrays = isinstance(func, ast.Attribute) and getattr(func.value, "id", "") in OF_ARRAYS
-        return last_part(func) in self.makers and not of_arrays and not self._conserves(call)
+    @property
+    def makes(self) -> list[ast.Call]:
+        """Where one more of the things is made, whatever becomes of it; tensors are made for much else."""
+        makers = (call for call in self.work.method.calls if last_part(call.func) in self.makers)
+        return [call for call in makers if getattr(_maker_of(call), "id", "") not in OF_ARRAYS]
 
     def _makes_where_empty(self) -> bool:
         takes = bool(taken_ids(self.work, self.fields))
@@ -153,9 +143,6 @@ class Supply:
             ):
                 yield node.test
 
-    def _words(self, test: ast.expr) -> set[str]:
-        return {word for node in ast.walk(test) for word in split(last_part(node))}
-
     def _set_anew(self) -> Iterator[ast.expr]:
         for node in statements_of(self.work.method.node):
             targets = node.targets if isinstance(node, ast.Assign) else []
@@ -163,6 +150,10 @@ class Supply:
                 own_attribute(t, self.own) in self.fields for t in targets
             ):
                 yield node.value
+
+
+def _maker_of(call: ast.Call) -> ast.expr | None:
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
 def _named(value: ast.expr) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from auditor.ir.ops import Call, Delete, Store
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import own_parameters
@@ -36,17 +36,7 @@ class Take:
 def handing_on(work: FieldWork, fields: Set[str]) -> bool:
     """`return self.free.pop()`: to call it is to take."""
     taken = {id(node) for name, node in work.taken if name in fields}
-    return any(id(way) in taken for value in work.returned for way in _ways(value))
-
-
-def _ways(value: ast.expr) -> Iterator[ast.expr]:
-    match value:
-        case ast.IfExp(body=one, orelse=other):
-            yield from (*_ways(one), *_ways(other))
-        case ast.Await(value=inner):
-            yield from _ways(inner)
-        case _:
-            yield value
+    return any(id(way) in taken for value in work.returned for way in ways(value))
 
 
 def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.bindings import own_name, statements_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.pieces import at_an_end, joins
@@ -282,10 +282,10 @@ def _bindings(node: ast.stmt) -> Iterator[Binding]:
             | ast.For(target=target, iter=value)
         ):
             yield _made(set(_bound(target)), value)
-        case ast.Expr(
-            value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=way), args=[*_, value])
-        ) if way in FILLING:
-            yield _made({name}, value)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=into, attr=way), args=[*_, value])) if (
+            way in FILLING
+        ):
+            yield _made({each.id for each in ways(into) if isinstance(each, ast.Name)}, value)
 
 
 def _made(bound: set[str], value: ast.expr) -> Binding:

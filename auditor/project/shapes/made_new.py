@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Set
 
+from auditor.project.code.bindings import ways
 from auditor.project.shapes.field_work import FieldWork, mentions
 from auditor.protocols.vocabulary import split
 
@@ -32,14 +33,6 @@ def hands_out_new(work: FieldWork, names: Set[str], marked: Set[int], counted: S
     )
 
 
-def ways(value: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(value, ast.IfExp):
-        yield from ways(value.body)
-        yield from ways(value.orelse)
-    else:
-        yield value
-
-
 def _also_given(work: FieldWork) -> Iterator[ast.expr]:
     """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements; also of
     what a view is returned of."""
@@ -55,8 +48,6 @@ def is_new(value: ast.expr, counted: Set[str]) -> bool:
     """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up,
     `next(self.numbers)` of what counts."""
     match value:
-        case ast.Await(value=inner):
-            return is_new(inner, counted)
         case ast.Attribute(value=ast.Name(), attr=attr):
             return attr in counted
         case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name(), attr=attr)]):

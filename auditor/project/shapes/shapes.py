@@ -14,12 +14,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.project.code.bindings import ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.amounts import carries_the_amount
 from auditor.project.shapes.field_work import FREE, FieldWork, Put, field_work, mentions
 from auditor.project.shapes.full_at_first import beginning, full_at_first, given_at_first
 from auditor.project.shapes.linked_stores import linked_again, piled_again
-from auditor.project.shapes.made_new import is_new, makes_where_empty, ways
+from auditor.project.shapes.made_new import is_new, makes_where_empty
 from auditor.project.shapes.marked_places import (
     clears,
     keeps_count,
