@@ -50,14 +50,20 @@ HIDDEN = "~"
 @dataclass(frozen=True, slots=True)
 class Untouched:
     """`places` are names of it, and of what was read off it; `boxed` once it lies in a list of the function's
-    own, which `places` name then. `asked` is the node of the last condition on it (boxed: of any), or
+    own, which `places` name then, until the list is gone over for the last time at `turn`. `asked` is the node of the last condition on it (boxed: of any), or
     of the call that failed since, `doubted` whether another condition on the object's own fields
     came after that."""
 
     places: frozenset[Path]
     boxed: bool = False
+    turn: int = -1
     asked: int = -1
     doubted: bool = False
+
+    @property
+    def roots(self) -> frozenset[str]:
+        """The names as the text has them, those within comprehensions included."""
+        return frozenset(place[0].partition(HIDDEN)[0] for place in self.places)
 
     def names(self, path: Path) -> bool:
         """Whether the path is it, or part of it."""
@@ -106,6 +112,9 @@ class Setting(Protocol):
     def is_box(self, name: str) -> bool:
         """Whether this name is an empty list at first, and nothing but a list of what is taken."""
 
+    def is_read_once_after(self, name: str, at: ast.AST) -> bool:
+        """Whether this is the last that anything asks for the name."""
+
     def stays_near(self, name: str) -> bool:
         """Whether nothing asks for this name outside the loop in which the object was taken."""
 
@@ -140,6 +149,8 @@ class Forgetting:
         if isinstance(op, Leave):
             self.ends.lost.append((LOSSES[op.way], node, held))
             return ()
+        if isinstance(op, Next) and (self._is_gone_over(op, held) or held.turn == node):
+            return self._turned(node, op, held, edge)
         after = self._after(node, op, held)
         return (after,) if after is not None and after.places else ()
 
@@ -156,6 +167,18 @@ class Forgetting:
         if held.boxed:
             return (held,)
         if node == self.site:
+            self.ends.lost.append((Loss.NEXT_TURN, node, held))
+        return ()
+
+    def _is_gone_over(self, op: Next, held: Untouched) -> bool:
+        last = held.boxed and held.names(op.source) and len(op.source) == 1
+        return last and self.setting.is_read_once_after(op.source[0], op.at)
+
+    def _turned(self, node: int, op: Next, held: Untouched, edge: Edge) -> tuple[Untouched, ...]:
+        """`for page in pages:` of what was collected: each is on its own from here."""
+        if edge is Edge.BODY and held.boxed:
+            return (Untouched(frozenset({op.target}), turn=node),)
+        if edge is Edge.BODY:
             self.ends.lost.append((Loss.NEXT_TURN, node, held))
         return ()
 
@@ -188,7 +211,7 @@ class Forgetting:
         return None if self._touches(op, held) else held
 
     def _assume(self, node: int, op: Assume, held: Untouched) -> Untouched:
-        asked = {place[0] for place in held.places}
+        asked = held.roots
         if held.boxed or op.names & asked or (op.subject is not None and op.subject[0] in asked):
             return replace(held, asked=node)
         if self.setting.own in op.names and held.asked >= 0:

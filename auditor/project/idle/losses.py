@@ -20,7 +20,7 @@ from auditor.model import Span, Step
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Module
-from auditor.project.idle.reasons import asks_how_many, for_want, roots, suits_others
+from auditor.project.idle.reasons import asks_how_many, for_want, suits_others
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.stock import Stock, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
@@ -134,7 +134,7 @@ class _Judge:
         test = self.here.tests.get(id(asked.at))
         if test is None:
             return False
-        named = roots(held.places) | ({self.take.name} - {""})
+        named = held.roots | ({self.take.name} - {""})
         if held.boxed and asks_how_many(self.store, self.function, test, named):
             return for_want(self.store, self.function, test, named, self.take.shown) and not self._enough()
         hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)})

@@ -5,7 +5,6 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from auditor.ir.ops import Path
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
@@ -91,13 +90,10 @@ def whole_tests(function: Function) -> dict[int, ast.expr]:
     """By each of its parts the condition of an `if`, a `while` or a conditional expression."""
     found: dict[int, ast.expr] = {}
     for node in ast.walk(function.node):
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            found.update({id(part): node.test for part in ast.walk(node.test)})
+        asking = isinstance(node, (ast.If, ast.While, ast.IfExp))
+        for test in [node.test] if asking else node.ifs if isinstance(node, ast.comprehension) else []:
+            found.update({id(part): test for part in ast.walk(test)})
     return found
-
-
-def roots(places: Set[Path]) -> set[str]:
-    return {place[0] for place in places}
 
 
 def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> Condition:

@@ -131,6 +131,10 @@ class TakenHere:
         line = getattr(self.take.at, "lineno", 0)
         return any(node.lineno < line and id(node) not in harmless for node in self._reads_of(name))
 
+    def is_read_once_after(self, name: str, at: ast.AST) -> bool:
+        since = getattr(at, "lineno", 0), getattr(at, "col_offset", 0)
+        return sum((read.lineno, read.col_offset) > since for read in self._reads_of(name)) == 1
+
     def stays_near(self, name: str) -> bool:
         if not self.loops:
             return True

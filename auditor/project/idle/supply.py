@@ -26,8 +26,16 @@ OF_ARRAYS = frozenset({"torch", "np", "numpy"})
 
 
 def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
-    """The expressions that take out of these stores."""
-    return {id(node) for name, node in work.taken if name in fields}
+    """The expressions that take out of these stores, `self.pile[self.top]` beside `self.top -= 1` included."""
+    own = own_name(work.method) or ""
+    down = {name for name, way in work.counted if way < 0}
+    piled = {
+        id(node)
+        for node in (ast.walk(work.method.node) if down else ())
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+        if own_attribute(node.value, own) in fields and own_attribute(node.slice, own) in down
+    }
+    return piled | {id(node) for name, node in work.taken if name in fields}
 
 
 def read_off(work: FieldWork, fields: Set[str]) -> set[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from auditor.ir.ops import Call, Delete, Store
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of, ways
 from auditor.project.code.modules import Function
+from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import own_parameters
 
@@ -34,9 +35,17 @@ class Take:
 
 
 def handing_on(work: FieldWork, fields: Set[str]) -> bool:
-    """`return self.free.pop()`: to call it is to take."""
-    taken = {id(node) for name, node in work.taken if name in fields}
-    return any(id(way) in taken for value in work.returned for way in ways(value))
+    """`return self.free.pop()`, `return int(self.free.pop())`: to call it is to take."""
+    taken = taken_ids(work, fields)
+    handed = (_number_in(way) for value in work.returned for way in ways(value))
+    return any(id(way) in taken for way in handed)
+
+
+def _number_in(value: ast.expr) -> ast.expr:
+    match value:
+        case ast.Call(func=ast.Name(id="int"), args=[number]):
+            return number
+    return value
 
 
 def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]:
@@ -79,9 +88,10 @@ class _Reader:
             ) if self.is_store(store) and self._reads_off(name):
                 yield Take(call, call, name)
             case ast.Expr(
-                value=ast.Call(func=ast.Attribute(value=store, attr="pop"), args=[key]) as call
+                value=ast.Call(func=ast.Attribute(value=store, attr="pop" | "popleft" as way), args=keys) as call
             ) if self.is_store(store):
-                yield from (Take(call, call, name) for name in self._at(store, key))
+                end = ast.UnaryOp(ast.USub(), ast.Constant(1)) if way == "pop" else ast.Constant(0)
+                yield from (Take(call, call, name) for name in self._at(store, keys[0] if keys else end))
             case ast.Delete(targets=[ast.Subscript(value=store, slice=ast.Slice(lower=None, upper=end))]) if (
                 self.is_store(store) and end is not None
             ):
