@@ -22,7 +22,7 @@ from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Module
 from auditor.project.idle.reasons import asks_how_many, for_want, suits_others
 from auditor.project.idle.setting import TakenHere
-from auditor.project.idle.stock import Stock, puts_back, stock_of
+from auditor.project.idle.stock import Stock, filled_by_others, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.shapes.field_work import FieldWork
@@ -72,10 +72,10 @@ def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
     """Takes in methods of the module's classes that lose what they took."""
     for _, cls in sorted(module.classes.items()):
         stock = stock_of(lineage, cls) if may_lose_idle(cls.text) else None
-        if stock is not None:
-            for work in stock.works:
-                if work.method.cls is cls and not work.method.is_abstract:
-                    yield from _lost_by(stock, work)
+        own = (work for work in stock.works if work.method.cls is cls) if stock is not None else ()
+        lost = [lease for work in own if not work.method.is_abstract for lease in _lost_by(stock, work)]
+        if stock is not None and lost and not filled_by_others(stock, lineage.project.sources.values()):
+            yield from lost
 
 
 def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:

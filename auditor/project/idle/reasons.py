@@ -43,7 +43,9 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names)]
     lasting = any(LASTING & set(split(last_part(node))) for node in asked.nodes)
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
-    return _mentions_any(asked, told - names) or (bool(features) and not lasting and not kept)
+    return _mentions_any(asked, told - names) or (
+        bool(features) and not (lasting or kept or stock.given)
+    )
 
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:

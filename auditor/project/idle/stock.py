@@ -2,30 +2,34 @@
 and never filled with anything else. What such a class takes out and drops, nobody makes again."""
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+import re
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
-from auditor.project.idle.supply import Supply, comes_back_by_itself, filled_by_others, read_off, taken_ids
-from auditor.project.shapes.field_work import FieldWork, field_work, mentions
-from auditor.project.shapes.full_at_first import INITIAL, NUMBERING, beginning
+from auditor.project.idle.supply import Supply, comes_back_by_itself, read_off, taken_ids
+from auditor.project.shapes.field_work import FILLING, FieldWork, field_work, mentions
+from auditor.project.shapes.full_at_first import AROUND, INITIAL, NUMBERING, beginning, given_to_a_pool
 
-AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
 NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", "deque"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """`fields` are its stores, `counters` fields that count what it made up to a limit; `replaces`
-    tells that the class puts something new in the place of what it will not use again."""
+    """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
+    its methods that put in what they are told, `makers` what makes its things, unless they are `given` to it;
+    `replaces` tells that it puts something new in the place of what it will not use again."""
 
     cls: Class
     fields: frozenset[str]
     works: tuple[FieldWork, ...]
     counters: frozenset[str] = frozenset()
+    givers: frozenset[str] = frozenset()
+    makers: frozenset[str] = frozenset()
+    given: bool = False
     replaces: bool = False
 
 
@@ -45,7 +49,8 @@ def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
 def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> Stock | None:
     filled = _filled(cls, begun, later)
     worked = {name for work in later for name, _ in work.taken} | {put.field for work in later for put in work.put}
-    fields = _circulating(frozenset(filled.keys() & worked), later)
+    full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name)}
+    fields = _circulating(frozenset(full), later)
     lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later)
     givers = {
         work.method.name
@@ -54,15 +59,14 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     }
     made_by = {last_part(call.func) for values in filled.values() for call in _calls_of(values)}
     makers = made_by - NO_MAKERS
-    if not (fields and lends and givers) or filled_by_others(cls, fields, givers, makers):
-        return None
-    if comes_back_by_itself(cls, makers):
+    if not (fields and lends and givers) or comes_back_by_itself(cls, makers):
         return None
     lending = {work.method.name for work in later if work.hands_out(taken_ids(work, fields))}
     supplies = [Supply(work, fields, makers, lending) for work in later]
     if any(supply.grows() for supply in supplies):
         return None
-    return Stock(cls, fields, tuple(later), replaces=any(supply.makes for supply in supplies))
+    return Stock(cls, fields, tuple(later), givers=frozenset(givers), makers=frozenset(makers),
+        given=not full <= filled.keys(), replaces=any(supply.makes for supply in supplies))
 
 
 def _later(works: Sequence[FieldWork], begun: Sequence[FieldWork]) -> list[FieldWork]:
@@ -84,6 +88,24 @@ def _calls_of(values: Sequence[ast.expr]) -> Iterator[ast.Call]:
     for value in values:
         parts = value.elts if isinstance(value, ast.Tuple) else [value]
         yield from (part for part in parts if isinstance(part, ast.Call))
+
+
+def filled_by_others(stock: Stock, texts: Iterable[str]) -> bool:
+    """`pool.idle.append(Worker())`, `pool.give_back(Worker())` in whoever uses it; and another file that makes
+    such things and gives some back may bring new ones."""
+    module, gives = stock.cls.module.text, rf"\.{_any(stock.givers)}\("
+    makes = rf"(?<!class )\b{_any(name for name in stock.makers if name[:1].isupper())}\("
+    puts = rf"(?<!self)(?<!cls)\.{_any(stock.fields)}\.{_any(FILLING)}\(|{gives}(?:\w+\.)*{makes}"
+    return re.search(puts, module.replace(stock.cls.text, "")) is not None or any(
+        re.search(makes, text) is not None and re.search(gives, text) is not None
+        for text in texts
+        if text != module
+    )
+
+
+def _any(names: Iterable[str]) -> str:
+    """One of these; nothing where there are none."""
+    return f"(?:{'|'.join(names) or '(?!)'})"
 
 
 # Filled at first --------------------------------------------------------------------------------------------

@@ -49,22 +49,6 @@ def read_off(work: FieldWork, fields: Set[str]) -> set[int]:
     return read | taken_ids(work, fields)
 
 
-def filled_by_others(cls: Class, fields: Set[str], givers: Set[str], makers: Set[str]) -> bool:
-    """`pool.idle.append(Worker())`, `pool.give_back(Worker())`, in whoever uses it."""
-    inside = {id(node) for node in ast.walk(cls.node)}
-    for node in ast.walk(cls.module.tree):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=pool, attr=field), attr=way)):
-                others = id(node) not in inside and getattr(pool, "id", "") not in ("self", "cls")
-                if others and field in fields and way in FILLING:
-                    return True
-        match node:
-            case ast.Call(func=ast.Attribute(attr=way), args=[ast.Call(func=made), *_]):
-                if id(node) not in inside and way in givers and last_part(made) in makers:
-                    return True
-    return False
-
-
 def comes_back_by_itself(cls: Class, makers: Set[str]) -> bool:
     """A finaliser, or `__del__` of the things, puts back what is dropped."""
     made = (other for name, other in cls.module.classes.items() if name in makers)

@@ -1,14 +1,16 @@
 """Lists that a class fills before anybody asks for anything: what is in a backlog comes from elsewhere."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Class, Function
 from auditor.project.shapes.field_work import FILLING, FieldWork
+from auditor.protocols.vocabulary import split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
 NUMBERING = frozenset({"range", "arange"})
+AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
 
 
 def beginning(works: Sequence[FieldWork]) -> list[FieldWork]:
@@ -28,12 +30,23 @@ def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> boo
 def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
     """`self.resting = list(people)`; a history begins empty."""
     return any(
-        isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Attribute) and target.attr == name for target in node.targets)
-        and any(isinstance(each, ast.Name) and each.id in work.told for each in ast.walk(node.value))
+        isinstance(target, ast.Attribute) and target.attr == name and _is_told(node.value, work.told)
         for work in begun
         for node in statements_of(work.method.node)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
     )
+
+
+def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str) -> bool:
+    """The same of what is called a pool: whoever makes one brings what it lends."""
+    return cls is not None and "pool" in split(cls.name) and given_at_first(begun, name)
+
+
+def _is_told(value: ast.expr, told: Set[str]) -> bool:
+    parts = list(ast.walk(value))
+    around = all(getattr(part.func, "id", "") in AROUND for part in parts if isinstance(part, ast.Call))
+    return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
 
 
 def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:

@@ -18,7 +18,7 @@ from auditor.project.code.bindings import ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.amounts import carries_the_amount
 from auditor.project.shapes.field_work import FREE, FieldWork, Put, field_work, mentions
-from auditor.project.shapes.full_at_first import beginning, full_at_first, given_at_first
+from auditor.project.shapes.full_at_first import beginning, full_at_first, given_at_first, given_to_a_pool
 from auditor.project.shapes.linked_stores import linked_again, piled_again
 from auditor.project.shapes.made_new import is_new, makes_where_empty
 from auditor.project.shapes.marked_places import (
@@ -120,6 +120,7 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
     return (
         not FREE.isdisjoint(split(name))
         or full_at_first(begun, takers[0].method, name)
+        or given_to_a_pool(begun, takers[0].method.cls, name)
         or any(makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
 
