@@ -41,11 +41,11 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
         return False
     features = [node for node in asked.nodes if _is_feature(node, names)]
-    lasting = any(LASTING & set(split(last_part(node))) for node in asked.nodes)
-    kept = any(_is_set_by(stock, last_part(node)) for node in features)
-    return _mentions_any(asked, told - names) or (
-        bool(features) and not (lasting or kept or stock.given)
+    lasting = any(
+        LASTING & set(split(last_part(node))) for node in asked.nodes if not _is_one_of(node, names)
     )
+    kept = any(_is_set_by(stock, last_part(node)) for node in features)
+    return _mentions_any(asked, told - names) or (bool(features) and not (lasting or kept or stock.given))
 
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
@@ -129,7 +129,11 @@ def _returns(method: Function) -> Iterator[ast.Return]:
 
 
 def _mentions_any(asked: Condition, names: Set[str]) -> bool:
-    return any(isinstance(node, ast.Name) and node.id in names for node in asked.nodes)
+    return any(_is_one_of(node, names) for node in asked.nodes)
+
+
+def _is_one_of(node: ast.AST, names: Set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
 
 
 def _is_feature(node: ast.AST, names: Set[str]) -> bool:
@@ -163,7 +167,9 @@ def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
         for node in asked.nodes
         if isinstance(node, ast.expr) and (name := own_attribute(node, own)) is not None
     } - stock.fields - methods  # fmt: skip
-    looked_up = {id(place) for node in asked.nodes for place in _tables(node)}
+    at_places = [node for node in asked.nodes if isinstance(node, ast.Subscript)]
+    in_store = {id(node) for node in at_places if own_attribute(node.value, own) in stock.fields}
+    looked_up = {id(place) for node in asked.nodes if id(node) not in in_store for place in _tables(node)}
     return any(_changes(stock, field) for field in fields) or any(
         id(node) in looked_up and own_attribute(node, own) is not None
         for node in asked.nodes

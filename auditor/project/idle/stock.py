@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
@@ -48,7 +48,9 @@ def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
 
 def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> Stock | None:
     filled = _filled(cls, begun, later)
-    worked = {name for work in later for name, _ in work.taken} | {put.field for work in later for put in work.put}
+    worked = {name for work in later for name, _ in work.taken} | {
+        put.field for work in later for put in work.put
+    }
     full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name)}
     fields = _circulating(frozenset(full), later)
     lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later)
@@ -65,8 +67,15 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     supplies = [Supply(work, fields, makers, lending) for work in later]
     if any(supply.grows() for supply in supplies):
         return None
-    return Stock(cls, fields, tuple(later), givers=frozenset(givers), makers=frozenset(makers),
-        given=not full <= filled.keys(), replaces=any(supply.makes for supply in supplies))
+    return Stock(
+        cls,
+        fields,
+        tuple(later),
+        givers=frozenset(givers),
+        makers=frozenset(makers),
+        given=not full <= filled.keys(),
+        replaces=any(supply.makes for supply in supplies),
+    )
 
 
 def _later(works: Sequence[FieldWork], begun: Sequence[FieldWork]) -> list[FieldWork]:
@@ -164,15 +173,10 @@ def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
         case ast.Name(id=name):
             return next(given_to(method, name), value)
         case ast.Attribute():
-            return next((given for at, given in _assigned(method) if ast.unparse(at) == ast.unparse(value)), value)
+            return next(
+                (given for at, given in assignments(method) if ast.unparse(at) == ast.unparse(value)), value
+            )
     return value
-
-
-def _assigned(method: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in statements_of(method.node):
-        match node:
-            case ast.Assign(targets=[at], value=value) | ast.AnnAssign(target=at, value=ast.expr() as value):
-                yield at, value
 
 
 def _elements(value: ast.expr) -> Iterator[ast.expr]:
@@ -182,7 +186,11 @@ def _elements(value: ast.expr) -> Iterator[ast.expr]:
             yield value
         case ast.Call(func=func, args=[inner, *_]) if last_part(func) in AROUND:
             yield from _elements(inner)
-        case ast.Subscript(value=inner) | ast.BinOp(left=inner) | ast.Call(func=ast.Attribute(value=inner), args=[]):
+        case (
+            ast.Subscript(value=inner)
+            | ast.BinOp(left=inner)
+            | ast.Call(func=ast.Attribute(value=inner), args=[])
+        ):
             yield from _elements(inner)  # `list(range(n))[::-1]`, `arange(n).tolist()`
         case ast.ListComp(elt=inner) | ast.SetComp(elt=inner) | ast.GeneratorExp(elt=inner):
             yield inner

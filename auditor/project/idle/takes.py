@@ -88,7 +88,9 @@ class _Reader:
             ) if self.is_store(store) and self._reads_off(name):
                 yield Take(call, call, name)
             case ast.Expr(
-                value=ast.Call(func=ast.Attribute(value=store, attr="pop" | "popleft" as way), args=keys) as call
+                value=ast.Call(
+                    func=ast.Attribute(value=store, attr="pop" | "popleft" as way), args=keys
+                ) as call
             ) if self.is_store(store):
                 end = ast.UnaryOp(ast.USub(), ast.Constant(1)) if way == "pop" else ast.Constant(0)
                 yield from (Take(call, call, name) for name in self._at(store, keys[0] if keys else end))
