@@ -50,9 +50,9 @@ HIDDEN = "~"
 @dataclass(frozen=True, slots=True)
 class Untouched:
     """`places` are names of it, and of what was read off it; `boxed` once it lies in a list of the function's
-    own, which `places` name then, until the list is gone over for the last time at `turn`. `asked` is the node of the last condition on it (boxed: of any), or
-    of the call that failed since, `doubted` whether another condition on the object's own fields
-    came after that."""
+    own, which `places` name then, until the list is gone over for the last time, at `turn`. `asked` is the
+    node of the last condition on it (boxed: of any), or of the call that failed since, `doubted` whether
+    another condition on the object's own fields came after that."""
 
     places: frozenset[Path]
     boxed: bool = False
@@ -238,12 +238,15 @@ class Forgetting:
 
     def _named(self, held: Untouched, target: Path, is_it: bool) -> Untouched | None:
         """`target` names it from here on, or something else."""
-        if not is_it:
-            return self._rebound(held, target)
+        if not is_it and target not in held.places:
+            return held
+        temporary = is_temporary(target) or HIDDEN in target[0]
+        if not is_it:  # something else is in its place now
+            return replace(held, places=held.places - {target}) if temporary else None
         if target == RESULT:
             self.ends.handed_out = True
             return None
-        if is_temporary(target) or HIDDEN in target[0]:
+        if temporary:
             return replace(held, places=held.places | {target})
         first = held.boxed and all(is_temporary(p) or HIDDEN in p[0] for p in held.places)
         near = not held.boxed and self.setting.stays_near(target[0])
@@ -251,13 +254,6 @@ class Forgetting:
             return replace(held, places=held.places | {target})
         self.ends.passed_on = True
         return None
-
-    def _rebound(self, held: Untouched, target: Path) -> Untouched | None:
-        if target not in held.places:
-            return held
-        if is_temporary(target) or HIDDEN in target[0]:
-            return replace(held, places=held.places - {target})
-        return None  # something else is in its place now
 
     def _unpacked(self, op: Unpack, held: Untouched) -> Untouched | None:
         after: Untouched | None = held

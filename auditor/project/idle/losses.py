@@ -72,9 +72,11 @@ def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
     """Takes in methods of the module's classes that lose what they took."""
     for _, cls in sorted(module.classes.items()):
         stock = stock_of(lineage, cls) if may_lose_idle(cls.text) else None
-        own = (work for work in stock.works if work.method.cls is cls) if stock is not None else ()
-        lost = [lease for work in own if not work.method.is_abstract for lease in _lost_by(stock, work)]
-        if stock is not None and lost and not filled_by_others(stock, lineage.project.sources.values()):
+        if stock is None:
+            continue
+        own = [work for work in stock.works if work.method.cls is cls and not work.method.is_abstract]
+        lost = [lease for work in own for lease in _lost_by(stock, work)]
+        if lost and not filled_by_others(stock, lineage.project.sources.values()):
             yield from lost
 
 

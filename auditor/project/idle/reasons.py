@@ -8,10 +8,25 @@ from dataclasses import dataclass
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
-from auditor.project.idle.words import BOOKS, LASTING
 from auditor.project.shapes.field_work import FILLING
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
+
+BOOKS = frozenset({"ref", "refs", "refcount", "refcnt", "references", "count", "counter", "counts", "pin",
+                   "pinned", "pins", "used", "use", "uses", "users", "using", "busy", "free", "freed",
+                   "alloc", "allocated", "state", "status", "version", "generation", "gen", "epoch", "stamp",
+                   "stale", "seen", "cancel", "cancelled", "canceled", "removed", "deleted", "evicted",
+                   "owner", "owned", "held", "holder", "holders", "lease", "leased", "taken", "lock",
+                   "locked", "hash", "null", "reserved", "sentinel", "placeholder", "dummy", "active",
+                   "released", "invalid", "current", "ignore", "ignored", "skip", "exclude", "excluded",
+                   "banned", "blocked", "parked", "lent", "rented"})  # fmt: skip
+"""Words that tell where the thing is, and whether the entry of the store still counts."""
+
+LASTING = frozenset({"size", "nbytes", "length", "len", "shape", "dtype", "device", "numel", "capacity",
+                     "dim", "ndim", "id", "uid", "rank", "index", "idx", "number", "num", "kind", "type",
+                     "name", "node", "host", "port", "key", "stride", "width", "height", "order",
+                     "level"})  # fmt: skip
+"""Words for what a thing is from the start: what never suits anybody may go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +44,8 @@ class Condition:
 
 
 def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> bool:
-    """Whether what is passed over here is as good as ever for whoever asks next: it does not suit this caller,
-    or is in a state. `it` are the names of what was taken, and of what was read off it."""
+    """Whether what is passed over here is as good as ever for whoever asks next: it does not suit this
+    caller, or is in a state. `it` are the names of what was taken, and of what was read off it."""
     names = {name for name in it if not name.startswith("%")}
     asked = _condition(stock, function, test, taking)
     if not asked.known or _asks_own_books(stock, function, asked):
@@ -49,7 +64,8 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
 
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
-    """`if not self._free:`, `if len(pages) < n:`, `if not pages:`, and not `if pages[0] % n:`, `any(page > n for page in pages)`."""
+    """`if not self._free:`, `if len(pages) < n:`, and not what asks single ones: `if pages[0] % n:`,
+    `if any(page > n for page in pages):`."""
     own = own_name(function) or ""
     single = (node for node in ast.walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
     parts = {id(part) for node in single for part in ast.walk(node)}
@@ -89,13 +105,14 @@ def _callers_words(stock: Stock, function: Function) -> Set[str]:
 
 
 def whole_tests(function: Function) -> dict[int, ast.expr]:
-    """By each of its parts the condition of an `if`, a `while` or a conditional expression."""
-    found: dict[int, ast.expr] = {}
+    """By each of its parts the condition of an `if`, a `while`, a conditional expression, a comprehension."""
+    tests: list[ast.expr] = []
     for node in ast.walk(function.node):
-        asking = isinstance(node, (ast.If, ast.While, ast.IfExp))
-        for test in [node.test] if asking else node.ifs if isinstance(node, ast.comprehension) else []:
-            found.update({id(part): test for part in ast.walk(test)})
-    return found
+        if isinstance(node, ast.comprehension):
+            tests += node.ifs
+        elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            tests.append(node.test)
+    return {id(part): test for test in tests for part in ast.walk(test)}
 
 
 def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> Condition:

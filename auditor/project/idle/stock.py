@@ -100,8 +100,8 @@ def _calls_of(values: Sequence[ast.expr]) -> Iterator[ast.Call]:
 
 
 def filled_by_others(stock: Stock, texts: Iterable[str]) -> bool:
-    """`pool.idle.append(Worker())`, `pool.give_back(Worker())` in whoever uses it; and another file that makes
-    such things and gives some back may bring new ones."""
+    """`pool.idle.append(Worker())`, `pool.give_back(Worker())` in whoever uses it; and another file that
+    makes such things and gives some back may bring new ones."""
     module, gives = stock.cls.module.text, rf"\.{_any(stock.givers)}\("
     makes = rf"(?<!class )\b{_any(name for name in stock.makers if name[:1].isupper())}\("
     puts = rf"(?<!self)(?<!cls)\.{_any(stock.fields)}\.{_any(FILLING)}\(|{gives}(?:\w+\.)*{makes}"

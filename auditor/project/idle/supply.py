@@ -8,7 +8,7 @@ from functools import cached_property
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
-from auditor.project.shapes.field_work import FILLING, FieldWork, mentions
+from auditor.project.shapes.field_work import FieldWork, mentions
 from auditor.project.shapes.made_new import hands_out_new
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
@@ -26,7 +26,7 @@ OF_ARRAYS = frozenset({"torch", "np", "numpy"})
 
 
 def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
-    """The expressions that take out of these stores, `self.pile[self.top]` beside `self.top -= 1` included."""
+    """The expressions that take out of these stores, with `self.pile[self.top]` beside `self.top -= 1`."""
     own = own_name(work.method) or ""
     down = {name for name, way in work.counted if way < 0}
     piled = {
