@@ -22,12 +22,6 @@ BOOKS = frozenset({"ref", "refs", "refcount", "refcnt", "references", "count", "
                    "banned", "blocked", "parked", "lent", "rented"})  # fmt: skip
 """Words that tell where the thing is, and whether the entry of the store still counts."""
 
-LASTING = frozenset({"size", "nbytes", "length", "len", "shape", "dtype", "device", "numel", "capacity",
-                     "dim", "ndim", "id", "uid", "rank", "index", "idx", "number", "num", "kind", "type",
-                     "name", "node", "host", "port", "key", "stride", "width", "height", "order",
-                     "level"})  # fmt: skip
-"""Words for what a thing is from the start: what never suits anybody may go."""
-
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -55,12 +49,10 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
         return _mentions_any(asked, told)
     if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
         return False
-    features = [node for node in asked.nodes if _is_feature(node, names)]
-    lasting = any(
-        LASTING & set(split(last_part(node))) for node in asked.nodes if not _is_one_of(node, names)
-    )
+    single = {id(side) for node in asked.nodes for side in _compared_alone(node)}
+    features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
-    return _mentions_any(asked, told - names) or (bool(features) and not (lasting or kept or stock.given))
+    return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
 
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
@@ -163,6 +155,13 @@ def _is_feature(node: ast.AST, names: Set[str]) -> bool:
         ):
             return name in names
     return False
+
+
+def _compared_alone(node: ast.AST) -> Iterator[ast.expr]:
+    """`slot.number == 0`: that one is reserved. Of `number % 2 == 0` there are many."""
+    match node:
+        case ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot()], left=left, comparators=sides):
+            yield from (side for side in (left, *sides) if not isinstance(side, ast.BinOp))
 
 
 def _is_set_by(stock: Stock, attr: str) -> bool:
