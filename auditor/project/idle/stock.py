@@ -20,7 +20,7 @@ NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", 
 @dataclass(frozen=True, slots=True)
 class Stock:
     """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
-    its methods that put in what they are told, `makers` what makes its things, unless they are `given` to it;
+    its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
     `replaces` tells that it puts something new in the place of what it will not use again."""
 
     cls: Class
@@ -73,7 +73,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
         tuple(later),
         givers=frozenset(givers),
         makers=frozenset(makers),
-        given=not full <= filled.keys(),
+        given=not full <= filled.keys() or any(supply.joins for supply in supplies),
         replaces=any(supply.makes for supply in supplies),
     )
 

@@ -70,6 +70,12 @@ class Supply:
         self.of_stock = work.derived(frozenset(), self.marked)
         self.known = work.derived(work.told, self.marked)
 
+    @property
+    def joins(self) -> bool:
+        """`add_worker(worker)`: whoever calls that may bring another for one that is dead."""
+        puts = any(put.field in self.fields for put in self.work.put)
+        return puts and not JOINING.isdisjoint(split(self.work.method.name))
+
     def grows(self) -> bool:
         """Whether something may come to the stock that was not in it at first."""
         name = self.work.method.name
@@ -77,8 +83,7 @@ class Supply:
             return False
         put = [put.value for put in self.work.put if put.field in self.fields]
         return (
-            (bool(put) and not JOINING.isdisjoint(split(name)))
-            or any(self._is_new(value) for value in put)
+            any(self._is_new(value) for value in put)
             or any(not mentions(value, self.known, self.marked) for value in self._set_anew())
             or not all(map(self._conserves, self.makes))
             or self._makes_where_empty()
