@@ -134,14 +134,6 @@ def removes_from_state(function: Function) -> bool:
     return False
 
 
-def waits(argument: ast.expr) -> bool:
-    """`get(True, 1)`, `get(block)` of a queue, and not `get(key)`."""
-    match argument:
-        case ast.Constant(value=bool()) | ast.Name(id="block" | "blocking" | "wait"):
-            return True
-    return False
-
-
 def cut_short(target: ast.expr, value: ast.expr, owner: str | None) -> bool:
     """`self.free = self.free[n:]`, alone or beside what is taken."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
