@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, Function
 from auditor.project.shapes.field_work import FILLING, FieldWork
-from auditor.protocols.vocabulary import split
+from auditor.protocols.vocabulary import POOLS, split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
 NUMBERING = frozenset({"range", "arange"})
+TO_DO = frozenset({"task", "job", "work", "request", "prompt", "sample", "candidate", "example", "message"})
 AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
 
 
@@ -39,8 +40,11 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
 
 
 def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str) -> bool:
-    """The same of what is called a pool: whoever makes one brings what it lends."""
-    return cls is not None and "pool" in split(cls.name) and given_at_first(begun, name)
+    """The same of what is called a pool: whoever makes one brings what it lends. What is to be done is not
+    given back."""
+    words = split(cls.name) if cls is not None else ()
+    called_so = not POOLS.isdisjoint(words) and TO_DO.isdisjoint(words)
+    return called_so and given_at_first(begun, name)
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:

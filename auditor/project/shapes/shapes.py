@@ -33,7 +33,7 @@ from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import is_cut
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
-from auditor.protocols.vocabulary import POOLS, ends, split, undoes
+from auditor.protocols.vocabulary import ends, split, undoes
 
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
@@ -41,9 +41,6 @@ ENDING = re.compile(
 )
 """Names of methods that hand out what is to go for good."""
 
-
-TO_DO = frozenset({"task", "job", "work", "request", "prompt", "sample", "candidate", "example", "message"})
-"""Words in the names of classes of what is done with once it is taken."""
 
 LISTENERS = re.compile(
     r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
@@ -72,9 +69,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
         givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
         takers = [work for work in takers if not any(put.field == name for put in work.put)]
         if takers and givers:
-            back = given_at_first(begun, name) and (
-                _there_and_back(name, takers, givers, named) or _is_called_a_pool(takers[0])
-            )
+            brought = given_at_first(begun, name) and _there_and_back(name, takers, givers, named)
+            back = brought or given_to_a_pool(begun, takers[0].method.cls, name)
             if back or stocked or _is_free(name, takers, begun):
                 yield Shape(_methods(takers), _methods(givers))
             else:
@@ -120,7 +116,6 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
     return (
         not FREE.isdisjoint(split(name))
         or full_at_first(begun, takers[0].method, name)
-        or given_to_a_pool(begun, takers[0].method.cls, name)
         or any(makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
 
@@ -136,12 +131,6 @@ def _there_and_back(
         and all(work in givers for work in named if _strikes(work, other))
         for other in kept
     )
-
-
-def _is_called_a_pool(work: FieldWork) -> bool:
-    """Of what is there to be used: what is to be done is not given back."""
-    words = split(work.method.cls.name) if work.method.cls is not None else ()
-    return not POOLS.isdisjoint(words[-1:]) and TO_DO.isdisjoint(words)
 
 
 def _comes_from(work: FieldWork, name: str, put: Put) -> bool:
