@@ -59,6 +59,8 @@ class EncoderCache:
             del self.users[key]
 
     def insert(self, inp: MMInput, out: torch.Tensor) -> bool:
+        if inp.key in self.data:
+            return True
         if not self.budget.reserve_cells(inp.num_embeds):  # leak: a wrong output length returns False with the cells
             return False
         if out.shape[0] != inp.num_embeds:
@@ -68,11 +70,13 @@ class EncoderCache:
         return True
 
     def insert_or_replace(self, inp: MMInput, out: torch.Tensor) -> bool:
+        if out.shape[0] != inp.num_embeds:
+            return False
         if inp.key in self.data:
             self.evict(inp.key)
         if not self.budget.reserve_cells(inp.num_embeds):  # clean: near miss, the old entry is evicted first, evict releases this one
             return False
-        self.data[inp.key] = out[: inp.num_embeds]
+        self.data[inp.key] = out
         return True
 
     def evict(self, key: str) -> None:

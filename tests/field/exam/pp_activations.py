@@ -106,7 +106,7 @@ class PipelineStage(nn.Module):
 
     def warmUp(self, n: int) -> int:
         for _ in range(n):
-            ix = self.pool.getBuffer()  # leak: coolDown returns while popping in a range that shrinks only every second one
+            ix = self.pool.getBuffer()  # leak: coolDown returns every second one and drops the list
             if ix is None:
                 break
             self.warm.append(ix)

@@ -63,6 +63,8 @@ class WorkerGroup:
 
     async def connect(self) -> bool:
         for t in self.targets:
+            if t in self.channels:
+                continue
             ch = await self.registry.open_channel(t)  # clean: kept in channels, disconnect closes all
             if ch is None:
                 await self.disconnect()
