@@ -59,12 +59,25 @@ class Endpoint:
         self.broker.Data(idx)[: payload.numel()] = payload.flatten()
         return Message(self.broker, idx, FLAG_OWN)
 
-    def MakeBorrowed(self, payload):
-        idx = self.broker.ObtainBuffer()  # leak: without FLAG_OWN Dispose does not recycle
+    def Echo(self, payload):
+        idx = self.broker.ObtainBuffer()  # leak: the message has not FLAG_OWN, its Dispose does nothing
         if idx < 0:
-            return None
+            return 0
         self.broker.Data(idx)[: payload.numel()] = payload.flatten()
-        return Message(self.broker, idx, FLAG_NONE)
+        msg = Message(self.broker, idx, FLAG_NONE)
+        n = self.broker.Data(msg.idx)[: payload.numel()].sum().item()
+        msg.Dispose()
+        return n
+
+    def Reflect(self, payload):
+        idx = self.broker.ObtainBuffer()  # clean: near miss, FLAG_OWN is among the flags
+        if idx < 0:
+            return 0
+        self.broker.Data(idx)[: payload.numel()] = payload.flatten()
+        msg = Message(self.broker, idx, FLAG_ZERO | FLAG_OWN)
+        n = self.broker.Data(msg.idx)[: payload.numel()].sum().item()
+        msg.Dispose()
+        return n
 
     def Send(self, payload):
         msg = self.MakeMessage(payload)  # clean: None-checked and disposed
@@ -130,7 +143,7 @@ class Endpoint:
         self.broker.RecycleBuffer(tmp)
         return True
 
-    def Exchange2(self, a, b):
+    def Swap(self, a, b):
         if a == b: return True
         tmp = self.broker.ObtainBuffer()  # clean: near miss, equal indices return before it
         if tmp < 0: return False

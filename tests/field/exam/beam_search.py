@@ -81,7 +81,7 @@ def beam(rb: RefBlocks, prompt: list[int], step: Step, k: int, n: int) -> Hyp:
     return best
 
 
-def beam_careless(rb: RefBlocks, prompt: list[int], step: Step, k: int, n: int) -> Hyp:
+def beam_heap(rb: RefBlocks, prompt: list[int], step: Step, k: int, n: int) -> Hyp:
     beams = [start(rb, prompt, 4)]  # clean: dropped after its expansion
     for _ in range(n):
         cand: list[Hyp] = []
@@ -116,7 +116,7 @@ def greedy(rb: RefBlocks, prompt: list[int], step: Step, n: int, eos: int) -> li
     return h.toks
 
 
-def greedy2(rb: RefBlocks, prompt: list[int], step: Step, n: int, eos: int) -> list[int]:
+def argmax_decode(rb: RefBlocks, prompt: list[int], step: Step, n: int, eos: int) -> list[int]:
     h = start(rb, prompt, 4)  # clean: near miss, break reaches drop
     for _ in range(n):
         t = int(step(h).argmax())
@@ -140,7 +140,7 @@ def sample(rb: RefBlocks, prompt: list[int], step: Step, n: int) -> list[int]:
     return toks
 
 
-def sample2(rb: RefBlocks, prompt: list[int], step: Step, n: int) -> list[int]:
+def ancestral(rb: RefBlocks, prompt: list[int], step: Step, n: int) -> list[int]:
     h = start(rb, prompt, 4)  # clean: near miss, dropped as prev
     for _ in range(n):
         p = step(h).exp()

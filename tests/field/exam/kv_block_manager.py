@@ -71,7 +71,7 @@ class BlockManager:
                     self.gpu.free(b)
                 return False
             table.append(blk)
-        self.tables[seq.seq_id] = table
+        self.tables.setdefault(seq.seq_id, []).extend(table)
         return True
 
     def allocate_seq_eager(self, seq: Sequence) -> bool:
@@ -82,7 +82,7 @@ class BlockManager:
                 logger.info("seq %d does not fit", seq.seq_id)
                 return False
             table.append(blk)
-        self.tables[seq.seq_id] = table
+        self.tables.setdefault(seq.seq_id, []).extend(table)
         return True
 
     def append_slot(self, seq: Sequence) -> int:
@@ -121,13 +121,15 @@ class BlockManager:
         seq.swapped = False
         return mapping
 
-    def copy_on_write(self, seq: Sequence, index: int, shared: bool) -> Optional[int]:
-        fresh = self.gpu.try_allocate()  # leak: not shared means the fresh block is neither stored nor freed
+    def rewrite_block(self, seq: Sequence, index: int, dirty: bool) -> Optional[int]:
+        fresh = self.gpu.try_allocate()  # leak: not dirty means the fresh block is neither stored nor freed
         if fresh is None:
             return None
-        if not shared:
+        if not dirty:
             return self.tables[seq.seq_id][index]
+        old = self.tables[seq.seq_id][index]
         self.tables[seq.seq_id][index] = fresh
+        self.gpu.free(old)
         return fresh
 
     def probe(self) -> bool:

@@ -46,9 +46,7 @@ class MeteredPool(RawPool):
         super().dealloc(t)
 
 
-class PolitePool(RawPool):
-    """Like MeteredPool, with the test first."""
-
+class CappedPool(RawPool):
     def __init__(self, n: int, numel: int, cap: int) -> None:
         super().__init__(n, numel)
         self.cap = cap

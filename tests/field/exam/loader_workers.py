@@ -63,7 +63,7 @@ class Loader:
             self.ready.put(buf)
         self.ready.put(None)
 
-    def producer_strict(self) -> None:
+    def produce(self) -> None:
         for rows in self._chunks():
             buf = self.slots.take()  # clean: near miss, the bad chunk gives the buffer back, consumer returns the rest
             if buf is None:

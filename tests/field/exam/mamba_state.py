@@ -59,7 +59,7 @@ class StateTable:
 
     def start_batch_all(self, rids):
         got = []
-        for rid in rids:
+        for rid in dict.fromkeys(r for r in rids if r not in self.refs):
             i = self.slots.grab()  # clean: near miss, the for-else keeps, the break path drops all of got
             if i is None:
                 break

@@ -86,7 +86,7 @@ class MoELayer(nn.Module):
         _, fill = self._dispatch(x, idx)  # leak: the buffer of the tuple is ignored
         return fill
 
-    def load2(self, x: torch.Tensor) -> List[int]:
+    def expert_counts(self, x: torch.Tensor) -> List[int]:
         _, idx = self.route(x)
         buf, fill = self._dispatch(x, idx)  # clean: recycled
         self.buffers.recycle(buf)
@@ -111,7 +111,7 @@ class MoELayer(nn.Module):
         self.buffers.recycle(buf)
         return out
 
-    def normalized_(self, x: torch.Tensor) -> torch.Tensor:
+    def unit_norm(self, x: torch.Tensor) -> torch.Tensor:
         buf = self.buffers.obtain()  # clean: near miss, view and in-place division of the same storage
         buf.zero_()
         buf[0, : x.shape[0]].copy_(x)

@@ -167,7 +167,7 @@ class PagedAdam(Optimizer):
         self.pager.unpin(pa)
         self.pager.unpin(pb)
 
-    def swap_states2(self, a: torch.Tensor, b: torch.Tensor) -> None:
+    def exchange_moments(self, a: torch.Tensor, b: torch.Tensor) -> None:
         pa = self.pager.pin(id(a))  # clean: near miss, names are exchanged, both are unpinned
         pb = self.pager.pin(id(b))  # clean: near miss, names are exchanged, both are unpinned
         if id(a) > id(b):

@@ -77,7 +77,7 @@ class Matcher:
             n += 1
         return n
 
-    def count_hits_balanced(self, tokens: List[int]) -> int:
+    def hit_blocks(self, tokens: List[int]) -> int:
         n = 0
         for key in self._keys(tokens):
             blk = self.cache.lookup(key)  # clean: dropped again each turn
@@ -94,7 +94,7 @@ class Matcher:
             if blk is None:
                 break
             hits.append(blk)
-        self.held[rid] = hits
+        self.held.setdefault(rid, []).extend(hits)
         return len(hits) * self.cache.block_size
 
     def extend(self, rid: str, tokens: List[int]) -> bool:
@@ -130,7 +130,7 @@ class Matcher:
             self.cache.dec_ref(b)
         return n
 
-    def longest_of_fixed(self, candidates: List[List[int]]) -> int:
+    def longest_run(self, candidates: List[List[int]]) -> int:
         best: List[Block] = []
         for tokens in candidates:
             run: List[Block] = []

@@ -76,7 +76,7 @@ class Collector:
         self.finished.append(ep)
         return True
 
-    def collect_min2(self, policy, min_ret: float) -> bool:
+    def collect_good(self, policy, min_ret: float) -> bool:
         ep = self.store.new_episode()  # clean: near miss, a poor one is recycled, a good one is kept
         obs, done, ret = self.env.reset(), False, 0.0
         while not done:

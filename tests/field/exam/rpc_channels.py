@@ -155,7 +155,7 @@ class WorkerGroup:
         finally:
             self.lock.release()
 
-    async def exclusive_fast(self, target: str, method: str) -> Optional[object]:
+    async def exclusive_ask(self, target: str, method: str) -> Optional[object]:
         await self.lock.acquire()  # leak: an unconnected target returns with the lock
         ch = self.channels.get(target)
         if ch is None:

@@ -1,6 +1,7 @@
 """Request table of a continuous-batching scheduler with row slots."""
 from __future__ import annotations
 
+import itertools
 import logging
 import typing as t
 from collections import deque
@@ -50,6 +51,7 @@ class Scheduler:
         self.waiting: t.Deque[Request] = deque()
         self.running: t.Dict[str, Request] = {}
         self.spare: t.List[int] = []
+        self.serial = itertools.count()
 
     def add(self, req: Request) -> None:
         self.waiting.append(req)
@@ -176,6 +178,6 @@ class Scheduler:
         row = self.rows.reserve()  # clean: near miss, None when raising
         if row is None:
             raise RuntimeError("no row for fork")
-        kid = Request(parent.rid + "-f", list(parent.prompt), parent.max_new, row=row)
+        kid = Request(f"{parent.rid}-f{next(self.serial)}", list(parent.prompt), parent.max_new, row=row)
         self.running[kid.rid] = kid
         return kid

@@ -59,7 +59,7 @@ class Lease:
         self.session = None
 
 
-class SafeLease(Lease):
+class RoutedLease(Lease):
     async def __aenter__(self) -> Session:
         self.session = await self.pool.obtain()  # clean: overridden __aexit__ always recycles
         return self.session

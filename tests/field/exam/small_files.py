@@ -31,7 +31,7 @@ def header(path):
     return version, count
 
 
-def header2(path):
+def shard_info(path):
     fh = open(path, 'rb')  # clean: near miss, closed right after the read
     raw = fh.read(12)
     fh.close()

@@ -86,7 +86,7 @@ class SpecDecoder:
         self.pool.free_pages(draft.pages[used:])
         return n
 
-    def step_balanced(self, seq: SeqState) -> int:
+    def step_split(self, seq: SeqState) -> int:
         draft = self.propose(seq)  # clean: near miss, the pages are split between the sequence and the pool
         if draft is None:
             return 0

@@ -37,7 +37,7 @@ class TicketOffice:
             return None
         return t
 
-    async def draw_light2(self, limit: int) -> Optional[Ticket]:
+    async def draw_below(self, limit: int) -> Optional[Ticket]:
         t = await self._q.get()  # clean: near miss, a heavy ticket is put back
         if t.weight > limit:
             self._q.put_nowait(t)
@@ -120,16 +120,16 @@ class MicroBatcher:
         return ys
 
     async def park(self, key: int) -> bool:
+        ticket = await self.office.draw()  # clean: near miss, a taken key redeems it at once, else unpark does
         if key in self.parked:
+            self.office.redeem(ticket)
             return False
-        self.parked[key] = Ticket(-1)
-        ticket = await self.office.draw()  # clean: near miss, key is claimed before the wait, unpark redeems
         self.parked[key] = ticket
         return True
 
     def unpark(self, key: int) -> None:
         t = self.parked.pop(key, None)
-        if t is not None and t.number >= 0:
+        if t is not None:
             self.office.redeem(t)
 
     def spawn(self, x: torch.Tensor) -> None:
@@ -163,7 +163,7 @@ class MicroBatcher:
             return y
         return None
 
-    async def retry_keep(self, x: torch.Tensor, tries: int) -> Optional[torch.Tensor]:
+    async def attempts(self, x: torch.Tensor, tries: int) -> Optional[torch.Tensor]:
         ticket = await self.office.draw()  # clean: near miss, one ticket for all tries
         y = None
         for k in range(tries):

@@ -147,7 +147,7 @@ class Offloader:
         self.arena.dealloc(prev)
         return out
 
-    def chain_tidy(self, x: torch.Tensor, n: int) -> torch.Tensor:
+    def tanh_chain(self, x: torch.Tensor, n: int) -> torch.Tensor:
         prev = self.arena.alloc(x.numel(), "chain0")  # clean: near miss, dealloced before prev moves on
         prev.as_shape(*x.shape).copy_(x)
         for i in range(n):

@@ -141,7 +141,7 @@ class Engine:
         other.give_back(b)
         return True
 
-    def ping_pong2(self) -> bool:
+    def loopback(self) -> bool:
         a = self.pool.rent()  # clean: rolled back when the second is missing
         if a is None:
             return False

@@ -29,6 +29,8 @@ class ConnectorWorker:
         return -(-kv.numel() * kv.element_size() // PAGE_BYTES)
 
     def save_layer(self, rid: str, layer: int, kv: torch.Tensor) -> bool:
+        if (rid, layer) in self.jobs:
+            return True
         pages = allocate_pages(self.store, self._pages_for(kv))  # clean: near miss, empty when False, else moved into the job
         if not pages:
             return False
@@ -40,6 +42,8 @@ class ConnectorWorker:
         return True
 
     def save_partial(self, rid: str, layer: int, kv: torch.Tensor) -> int:
+        if (rid, layer) in self.jobs:
+            return len(self.jobs[(rid, layer)].pages)
         pages = allocate_up_to(self.store, self._pages_for(kv))  # leak: fewer than min_pages are dropped at the return
         if len(pages) < self.min_pages:
             logger.info("%s/%d: only %d pages", rid, layer, len(pages))
