@@ -60,7 +60,7 @@ class Endpoint:
         return Message(self.broker, idx, FLAG_OWN)
 
     def Echo(self, payload):
-        idx = self.broker.ObtainBuffer()  # leak: the message has not FLAG_OWN, its Dispose does nothing
+        idx = self.broker.ObtainBuffer()  # leak: the message lacks FLAG_OWN, its Dispose does nothing
         if idx < 0:
             return 0
         self.broker.Data(idx)[: payload.numel()] = payload.flatten()

@@ -98,6 +98,8 @@ class BlockManager:
             self.cpu.free(b)
 
     def swap_out(self, seq: Sequence) -> Dict[int, int]:
+        if self.cpu.num_free < len(self.tables[seq.seq_id]):
+            raise OutOfBlocks("cpu side cannot take the sequence")
         mapping: Dict[int, int] = {}
         dst: List[int] = []
         for g in self.tables.pop(seq.seq_id):
@@ -110,6 +112,8 @@ class BlockManager:
         return mapping
 
     def swap_in(self, seq: Sequence) -> Dict[int, int]:
+        if self.gpu.num_free < len(self.swap_tables[seq.seq_id]):
+            raise OutOfBlocks("gpu side cannot take the sequence")
         mapping: Dict[int, int] = {}
         dst: List[int] = []
         for c in self.swap_tables.pop(seq.seq_id):
