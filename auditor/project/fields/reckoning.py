@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import assigned_by, given_to, own_attribute, own_name, statements_of
+from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import (
     Filling,
@@ -19,6 +20,7 @@ from auditor.project.fields.filling_again import (
     same,
     tests_in,
 )
+from auditor.protocols.vocabulary import KEEPING
 
 NAMES = re.compile(
     r"(?:\w+_)?(?:name|label|tag|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
@@ -60,24 +62,31 @@ def puts_in(filling: Filling) -> bool:
     return False
 
 
-def turns_over(caller: Function, filling: Filling, enders: Sequence[Function]) -> bool:
+def turns_over(
+    caller: Function, filling: Filling, enders: Sequence[Function], family: Sequence[Function]
+) -> bool:
     """A loop of another method calls it each time on its own object, and only works with what is in the
-    field."""
+    field; so do the methods that it calls beside."""
     own = own_name(caller) or ""
     ending = {ender.name for ender in enders}
+    involved = {method.name for method in family if mentions(method, filling.field)} | ending
+    helping = {method.name for method in family if not KEEPING.match(method.name)} - involved
     for loop in statements_of(caller.node):
         if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
             continue
         inside = [node for statement in loop.body for node in ast.walk(statement)]
-        called = {own_attribute(node.func, own) for node in inside if isinstance(node, ast.Call)}
+        calls = [node for node in inside if isinstance(node, ast.Call)]
+        called = {own_attribute(call.func, own) for call in calls}
         leaves = any(isinstance(node, LEAVING) for node in inside)
         worked_with = {id(node.value) for node in inside if isinstance(node, ast.Attribute | ast.Subscript)}
+        asked = (call for call in calls if own_attribute(call.func, own) in helping)
+        worked_with |= {id(argument) for call in asked for argument in call.args}
         speaks = any(
             isinstance(node, ast.Attribute)
             and (node.attr in ending or (node.attr == filling.field and id(node) not in worked_with))
             for node in inside
         )
-        others = called - {filling.method.name, None}
+        others = called & involved - {filling.method.name}
         if filling.method.name in called and not (leaves or speaks or others):
             return True
     return False

@@ -76,7 +76,9 @@ class Refilling(Families):
         again = bool(only_says(filling)) or decide(filling, outcome.call, family, enders)
         if again and not self._in_step(filling, enders):
             return filling
-        by_turns = (turns_over(each, filling, enders) for each in family if each is not filling.method)
+        by_turns = (
+            turns_over(each, filling, enders, family) for each in family if each is not filling.method
+        )
         return filling if filling.key is None and any(by_turns) else None
 
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
