@@ -102,7 +102,8 @@ class Refilling(Families):
     def _blind(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """The one store of a method that others may call again, where nothing is looked at before."""
         method = outcome.function
-        if outcome.acquisition.declared or len(path) > 3 or not may_be_called_again(method):
+        unsure = outcome.acquisition.declared and not SETTING.match(method.name)
+        if unsure or len(path) > 3 or not may_be_called_again(method):
             return None
         if method.name in INITIAL or CLEANUP.fullmatch(method.name):
             return None
