@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
+from auditor.project.code.kept_as_told import class_by_call
 from auditor.project.code.modules import Class, Function, Module
 
 
@@ -39,7 +40,11 @@ class _Collector:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() as value):
                     self._lambda(name, value, prefix, cls, parent)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if parent is None and cls is None:
-                    self.module.assigned.setdefault(name, value)
+                    made = class_by_call(name, value)
+                    if made is not None:
+                        self._class(made, prefix)
+                    else:
+                        self.module.assigned.setdefault(name, value)
                 case _:
                     for block in _blocks(node):
                         self.statements(block, prefix, cls, parent)

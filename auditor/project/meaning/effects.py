@@ -19,6 +19,7 @@ from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
+from auditor.project.code.kept_as_told import fields_of, spellings
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.put_off import never_run
 from auditor.project.code.release_names import looks_releasing
@@ -285,16 +286,12 @@ class FunctionEffects(OutsideEffects):
                 if path[0] == own:
                     return Treatment(result=path[1:])
             return answer.treatment if answer.fate is not Fate.BORROW else BORROWED
-        return Treatment(result=(self._field(cls, position), *rest))
+        kept, *also = spellings(self.recogniser.calls.model, cls, (self._field(cls, position), *rest))
+        return Treatment(result=kept, moved_to=call.target + also[0] if also else None)
 
     def _field(self, cls: Class, position: Position) -> str:
         """A dataclass or named tuple keeps its arguments under its fields' names."""
         if isinstance(position, str):
             return "." + position
-        fields = [
-            statement.target.id
-            for each in reversed(self.recogniser.calls.model.lineage(cls))
-            for statement in each.node.body
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        ]
+        fields = fields_of(self.recogniser.calls.model, cls)
         return "." + fields[position] if position < len(fields) else ANY_ITEM

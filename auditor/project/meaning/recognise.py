@@ -13,7 +13,7 @@ from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.named_twice import names_of_object
 from auditor.project.meaning.opener import Opener
-from auditor.project.meaning.parting import never_parted
+from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself
@@ -22,7 +22,7 @@ from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.result_parts import FIRST_OF_TWO, part_of_result
+from auditor.protocols.result_parts import part_of_result
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
 
 EMPTYING = re.compile(
@@ -259,8 +259,7 @@ class Recogniser(Releases):
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:
-            whole = source.rest == FIRST_OF_TWO and call.method == "accept" and never_parted(function, call)
-            return (call.target + (() if whole else source.rest),)
+            return in_result(self.calls.model, function, call, source.rest)
         if source.handle is Handle.RECEIVER:
             if call.receiver is None:
                 return (PROCESS,)
