@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
 from auditor.ir.ops import Call, Make, Path, is_temporary
-from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
@@ -17,7 +16,7 @@ from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself
-from auditor.project.pools.called_like import called_like_pool
+from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
@@ -164,17 +163,7 @@ class Recogniser(Releases):
             return False
         if not self.calls.guessed(function, call) or called_like_pool(call.func.value, pair):
             return False
-        ways_back = {half.function.name for half in pair.releases}
-        receiver = ast.unparse(call.func.value)
-        of_own = receiver.startswith(f"{own_name(function)}.") and function.cls is not None
-        near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
-        return not any(
-            isinstance(other.func, ast.Attribute)
-            and other.func.attr in ways_back
-            and ast.unparse(other.func.value) == receiver
-            for each in near
-            for other in each.calls
-        )
+        return not given_back_near(function, call.func.value, pair)
 
     def _is_inner(self, function: Function, target: Function) -> bool:
         """A class that asks its own private helper keeps its own books; not where another pool lends. So does

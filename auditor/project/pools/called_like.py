@@ -1,8 +1,9 @@
-"""Whether a name says that it stands for a certain pool."""
+"""Whether a name, or what is given back to it, says that it stands for a certain pool."""
 
 import ast
 
-from auditor.project.code.modules import last_part
+from auditor.project.code.bindings import own_name
+from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.halves import Pair
 from auditor.protocols.vocabulary import singular, split
 
@@ -23,3 +24,25 @@ def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
     if GUARDS & set(split(name)[-1:]) - mine:
         return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
     return bool(words & mine)
+
+
+def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
+    """Whether something is given back to that receiver here, or by another method of the object whose field
+    it is: what is taken out of `self.lists[size]` may go back to `self.lists[item.size]`."""
+    ways_back = {half.function.name for half in pair.releases}
+    asked = _listing(receiver)
+    of_own = asked.startswith(f"{own_name(function)}.") and function.cls is not None
+    near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
+    return any(
+        isinstance(other.func, ast.Attribute)
+        and other.func.attr in ways_back
+        and _listing(other.func.value) == asked
+        for each in near
+        for other in each.calls
+    )
+
+
+def _listing(receiver: ast.expr) -> str:
+    while isinstance(receiver, ast.Subscript):
+        receiver = receiver.value
+    return ast.unparse(receiver)

@@ -92,7 +92,7 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
 def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
     words = split(cls.name)
-    passing = not PASSING_ON.isdisjoint(words) and POOL_WORDS.isdisjoint(words)
+    passing = not PASSING_ON.isdisjoint(words[-1:])  # a `ChannelRegistry` is no channel
     if passing or not may_have_shape(cls.text):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
