@@ -78,6 +78,7 @@ class Acquisition:
     flags: frozenset[tuple[str, bool]] = frozenset()  # items of the result known to be true or false with it
     inner: bool = False  # the class's own private helper: its bookkeeping, and nobody else's
     counts: bool = False  # one more user of an object that has others
+    listed: frozenset[Path] = frozenset()  # where loops around it find what they mark, one after the other
     own_key: bool = False  # the object that stands for it was made in this function
     own: frozenset[tuple[str, bool]] = frozenset()  # what is true of the receiver's fields where it lends
     given: frozenset[tuple[str, bool]] = frozenset()  # what is true of the call's arguments where it lends

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from auditor.flow.effects import Acquisition, Effects
+from auditor.flow.effects import Acquisition, Effects, Handle
 from auditor.flow.held import Endings, Held
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.ownership import Ownership
@@ -22,6 +22,9 @@ under `explicit` calls still reach handlers; what leaves the function by a call'
 afterwards."""
 
 
+OWN_NAMES = frozenset({"self", "cls"})
+
+
 @dataclass(slots=True)
 class Followed:
     endings: Endings
@@ -35,7 +38,7 @@ def known_at_nodes(graph: Graph) -> dict[int, Knowledge]:
 
 
 def starting(acquisition: Acquisition) -> Held:
-    places = frozenset(acquisition.places)
+    places = acquisition.listed.union(acquisition.places)
     return Held(places, kept=named(places))
 
 
@@ -43,6 +46,21 @@ def _looped_over(graph: Graph, heads: frozenset[int]) -> frozenset[Path]:
     """What loops go over, as far as it has a name: in their bodies it is known to have an element."""
     loops = (graph.ops[head] for head in heads)
     return frozenset(op.source for op in loops if isinstance(op, Next) and not is_temporary(op.source))
+
+
+def _gone_over(graph: Graph, acquisition: Acquisition, heads: frozenset[int]) -> frozenset[Path]:
+    """`for key in keys: cache.pin(key)`: what was marked in former turns is among the keys, and owed there.
+    What lies in a field is still known to the other methods."""
+    if not acquisition.keyed or acquisition.handle is not Handle.ARGUMENT:
+        return frozenset()
+    loops = (graph.ops[head] for head in heads)
+    return frozenset(
+        (*op.element, *place[len(op.target) :])
+        for op in loops
+        if isinstance(op, Next) and op.element is not None and not is_temporary(op.source)
+        for place in acquisition.places
+        if op.source[0] not in OWN_NAMES and op.source[0][0] != "@" and place[: len(op.target)] == op.target
+    )
 
 
 def follow_acquire(
@@ -56,6 +74,7 @@ def follow_acquire(
     loops: frozenset[int] = frozenset(),
 ) -> Followed:
     """From an acquire call on, inside loops with these heads. Raises `solve.TooManyStates`."""
+    acquisition = replace(acquisition, listed=_gone_over(graph, acquisition, loops))
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
 

@@ -9,7 +9,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, Await, Move, Path
+from auditor.ir.ops import ANY_ITEM, ITERATED, Await, Move, Path
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
@@ -103,6 +103,9 @@ class Holding:
             held = replace(held, noted=held.noted - {target})
         kept = frozenset(place for place in held.places if not begins_exactly(target, place))
         outside = [place for place in sorted(held.places - kept) if self._outlives(place)]
+        outside = [
+            place for place in outside if not (self.acquisition.keyed and place in self.acquisition.places)
+        ]
         if outside and len(target) == 1:
             self.endings.stored.setdefault(node, outside[0])  # the name moves on, the object keeps it
             return None
@@ -115,11 +118,21 @@ class Holding:
         return self._keep(node, held, replace(held, places=kept, maybe=maybe - kept), loss)
 
     def _outlives(self, place: Path) -> bool:
-        return escaped(place, self.parameters, self.own_roots)
+        return place not in self.acquisition.listed and escaped(place, self.parameters, self.own_roots)
 
     def _listed(self, held: Held) -> bool:
         """What was marked is in a list of this function, which may go over that to unmark it."""
         return any(ANY_ITEM in place and not self._outlives(place) for place in held.places)
+
+    def _gone_over(self, node: int, held: Held, element: Path) -> tuple[Held, Held]:
+        """What the loop's name may be now, and what is held. The next turn marks another one; a loop behind
+        that goes over the marked ones knows which of them it unmarks."""
+        marked = frozenset(place for place in held.places if place in self.acquisition.listed)
+        if node in held.seen:
+            return replace(held, places=held.places - marked), held
+        copied = {place for place in held.places if place[0].startswith(ITERATED)}
+        again = any(begins_with(place, element) for place in marked | copied)
+        return held, replace(held, lent=held.lent or again)
 
     def _key_root(self) -> str:
         return self.acquisition.places[0][0]

@@ -171,6 +171,8 @@ class Ownership(Parted):
             if (inside or counting or op.source in held.noted) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
+        if self.acquisition.listed and op.element is not None:
+            holding, held = self._gone_over(node, held, op.element)
         copied = [self._copied(holding, op.target, op.element)] if op.element is not None else []
         after = self._rebind(node, held, op.target, copied)
         return replace(after, seen=after.seen | {node}) if after is not None else after
@@ -281,6 +283,7 @@ class Ownership(Parted):
         results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
         if self.acquisition.keyed and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects
+            self.endings.kept.add(node)
             return True
         if results:
             siblings = len(results) > 1 and len({place[:-1] for place in results}) == 1
