@@ -171,8 +171,11 @@ class OutsideEffects:
             return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
+        if value is Value.INDEX and not known_torch:
+            uses = USING.match(call.method) or (dotted is not None and dotted.split(".")[0] in NUMBERED)
+            return BORROWED if uses else UNKNOWN
         if value is Value.INDEX:
-            return PERHAPS_SAME if known_torch else (BORROWED if USING.match(call.method) else UNKNOWN)
+            return PERHAPS_SAME
         if USING.match(call.method) or (call.receiver is not None and EXPORTING.fullmatch(call.method)):
             return BORROWED
         return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
@@ -215,6 +218,9 @@ EXPORTING = re.compile(
     r"|orc|file|stream|buffer|wav)|savefig|load|loads|(?:up|down)load(?:_\w+)?|(?:put|get)fo|(?:stor|retr)binary"
 )
 """Methods of whatever object that write themselves into a file or a connection, or read from it."""
+
+NUMBERED = frozenset({"os", "struct", "time"})
+"""Modules whose functions are told offsets and sizes, and keep none: `os.pwrite(fd, data, slot * size)`."""
 
 LOOKING_UP = frozenset({"pop", "get", "index", "count"})
 

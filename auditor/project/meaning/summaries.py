@@ -237,7 +237,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         return Answer(Fate.TAKE, stored=elsewhere)
     if endings.unknown:
         shown = endings.unknown == endings.shown and not endings.returned
-        return Answer(result=(AT,), sometimes=True) if shown else NOT_TOLD
+        if shown:
+            return Answer(result=(AT,), sometimes=True)
+        only_shown = endings.unknown <= endings.perhaps and set(endings.returned.values()) <= {()}
+        return Answer(result=(), sometimes=True) if only_shown else NOT_TOLD  # `return self.buffer[:size]`
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
     if again and len(question.place) > 1 and question.place[1].startswith("["):
