@@ -14,6 +14,7 @@ from functools import cached_property
 from auditor.flow.assuming import Assuming
 from auditor.flow.effects import Fate, Position, Treatment, Value
 from auditor.flow.held import Held
+from auditor.flow.indirect import without_contents
 from auditor.flow.knowledge import EXTENDING
 from auditor.flow.lease import Loss
 from auditor.flow.lists import Lists
@@ -60,7 +61,7 @@ class Parted(Assuming):
 
     def _sees_to(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
         """More than to look at them: `len(blocks)`."""
-        if any(below(place, operand) is not None for place in held.maybe):
+        if any(below(place, operand) is not None for place in without_contents(held.maybe)):
             return True
         treatments = (self._treatment(call, position, operand, place) for place in held.places)
         return any(_ends_or_moves(treatment) for treatment in treatments)
@@ -119,6 +120,8 @@ class Parted(Assuming):
             case Call(receiver=tuple() as receiver, method=method) if method in TAKING_OUT:
                 if _at_an_end(op):
                     yield receiver, "", numbers
+            case Call(method="islice", args=[(whole, _), *_]) if part := portion_of(op.at):
+                yield whole, part, numbers
             case Call():
                 for position, operand in operands(op):
                     given = _as_written(op.at, position)

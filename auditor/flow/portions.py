@@ -8,6 +8,7 @@ from functools import cache, cached_property
 
 from auditor.flow.lists import GOING_OVER, RELISTING
 from auditor.ir.graph import Graph
+from auditor.ir.iterations import portion_of
 from auditor.ir.ops import Assume, Call, Constant, EndStatement, InPlace, Next, Path
 
 COUNTING = frozenset({"range", "islice", "arange", "zip", "min", "repeat"})
@@ -114,6 +115,7 @@ class Portions:
     def _counts(self) -> frozenset[str]:
         """What loops are told to count to."""
         calls = (op.at for op in self.graph.ops if isinstance(op, Call) and op.method in COUNTING)
+        calls = (at for at in calls if not portion_of(at) or not isinstance(at.args[0], ast.Name))
         return frozenset(ast.dump(inner) for at in calls for each in at.args for inner in ast.walk(each))
 
     def _values(self, name: ast.expr) -> list[ast.expr]:

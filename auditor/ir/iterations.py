@@ -3,6 +3,7 @@
 import ast
 
 from auditor.ir.builder import End
+from auditor.ir.conditions import called_name
 from auditor.ir.decisions import DecisionLowering
 from auditor.ir.ops import Constant, Edge, Make, Move, Next, Path, Store
 
@@ -101,7 +102,10 @@ def part_of(over: ast.expr) -> str:
 
 
 def portion_of(value: ast.expr) -> str:
-    """The text of the slice, of the number or of the mask by which some of a list is taken; empty for all."""
+    """The text of the slice, of the number or of the mask by which some of a list is taken; empty for all.
+    `islice(blocks, n)` takes what `blocks[:n]` does."""
+    if isinstance(value, ast.Call) and called_name(value) == "islice" and 2 <= len(value.args) <= 4:
+        return ast.unparse(ast.Slice(*value.args[1:] if value.args[2:] else (None, value.args[1])))
     if not isinstance(value, ast.Subscript):
         return ""
     at = value.slice.operand if isinstance(value.slice, ast.UnaryOp) else value.slice

@@ -20,7 +20,7 @@ BORROWING = frozenset(
      "bytearray", "parse", "readfp", "read_file"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
-                          "deque", "filter", "copy",
+                          "deque", "filter", "islice", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
 ADDRESSES = frozenset({"c_void_p", "c_int", "c_size_t", "c_uint64"})
