@@ -5,10 +5,23 @@ import pytest
 from tests.field.score_programs import judged, programs
 
 KEPT = {
-    "strangers": (435, 141, set[str]()),
-    "serving": (472, 162, set[str]()),
-    "training": (446, 143, {"moe_dispatch.py:97", "param_prefetch.py:134"}),
-    "services": (437, 113, {"kv_connector/connector.py:83", "rdma_transport.py:171"}),
+    "strangers": (435, 142, set[str]()),
+    "serving": (472, 163, set[str]()),
+    "training": (446, 149, {"param_prefetch.py:134"}),
+    "services": (437, 124, {"rdma_transport.py:171"}),
+    "attention": (454, 152, set[str]()),
+    "companies": (
+        565,
+        176,
+        {
+            "grad_buckets.py:125",
+            "prefix_tree.py:171",
+            "prefix_tree.py:174",
+            "stream_pool.py:68",
+            "trainkit/loop.py:14",
+        },
+    ),
+    "exam": (566, 164, {"window_cache.py:87"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
