@@ -48,7 +48,7 @@ def _looped_over(graph: Graph, heads: frozenset[int]) -> frozenset[Path]:
     return frozenset(op.source for op in loops if isinstance(op, Next) and not is_temporary(op.source))
 
 
-def _gone_over(graph: Graph, acquisition: Acquisition, heads: frozenset[int]) -> frozenset[Path]:
+def _marked_in_turns(graph: Graph, acquisition: Acquisition, heads: frozenset[int]) -> frozenset[Path]:
     """`for key in keys: cache.pin(key)`: what was marked in former turns is among the keys, and owed there.
     What lies in a field is still known to the other methods."""
     if not acquisition.keyed or acquisition.handle is not Handle.ARGUMENT:
@@ -74,7 +74,7 @@ def follow_acquire(
     loops: frozenset[int] = frozenset(),
 ) -> Followed:
     """From an acquire call on, inside loops with these heads. Raises `solve.TooManyStates`."""
-    acquisition = replace(acquisition, listed=_gone_over(graph, acquisition, loops))
+    acquisition = replace(acquisition, listed=_marked_in_turns(graph, acquisition, loops))
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
 

@@ -45,8 +45,7 @@ class Endings:
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
-    perhaps: set[int] = field(default_factory=set)  # of those unknown: what is returned may be it
-    shown: set[int] = field(default_factory=set)  # of those unknown: what lies under the number is returned
+    shown: dict[int, Path] = field(default_factory=dict)  # of those unknown: what is returned may lead to it
     kept: set[int] = field(default_factory=set)  # what others can reach is put where others can find it
     going_on: dict[int, Path] = field(default_factory=dict)  # where it lies when the acquire runs again
 

@@ -292,8 +292,6 @@ class Ownership(Parted):
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}
         if perhaps:
             self.endings.unknown.add(node)
-            self.endings.perhaps.add(node)
-            if perhaps == {(AT,)}:
-                self.endings.shown.add(node)
+            self.endings.shown[node] = (AT,) if perhaps == {(AT,)} else ()
             return True
         return False

@@ -1,8 +1,8 @@
 """What a pool's own methods take out of its store and drop: a page that is not aligned, a buffer that is too
 small, the first pages of a request for which there are not enough.
 
-Only of pools with a fixed stock (`idle_stock`), only what nothing is done with (`flow/untouched`), and only
-where it is passed over for a reason that lets others use it (`idle_tests`)."""
+Only of pools with a fixed stock (`stock`), only what nothing is done with (`flow/untouched`), and not where
+the pool's own books say why it is passed over (`reasons`)."""
 
 import ast
 import re

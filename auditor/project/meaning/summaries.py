@@ -236,11 +236,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if elsewhere or endings.taken:
         return Answer(Fate.TAKE, stored=elsewhere)
     if endings.unknown:
-        shown = endings.unknown == endings.shown and not endings.returned
-        if shown:
-            return Answer(result=(AT,), sometimes=True)
-        only_shown = endings.unknown <= endings.perhaps and set(endings.returned.values()) <= {()}
-        return Answer(result=(), sometimes=True) if only_shown else NOT_TOLD  # `return self.buffer[:size]`
+        shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
+        if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):
+            return NOT_TOLD
+        return Answer(result=(AT,) if shown == {(AT,)} else (), sometimes=True)
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
     if again and len(question.place) > 1 and question.place[1].startswith("["):

@@ -50,7 +50,8 @@ def entries(
 def _set_back(work: FieldWork) -> set[Flag]:
     """The opposite of what it sets of the entry that it is told."""
     flags = [*_flags(work.method), *_owners(work.method)]
-    return {(flag, not value) for entry, (flag, value) in flags if entry in work.met_by_told}
+    met = work.met_by_told if flags else frozenset()
+    return {(flag, not value) for entry, (flag, value) in flags if entry in met}
 
 
 def _set_of_own(work: FieldWork) -> dict[str, Flag]:
