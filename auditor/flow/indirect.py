@@ -19,6 +19,9 @@ SPELT = ".+"
 """From a text to the path that is spelt in it: the same, but it may be the path itself with a slash."""
 
 
+ON_EXIT = "<exit>"
+"""From a stack of exits (`contextlib.ExitStack`) to what its end gives back."""
+
 AT = "<at>"
 """From what a table holds under a number to the number: it may say which one it is, or be its memory."""
 

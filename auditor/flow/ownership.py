@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, limited
-from auditor.flow.indirect import AT, WITHIN, piece_of, tells_nothing, without_contents
+from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted
 from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
@@ -100,7 +100,8 @@ class Ownership(Parted):
             case Yield():
                 return self._yield(node, op, held, edge)
             case Exit(context=context):
-                if self.acquisition.handle is Handle.RECEIVER and context in self.acquisition.places:
+                again = self.acquisition.handle is Handle.RECEIVER and context in self.acquisition.places
+                if again or self._on_exit(context, held):
                     self.endings.released.setdefault(node, held)
                     return None  # taken again inside `with lock:`, whose end releases it
             case Enter(context=context):
@@ -267,7 +268,7 @@ class Ownership(Parted):
         ):
             endings.beside.update((node, place) for place in outside)
             return
-        if held.lent:
+        if held.lent or any(ON_EXIT in place and place[0] == RESULT[0] for place in held.places):
             endings.taken.add(node)
         elif outside:
             if op.way is not Way.RAISE:

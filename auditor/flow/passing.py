@@ -5,13 +5,13 @@ from functools import cached_property
 
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
-from auditor.flow.indirect import AT, WITHIN
+from auditor.flow.indirect import AT, ON_EXIT, WITHIN
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import below, part
-from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Path
+from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
@@ -135,6 +135,23 @@ class Passing(Perhaps):
         if treatment.leaves:
             places -= {place}
         return replace(held, places=places, maybe=maybe - places)
+
+    def _on_exit(self, context: Path, held: Held) -> bool:
+        """Whether the end of this `with` runs the exit that was put on the stack for the lease."""
+        stacks = (place[: place.index(ON_EXIT)] for place in held.places if ON_EXIT in place)
+        return any(self._contexts.get(stack, stack) == context for stack in stacks)
+
+    @cached_property
+    def _contexts(self) -> dict[Path, Path]:
+        """What `with context as name:` enters, by the names for it."""
+        contexts: dict[Path, Path] = {}
+        for op in self.graph.ops:
+            match op:
+                case Enter(target=target, context=context):
+                    contexts[target] = context
+                case Move(target=target, source=source) if source in contexts:
+                    contexts[target] = contexts[source]
+        return contexts
 
     @cached_property
     def _watched(self) -> frozenset[Path]:

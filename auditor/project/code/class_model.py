@@ -152,6 +152,8 @@ class ClassModel(BoundTypes):
     def _called_name(self, function: Function, node: ast.Name) -> Class | Function | str | None:
         scope: Function | None = function
         while scope is not None:
+            if "classmethod" in scope.decorators and scope.parameters[:1] == (node.id,):
+                return scope.cls  # `cls(...)`, though the object may be of a class derived from it
             if node.id in scope.nested:
                 return scope.nested[node.id]
             local = self.local_types(scope, node.id).get(node.id)

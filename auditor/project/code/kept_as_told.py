@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from auditor.ir.ops import Path
+from auditor.flow.effects import Position
+from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.modules import Class, last_part
 
 if TYPE_CHECKING:
@@ -26,6 +27,14 @@ def class_by_call(name: str, value: ast.expr) -> ast.ClassDef | None:
 def fields_of(model: ClassModel, cls: Class) -> list[str]:
     """In the order in which the class is told of them."""
     return [name for each in reversed(model.lineage(cls)) for name in _own_fields(each.node)]
+
+
+def field_told(model: ClassModel, cls: Class, position: Position) -> str:
+    """Where the class keeps this argument."""
+    if isinstance(position, str):
+        return "." + position
+    fields = fields_of(model, cls)
+    return "." + fields[position] if position < len(fields) else ANY_ITEM
 
 
 def spellings(model: ClassModel, made: Class | str | None, rest: Path) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import own_attribute, own_name
 from auditor.project.code.modules import Function
-from auditor.project.meaning.effects import ENDING
+from auditor.project.code.release_names import ENDING
 from auditor.project.meaning.sites import last_name
 
 NOTHING_THERE = frozenset({"AttributeError", "TypeError", "NameError"})

@@ -4,7 +4,7 @@ import ast
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
-from auditor.project.meaning.effects import ENDING
+from auditor.project.code.release_names import ENDING
 
 
 def works_with_the_last(function: Function, attribute: str, line: int) -> bool:

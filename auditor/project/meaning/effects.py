@@ -2,8 +2,8 @@
 rest of the world."""
 
 import ast
-import re
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.effects import (
     BORROWED,
@@ -14,27 +14,23 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.indirect import OVER
+from auditor.flow.indirect import ON_EXIT, OVER
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
-from auditor.project.code.kept_as_told import fields_of, spellings
+from auditor.project.code.kept_as_told import field_told, spellings
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.put_off import never_run
-from auditor.project.code.release_names import looks_releasing
+from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.code.started import started
+from auditor.project.meaning.exit_stacks import held_by_stack, put_on, stacks_of
+from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.summaries import PROCESS, Question, Summaries
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
-
-ENDING = re.compile(
-    r"close|stop|shut|hang_?up|releas|free|end(?:_|$)|finish|termin|disconn|quit|exit|destroy|dispos|clean|kill|join|abort"
-    r"|cancel|drop|done|return|give|put_?back|recycl|complet|detach|leave|unload|evict|reset|clear|delet|remov|del_"
-)
-"""What the names of methods hold that end the object which they are called on."""
 
 TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter",
                           "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
@@ -84,8 +80,13 @@ class FunctionEffects(OutsideEffects):
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         key = (id(call), position, rest, value, protocol)
         if key not in self._known:
-            self._known[key] = self._treat(call, position, rest, value, protocol)
+            found = self._treat(call, position, rest, value, protocol)
+            self._known[key] = put_on(call, position, found, self._stacks)
         return self._known[key]
+
+    @cached_property
+    def _stacks(self) -> frozenset[Path]:
+        return stacks_of(self.function)
 
     def _treat(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         function, node = self.function, call.at
@@ -93,6 +94,8 @@ class FunctionEffects(OutsideEffects):
             return BORROWED
         if position == PROCESS_POSITION:
             return self._process_wide(call, value, protocol)
+        if rest and rest[0] == ON_EXIT:
+            return held_by_stack(function, call, position)
         if position == -1 and rest and rest[0] == OVER:
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:
@@ -284,14 +287,14 @@ class FunctionEffects(OutsideEffects):
             own = init.parameters[0] if init.parameters else "self"
             for path in answer.stored:
                 if path[0] == own:
-                    return Treatment(result=path[1:])
+                    return self._kept(call, cls, path[1:], value, protocol)
             return answer.treatment if answer.fate is not Fate.BORROW else BORROWED
-        kept, *also = spellings(self.recogniser.calls.model, cls, (self._field(cls, position), *rest))
-        return Treatment(result=kept, moved_to=call.target + also[0] if also else None)
+        model = self.recogniser.calls.model
+        kept, *also = spellings(model, cls, (field_told(model, cls, position), *rest))
+        if also:
+            return Treatment(result=kept, moved_to=call.target + also[0])
+        return self._kept(call, cls, kept, value, protocol)
 
-    def _field(self, cls: Class, position: Position) -> str:
-        """A dataclass or named tuple keeps its arguments under its fields' names."""
-        if isinstance(position, str):
-            return "." + position
-        fields = fields_of(self.recogniser.calls.model, cls)
-        return "." + fields[position] if position < len(fields) else ANY_ITEM
+    def _kept(self, call: Call, cls: Class, kept: Path, value: Value, protocol: str) -> Treatment:
+        lent = is_not_owned(self.recogniser, self.summaries, cls, call.at, kept, value, protocol)
+        return BORROWED if lent else Treatment(result=kept)

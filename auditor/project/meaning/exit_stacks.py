@@ -1,0 +1,47 @@
+"""`contextlib.ExitStack` in a local name: what is put on it is given back where it ends, unless `pop_all` has
+taken that away by then."""
+
+from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Fate, Position, Treatment
+from auditor.flow.indirect import ON_EXIT
+from auditor.ir.ops import Call, Capture, Enter, Move, Path
+from auditor.project.code.bindings import is_dropped
+from auditor.project.code.modules import Function
+
+MAKING = frozenset({"ExitStack", "AsyncExitStack"})
+ENDING = frozenset({"close", "aclose", "__exit__", "__aexit__"})
+PUTTING = frozenset(
+    {"callback", "push_async_callback", "push", "push_async_exit", "enter_context", "enter_async_context"}
+)
+
+
+def stacks_of(function: Function) -> frozenset[Path]:
+    """The local names of stacks made here, but for those that nested functions use."""
+    made: set[Path] = set()
+    shared: set[str] = set()
+    for op in function.graph.ops:
+        match op:
+            case Call(method=method, target=target) if method in MAKING:
+                made.add(target)
+            case Move(target=(_,) as name, source=source) | Enter(target=(_,) as name, context=source):
+                if source in made:
+                    made.add(name)
+            case Capture(names=names):
+                shared.update(names)
+    return frozenset(path for path in made if path[0] not in shared)
+
+
+def put_on(call: Call, position: Position, treatment: Treatment, stacks: frozenset[Path]) -> Treatment:
+    """The stack holds what it is told to give back."""
+    if treatment.fate is Fate.TAKE and position != -1 and call.method in PUTTING and call.receiver in stacks:
+        return Treatment(moved_to=(*call.receiver, ON_EXIT))
+    return treatment
+
+
+def held_by_stack(function: Function, call: Call, position: Position) -> Treatment:
+    """What becomes of a lease on the stack that this call is given. Stacks that are moved or handed on are
+    whose they come to."""
+    if position != -1:
+        return TAKEN
+    if call.method == "pop_all":
+        return Treatment(leaves=True) if is_dropped(function, call.at) else TAKEN
+    return RELEASED if call.method in ENDING else BORROWED

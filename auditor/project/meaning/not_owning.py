@@ -1,0 +1,131 @@
+"""Objects told at birth that what they are given is not theirs: `Handle(pool, slot, owned=False)`.
+
+All that ends the lease in such a class asks for a field first (`if self.owned:`, `if self.pool:`), and this
+object has the constant there that says no."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.flow.effects import Fate, Value
+from auditor.ir.ops import Path
+from auditor.project.code.bindings import assigned_by, assignments, own_name, statements_of
+from auditor.project.code.calls import Calls, constants_passed
+from auditor.project.code.kept_as_told import fields_of
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.summaries import Question, Summaries
+
+BEGINNING = ("__init__", "__enter__", "__aenter__")
+"""Methods whose counterpart is asked instead."""
+
+Constants = frozenset[tuple[str, object]]
+
+
+def is_not_owned(
+    recogniser: Recogniser, summaries: Summaries, cls: Class, call: ast.Call, kept: Path,
+    value: Value, protocol: str,
+) -> bool:  # fmt: skip
+    """Whether methods of the class give back what an object keeps there, and those of this one never will."""
+    if len(kept) != 1 or not kept[0].startswith("."):
+        return False
+    told = _told(recogniser.calls, cls, call)
+    if not told:
+        return False
+    ends = False
+    for method in _methods(recogniser.calls, cls):
+        own = own_name(method)
+        if own is None or method.name in BEGINNING or f"{own}{kept[0]}" not in method.text:
+            continue
+        here = frozenset((f"{own}.{name}", constant) for name, constant in told)
+        place = (own, *kept)
+        by_others = summaries.answer(Question(method, place, value, protocol))
+        by_this = summaries.answer(Question(method, place, value, protocol, here))
+        kept_here = by_this.fate is Fate.BORROW and by_this.result is None
+        if not kept_here or _hands_out(method, f"{own}{kept[0]}"):
+            return False
+        ends = ends or by_others.fate is Fate.RELEASE
+    return ends and not _is_reached(recogniser, kept[0], protocol)
+
+
+def _told(calls: Calls, cls: Class, call: ast.Call) -> Constants:
+    """The fields that say no in this object, and in every other until somebody sets them to no again."""
+    init = calls.model.method(cls, "__init__")
+    passed = constants_passed(init, call, True) if init else _told_by_name(calls, cls, call)
+    fields = dict(_fields(init)) if init else {name: name for name in fields_of(calls.model, cls)}
+    no = {(fields[name], constant) for name, constant in passed if not constant and name in fields}
+    set_later = {
+        target.attr
+        for method in _methods(calls, cls)
+        if method.name != "__init__"
+        for target, source in assignments(method)
+        if isinstance(target, ast.Attribute)
+        if not (isinstance(source, ast.Constant) and not source.value)
+    }
+    return frozenset((name, constant) for name, constant in no if name not in set_later)
+
+
+def _fields(init: Function) -> Iterator[tuple[str, str]]:
+    """Each parameter and the field that is set to it."""
+    for target, source in assignments(init):
+        if isinstance(target, ast.Attribute) and isinstance(source, ast.Name):
+            yield source.id, target.attr
+
+
+def _told_by_name(calls: Calls, cls: Class, call: ast.Call) -> Constants:
+    """What a dataclass is told, or has by default."""
+    names = fields_of(calls.model, cls)
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(
+        not each.arg for each in call.keywords
+    ):
+        return frozenset()
+    values: dict[str, ast.expr] = {}
+    for each in reversed(calls.model.lineage(cls)):
+        for statement in each.node.body:
+            values.update(
+                (target.id, source)
+                for target, source in assigned_by(statement)
+                if isinstance(target, ast.Name)
+            )
+    values.update(zip(names, call.args, strict=False))
+    values.update((each.arg, each.value) for each in call.keywords if each.arg)
+    return frozenset((name, node.value) for name, node in values.items() if isinstance(node, ast.Constant))
+
+
+def _methods(calls: Calls, cls: Class) -> Iterator[Function]:
+    for each in calls.model.lineage(cls):
+        yield from each.methods.values()
+
+
+def _is_reached(recogniser: Recogniser, kept: str, protocol: str) -> bool:
+    """Whether somebody gives back what lies in a field so named of an object that is not his own."""
+    for module in recogniser.calls.model.project.parsed():
+        if kept not in module.text:
+            continue
+        for function in list(module.by_node.values()):
+            for call in function.calls:
+                for position, argument in enumerate(call.args):
+                    if _reaches(argument, kept, function) and (
+                        looks_releasing(call) or recogniser.releases(function, call, position, protocol)
+                    ):
+                        return True
+    return False
+
+
+def _reaches(argument: ast.expr, kept: str, function: Function) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and f".{node.attr}" == kept
+        and not (isinstance(node.value, ast.Name) and node.value.id == own_name(function))
+        for node in ast.walk(argument)
+    )
+
+
+def _hands_out(method: Function, place: str) -> bool:
+    """`return self.row`: whoever asks may give it back."""
+    leaving = (node.value for node in statements_of(method.node) if isinstance(node, ast.Return))
+    return any(
+        part is not None and ast.unparse(part) == place
+        for value in leaving
+        for part in (value.elts if isinstance(value, ast.Tuple) else [value])
+    )
