@@ -15,6 +15,9 @@ from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
+MEMORY = frozenset({".data", ".tensor", ".buf", ".buffer", ".mem", ".memory", ".view", ".storage", ".kv"})
+"""Fields of an object that is handed out which hold what the user writes to, and no numbers."""
+
 
 class Passing(Perhaps):
     """The lease as an operand of calls."""
@@ -169,6 +172,8 @@ class Passing(Perhaps):
         piece = part(place, operand, acquisition.value)
         if piece is None or (piece == "maybe" and acquisition.keyed):
             return None  # a pin or a lock is not undone through what the object holds
+        if piece == "maybe" and position == -1 and call.method == "clone" and self._is_memory(operand):
+            return None  # `lease.data[:size].clone()` is a tensor of its own
         treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
         if position == -1 and piece == "maybe" and treatment.fate is Fate.RELEASE and call.args:
             return None  # `connection.root.release(number)` gives back the number
@@ -181,6 +186,10 @@ class Passing(Perhaps):
         if treatment.fate is Fate.UNKNOWN and acquisition.value is Value.OBJECT:
             return None  # what is told the offset of a lease has not the lease
         return Treatment(Fate.UNKNOWN)
+
+    def _is_memory(self, operand: Path) -> bool:
+        """Of an object that may stand for numbers its fields may be these, in a tensor."""
+        return self.acquisition.value is Value.OBJECT or not MEMORY.isdisjoint(operand)
 
     def _is_file(self) -> bool:
         """Of a directory the name is all that anybody needs."""

@@ -22,9 +22,10 @@ from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.kept_as_told import field_told, spellings
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.put_off import never_run
-from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.code.release_names import ENDING
 from auditor.project.code.started import started
 from auditor.project.meaning.exit_stacks import held_by_stack, put_on, stacks_of
+from auditor.project.meaning.later import Later
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.recognise import Recogniser
@@ -44,6 +45,7 @@ class FunctionEffects(OutsideEffects):
     def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
         super().__init__(function, recogniser)
         self.summaries = summaries
+        self._later = Later(function, summaries)
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
     def only_releases(self, call: Call) -> bool:
@@ -99,7 +101,7 @@ class FunctionEffects(OutsideEffects):
         if position == -1 and rest and rest[0] == OVER:
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:
-            return self._closure(call, position, rest)
+            return self._later.closure(call, position, rest, value, protocol)
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):
@@ -114,7 +116,7 @@ class FunctionEffects(OutsideEffects):
             return TAKEN
         worker = started(self.recogniser.calls.model, function, call, position, rest)
         if worker is not None:
-            return self._worked_on(*worker, value, protocol)
+            return self._later.worked_on(call, *worker, value, protocol)
         if call.receiver is None and not rest and call.method in TAKING_APART and self.ends_itself(protocol):
             return BORROWED  # `sorted(file)`: the lines are not the file
         targets, constructed, dotted = self.recogniser.calls.targets(function, node)
@@ -131,16 +133,6 @@ class FunctionEffects(OutsideEffects):
         if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
             return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
         return treatment
-
-    def _worked_on(
-        self, target: Function, parameter: str, rest: Path, value: Value, protocol: str
-    ) -> Treatment:
-        """A thread that closes nothing and ends leaves what it was given to nobody else."""
-        if any(looks_releasing(call) for call in target.calls):
-            return TAKEN
-        answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol))
-        only_used = answer.fate is Fate.BORROW and answer.result is None
-        return BORROWED if only_used else TAKEN
 
     def _hearsay(self, call: Call, position: Position, rest: Path, value: Value) -> bool:
         """A method of the lease itself, known by its name alone: a connection of this tree that closes itself
@@ -164,14 +156,6 @@ class FunctionEffects(OutsideEffects):
             if self.summaries.answer(Question(target, PROCESS, value, protocol)).fate is Fate.RELEASE:
                 return RELEASED
         return BORROWED
-
-    def _closure(self, call: Call, position: Position, rest: Path) -> Treatment:
-        """A closure that gives the lease back is called, or handed to somebody who will call it."""
-        if position == -1:
-            return RELEASED if call.receiver is None else TAKEN
-        if call.method == "partial":
-            return Treatment(result=rest)
-        return TAKEN
 
     def _passes_release(self, call: Call, position: Position) -> bool:
         """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease."""

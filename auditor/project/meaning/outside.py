@@ -106,6 +106,8 @@ class OutsideEffects:
             return BORROWED  # it runs the work, it is not the work
         if dotted is not None and value is Value.OBJECT and WRITING_OUT.match(call.method):
             return BORROWED  # `numpy.save(file, array)`
+        if call.method in RUNNING and call.receiver is not None and position and value is not Value.OBJECT:
+            return UNKNOWN  # what is run is not known, so neither is whether it gives back what it works with
         if call.method in STORING or KEEPING.match(call.method):
             return TAKEN
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
@@ -221,6 +223,9 @@ EXPORTING = re.compile(
 
 NUMBERED = frozenset({"os", "struct", "time"})
 """Modules whose functions are told offsets and sizes, and keep none: `os.pwrite(fd, data, slot * size)`."""
+
+RUNNING = frozenset({"submit", "run_in_executor", "to_thread"})
+"""Methods that have a function run with the arguments behind it."""
 
 LOOKING_UP = frozenset({"pop", "get", "index", "count"})
 

@@ -1,0 +1,74 @@
+"""What is done with a lease by a function that runs later: a closure, or what a thread or a task is to do."""
+
+import ast
+from dataclasses import dataclass
+
+from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Fate, Position, Treatment, Value
+from auditor.ir.ops import Assume, Call, Path
+from auditor.project.code.bindings import assignments, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.meaning.summaries import Answer, Question, Summaries
+
+ON_SOME_WAYS = Treatment(Fate.RELEASE, split=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Answers for functions that one function makes or starts."""
+
+    function: Function
+    summaries: Summaries
+
+    def closure(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        """A closure that gives the lease back is called, or handed to somebody who will call it."""
+        if call.method == "partial" and position != -1:
+            return Treatment(result=rest)
+        nested = self._named(call, position)
+        if nested is not None:
+            question = Question(nested, (f"@{rest[0][1:-1]}", *rest[1:]), value, protocol)
+            answer = self.summaries.answer(question)
+            if _is_left_undone(nested, answer) and not answer.decided_by:
+                return ON_SOME_WAYS
+        return RELEASED if position == -1 and call.receiver is None else TAKEN
+
+    def _named(self, call: Call, position: Position) -> Function | None:
+        """The nested function that is called or passed by its name."""
+        passed: ast.expr | None = None
+        if position == -1:
+            passed = call.at.func
+        elif isinstance(position, int) and position < len(call.at.args):
+            passed = call.at.args[position]
+        return self.function.nested.get(passed.id) if isinstance(passed, ast.Name) else None
+
+    def worked_on(
+        self, call: Call, target: Function, parameter: str, rest: Path, value: Value, protocol: str
+    ) -> Treatment:
+        """A thread that closes nothing and ends leaves what it was given to nobody else."""
+        answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol))
+        if _is_left_undone(target, answer) and not (answer.decided_by and self._asked_here(call)):
+            return ON_SOME_WAYS
+        if any(looks_releasing(call) for call in target.calls):
+            return TAKEN
+        only_used = answer.fate is Fate.BORROW and answer.result is None
+        return BORROWED if only_used else TAKEN
+
+    def _asked_here(self, call: Call) -> bool:
+        """What goes along with the lease has been looked at: the one who starts it knows what it will do."""
+        names = {node.id for node in ast.walk(call.at) if isinstance(node, ast.Name)}
+        return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)
+
+
+def _is_left_undone(function: Function, answer: Answer) -> bool:
+    """It gives the lease back on some ways only, and not because it does so once."""
+    undone = answer.fate is Fate.RELEASE and answer.sometimes
+    return undone and not _asks_what_it_sets(function)
+
+
+def _asks_what_it_sets(function: Function) -> bool:
+    """`if done: return`, then `done = True`."""
+    told = assignments(function)
+    set_here = {ast.unparse(target) for target, value in told if isinstance(value, ast.Constant)}
+    tests = (node.test for node in statements_of(function.node) if isinstance(node, ast.If | ast.While))
+    asked = (part for test in tests for part in ast.walk(test) if isinstance(part, ast.expr))
+    return any(ast.unparse(part) in set_here for part in asked)
