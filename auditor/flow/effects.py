@@ -85,6 +85,7 @@ class Acquisition:
     recorded: bool = False  # in a table of the object that lends: who does not want it may leave it there
     fresh: bool = False  # the object that it lies in was made for whoever gets it
     opened: bool = False  # an object of the tree that holds something open
+    telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
 
     @property
     def keyed(self) -> bool:

@@ -46,7 +46,7 @@ class Holding:
             rest = below(place, operand)
             if rest is not None:
                 return rest
-            if part(place, operand, self.acquisition.value) == "same":
+            if part(place, operand, self.acquisition) == "same":
                 return ()
         return None
 
@@ -74,7 +74,7 @@ class Holding:
             if rest is not None:
                 sure.add(target + rest)
                 continue
-            piece = part(place, source, self.acquisition.value)
+            piece = part(place, source, self.acquisition)
             if source[-1] == ".name" and source[:-1] == place:
                 continue  # `temporary.name`: whoever has the file's name has not the file
             if piece is not None:
@@ -83,7 +83,7 @@ class Holding:
             rest = below(place, source)
             if rest is not None:
                 maybe.add(target + rest)
-            elif self.acquisition.value is Value.INDEX and part(place, source, Value.INDEX) == "same":
+            elif self.acquisition.value is Value.INDEX and part(place, source, self.acquisition) == "same":
                 maybe.add(target)  # one of what may be the numbers
         return frozenset(sure), frozenset(maybe)
 

@@ -169,7 +169,7 @@ class Passing(Perhaps):
             position = named
         if rest is not None:
             return self.effects.treatment(call, position, rest, acquisition.value, acquisition.protocol)
-        piece = part(place, operand, acquisition.value)
+        piece = part(place, operand, acquisition)
         if piece is None or (piece == "maybe" and acquisition.keyed):
             return None  # a pin or a lock is not undone through what the object holds
         if piece == "maybe" and position == -1 and call.method == "clone" and self._is_memory(operand):

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from auditor.flow.effects import Value
+from auditor.flow.effects import Acquisition, Value
 from auditor.ir.ops import ANY_ITEM, Fresh, Path, is_temporary
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
@@ -55,7 +55,7 @@ def below(place: Path, operand: Path) -> Path | None:
     return place[len(operand) :] if begins_with(place, operand) else None
 
 
-def part(place: Path, operand: Path, value: Value) -> str | None:
+def part(place: Path, operand: Path, acquisition: Acquisition) -> str | None:
     """`same` or `maybe` where `operand` is a piece of the lease at `place`, None where it is not."""
     operand = _unsliced(operand)
     if len(operand) <= len(place) or not begins_with(operand, place):
@@ -63,9 +63,10 @@ def part(place: Path, operand: Path, value: Value) -> str | None:
     rest = operand[len(place) :]
     if not METADATA.isdisjoint(rest):
         return None
+    value = acquisition.value
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
-    if not DESCRIPTIONS.isdisjoint(rest):
+    if not DESCRIPTIONS.isdisjoint(rest) or rest[0] in acquisition.telling:
         return None
     numbers = value is Value.INDEX and rest[0].startswith(".") and NUMBERS.search(rest[0]) is not None
     return "same" if all(piece.startswith("[") for piece in rest[numbers:]) else "maybe"

@@ -20,6 +20,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
+from auditor.project.pools.telling_fields import telling_fields
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
@@ -76,6 +77,7 @@ class Recogniser(Releases):
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
+        self._told_of: dict[str, frozenset[str]] = {}
         for pair in pairs:
             self._add(pair)
 
@@ -243,8 +245,18 @@ class Recogniser(Releases):
             recorded=source.recorded,
             fresh=source.fresh,
             opened=source.opened,
+            telling=self._telling(source),
             own_key=_made_here(function, source, places),
         )
+
+    def _telling(self, source: Source) -> frozenset[str]:
+        if source.origin != "discovered" or source.value is not Value.OBJECT:
+            return frozenset()
+        if source.protocol not in self._told_of:
+            pairs = [pair for pair, _ in self.acquiring.values() if pair.name == source.protocol]
+            found = [telling_fields(self.calls.model, pair) for pair in pairs[:1]]
+            self._told_of[source.protocol] = found[0] if found else frozenset()
+        return self._told_of[source.protocol]
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:
