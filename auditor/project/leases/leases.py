@@ -117,7 +117,8 @@ class Follower:
         endings = followed.endings
         leaks = tuple(self.losses.leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
-        refused = refusals(self.function, op.at, acquisition, leaks, bool(endings.kept)) if elsewhere else ()
+        kept = bool(endings.kept) or (acquisition.inner and bool(endings.returned))
+        refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))

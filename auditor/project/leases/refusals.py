@@ -1,7 +1,8 @@
 """Ways out that say that nothing was taken: the function answers as it does where it is refused.
 
 A count or an amount may be given back anywhere, by whoever finds it noted. But `return False` behind
-`if not budget.reserve(n): return False` tells the caller that there is nothing to give back.
+`if not budget.reserve(n): return False` tells the caller that there is nothing to give back. So does a pool that takes from itself and
+answers `None` on one way, and what it took on another.
 """
 
 import ast
@@ -36,7 +37,8 @@ def refusals(
     function: Function, acquire: ast.Call, acquired: Acquisition, leaks: Sequence[Leak], kept: bool
 ) -> tuple[Leak, ...]:
     """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
-    if not is_counted(acquired):
+    own = acquired.inner and not acquired.keyed
+    if not is_counted(acquired) and not (own and kept):
         return ()
     returned = (node for node in statements_of(function.node) if isinstance(node, ast.Return))
     answers = {node.lineno: _text(node) for node in returned}
