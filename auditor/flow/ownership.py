@@ -287,7 +287,8 @@ class Ownership(Parted):
             self.endings.kept.add(node)
             return True
         if results:
-            siblings = len(results) > 1 and len({place[:-1] for place in results}) == 1
+            pieces = {place[-1][0] for place in results if place}  # `.rows` of a named tuple is its `[0]` too
+            siblings = len(results) > 1 and len({place[:-1] for place in results}) == len(pieces) == 1
             self.endings.returned.setdefault(node, results[0][:-1] if siblings else results[0])
             return True  # `return reader, writer`: the pair is the lease
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}

@@ -1,8 +1,8 @@
 """Ways out that say that nothing was taken: the function answers as it does where it is refused.
 
 A count or an amount may be given back anywhere, by whoever finds it noted. But `return False` behind
-`if not budget.reserve(n): return False` tells the caller that there is nothing to give back. So does a pool that takes from itself and
-answers `None` on one way, and what it took on another.
+`if not budget.reserve(n): return False` tells the caller that there is nothing to give back. So does a pool
+that takes from itself and answers `None` on one way, and what it took on another.
 """
 
 import ast
