@@ -4,7 +4,7 @@ import ast
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
-from auditor.project.code.bindings import statements_of
+from auditor.project.code.bindings import given_to, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state, owner_name
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
@@ -136,6 +136,8 @@ def shared_key(function: Function, partners: list[Function]) -> Position | None:
 def given_back_itself(function: Function, partners: list[Function]) -> bool:
     """`acquire_server(request_id)` returns `server_id`, and `release_server(server_id)` is told that: what is
     returned is the handle, whatever table it stands in meanwhile."""
+    if _hands_out_popped(function) and any(_puts_another(partner, function) for partner in partners):
+        return True
     if any(_told_the_same(partner, function) for partner in partners):
         return False
     given = [parameter for partner in partners if (parameter := not_shared(partner, function)) is not None]
@@ -149,6 +151,30 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
     kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
     kind = kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
     return kind not in SIMPLE and any(kind == annotation for _, annotation in given)
+
+
+def _hands_out_popped(function: Function) -> bool:
+    """`return idle.pop()`, or that under a name."""
+    returned = [node.value for node in statements_of(function.node) if isinstance(node, ast.Return)]
+    named = (
+        value for each in returned if isinstance(each, ast.Name) for value in given_to(function, each.id)
+    )
+    return any(
+        isinstance(value, ast.Call)
+        and last_part(value.func) in ("pop", "popleft", "get_nowait")
+        and all(isinstance(each, ast.Constant) for each in value.args)
+        for value in (*returned, *named)
+    )
+
+
+def _puts_another(partner: Function, function: Function) -> bool:
+    """`checkin(url, session)` of what `checkout(url)` has found: the url says only where it lies."""
+    other = not_shared(partner, function)
+    return other is not None and any(
+        last_part(call.func) in ("append", "appendleft", "put", "put_nowait")
+        and any(isinstance(each, ast.Name) and each.id == other[0] for each in call.args)
+        for call in partner.calls
+    )
 
 
 def hands_out_what_ends(begins: Function, ends: Function) -> bool:

@@ -21,7 +21,7 @@ from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
 from auditor.project.shapes.amounts import takes_an_amount
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
-from auditor.project.shapes.use_counts import counts_through
+from auditor.project.shapes.use_counts import counts_through, counts_what_it_returns
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
 
@@ -108,8 +108,9 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
             or marks_an_entry(function, partners)
             or finds_a_place(function, partners)
             or hands_on(function, partners)
+            or counts_what_it_returns(function, partners)
         )
-    if changes_state(function) or removes_from_state(function):
+    if changes_state(function) or removes_from_state(function) or counts_what_it_returns(function, partners):
         return True
     return any(not STRONG.isdisjoint(split(name)) for name in called(function))
 

@@ -31,12 +31,22 @@ def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
             continue
         moved = any(
             own_attribute(other, own) == head
-            and isinstance(follower, ast.Attribute | ast.Subscript)
-            and mentions(follower, {target.id}, frozenset())
+            and isinstance(place := _as_it_lies(follower), ast.Attribute | ast.Subscript)
+            and (mentions(place, {target.id}, frozenset()) or _reads(work, place, head))
             for other, follower in pairs
         )
         if moved and any(mentions(each, {target.id}, frozenset()) for each in work.returned):
             yield head, target.id
+
+
+def _as_it_lies(follower: ast.expr) -> ast.expr:
+    """`self.next[at]` of `int(self.next[at])` and of `self.next[at].item()`."""
+    match follower:
+        case ast.Call(func=ast.Name(id="int"), args=[inner]):
+            return _as_it_lies(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="item"), args=[]):
+            return inner
+    return follower
 
 
 def _linked(work: FieldWork) -> Iterator[str]:

@@ -58,6 +58,36 @@ def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Functi
                 yield begins, ends
 
 
+def counts_what_it_returns(function: Function, partners: list[Function]) -> bool:
+    """`worker.load += 1; return worker`, where a partner lowers the load of the one that it is told."""
+    lowered = {
+        count
+        for partner in partners
+        for name, count in _counts_of_names(partner, ast.Sub)
+        if name in own_parameters(partner)
+    }
+    returned = {
+        node.value.id
+        for node in statements_of(function.node)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    }
+    told = own_parameters(function)
+    return any(
+        name in returned and name not in told and count in lowered
+        for name, count in _counts_of_names(function, ast.Add)
+    )
+
+
+def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
+    """`worker` and `load` of `worker.load += 1`."""
+    own = own_name(function)
+    for node in statements_of(function.node):
+        match node:
+            case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=count), op=op):
+                if isinstance(op, way) and name != own:
+                    yield name, count
+
+
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up.
     Whoever only counts what it notes asks no number first."""
