@@ -71,8 +71,12 @@ class Passing(Perhaps):
         """The call is given the lease, or is not."""
         after = held
         split = False
-        for position, operand in self._operands(call):
+        given = self._operands(call)
+        sure = any(self._inside(held, operand) is not None for _, operand in given)
+        for position, operand in given:
             perhaps = list(self._perhaps_given(call, position, operand, held))
+            if sure:  # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
+                perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
                 if not self._lent_perhaps(node, operand, held, perhaps):
                     self.endings.unknown.add(node)
