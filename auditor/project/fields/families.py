@@ -17,11 +17,12 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.ended_by_others import has_unknown_base
-from auditor.project.fields.exits import asks_other_things, begins_always, measures_only, overridden
-from auditor.project.fields.forgetting import CLEANUP, CLOSING
+from auditor.project.fields.exits import asks_how_it_went, asks_other_things, begins_always, measures_only, overridden
+from auditor.project.fields.forgetting import CLEANUP, CLOSING, emptying, for_good, releases_others_only
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import RELEASE_WORDS, split
 
 EXITS = frozenset({"__exit__", "__aexit__"})
 
@@ -49,14 +50,13 @@ class Families:
         `close` by what has nothing to do with the field."""
         field, begun = path[1][1:], outcome.function
         for method in (each for each in family if each.qualname == name and each.parameters):
-            if not _leaves(method):
+            if not _leaves(method) and not _ends_by_name(method):
                 continue
-            leaves = method.name in EXITS
             answer = self._asked(outcome, method, path)
-            if leaves and (answer.kept_by or (answer.sometimes and measures_only(method, family, field))):
+            if method.name in EXITS and (answer.kept_by or (answer.sometimes and _exits_without(method, family, field))):
                 return True
-            once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call)
-            if once and asks_other_things(method, family, field):
+            once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call, field)
+            if once and asks_other_things(method, family, field, outcome.call):
                 return True
         return False
 
@@ -136,6 +136,22 @@ class Families:
                 how = op.method if isinstance(op, Call) else ""
                 yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
+    def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
+        """Where a method puts None over what the tree's own pool lent, and another one would give it back."""
+        attribute = path[1][1:]
+        lines = emptying(method, attribute) if len(path) == 2 and method is not outcome.function else set()
+        if not lines or outcome.acquisition.declared or outcome.function.cls is None:
+            return
+        if answer.fate is Fate.RELEASE:
+            family = list(self._family(outcome.function.cls))
+            lost = asks_other_things(method, family, attribute, outcome.call)
+        else:
+            lost = answer.dropped and releases_others_only(method, attribute)
+        if lost and for_good(self.project, method):
+            place = (method.parameters[0], *path[1:])
+            drops = self._drops(method, place, outcome.acquisition)
+            yield from (drop for drop in drops if drop.at.line in lines)
+
     def _lets_go(self, method: Function, place: Path, acquisition: Acquisition) -> bool:
         """What is there when the method begins is lost, or a piece of it is kept: `new.size = old.size`."""
         endings = self._from_entry(method, place, acquisition)
@@ -171,3 +187,12 @@ class Families:
 def _leaves(method: Function) -> bool:
     """Nobody uses the object afterwards."""
     return method.name in EXITS or CLOSING.fullmatch(method.name) is not None
+
+
+def _ends_by_name(method: Function) -> bool:
+    """`shut()`, `drop_pad()`."""
+    return not method.name.startswith("_") and split(method.name)[0] in RELEASE_WORDS | {"shut"}
+
+
+def _exits_without(method: Function, family: list[Function], field: str) -> bool:
+    return measures_only(method, family, field) or asks_how_it_went(method, field)

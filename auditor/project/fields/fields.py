@@ -231,6 +231,7 @@ class Fields(Refilling):
                 sure = not numbers or declared or for_good(self.project, method)
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
+            drops += self._emptied(outcome, method, path, answer)
         return released_by, escapes, drops
 
     def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
