@@ -144,7 +144,8 @@ class Families:
             return
         if answer.fate is Fate.RELEASE:
             family = list(self._family(outcome.function.cls))
-            lost = asks_other_things(method, family, attribute, outcome.call)
+            always = begins_always(outcome.function, outcome.call, attribute)
+            lost = always and asks_other_things(method, family, attribute, outcome.call)
         else:
             lost = answer.dropped and releases_others_only(method, attribute)
         if lost and for_good(self.project, method):

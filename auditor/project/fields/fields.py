@@ -89,7 +89,7 @@ class Fields(Refilling):
             fields = tuple(self._fields_of(outcome))
             if fields:
                 found[id(outcome.call)] = fields
-        return found
+        return found | _overwritten_as_well(wanted, found)
 
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
@@ -295,3 +295,20 @@ class Fields(Refilling):
         exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
         answers = [self._asked(outcome, method, path) for method in exits]
         return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
+
+
+def _overwritten_as_well(
+    outcomes: list[Outcome], found: dict[int, tuple[StoredField, ...]]
+) -> dict[int, tuple[StoredField, ...]]:
+    """What the constructor put into a field that another method overwrites is what is lost first."""
+    overwrites = {
+        each.field: each.overwrite for fields in found.values() for each in fields if each.overwrite is not None
+    }
+    begun = (o for o in outcomes if o.function.name in INITIAL and id(o.call) in found)
+    return {
+        id(outcome.call): tuple(
+            replace(each, overwrite=overwrites.get(each.field)) if each.released_by else each
+            for each in found[id(outcome.call)]
+        )
+        for outcome in begun
+    }

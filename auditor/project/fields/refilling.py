@@ -46,6 +46,7 @@ from auditor.project.fields.reckoning import (
     told_by_its_caller,
     turns_over,
 )
+from auditor.project.meaning.effects import ENDING
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
@@ -148,7 +149,8 @@ class Refilling(Families):
         nobody has read their text says so."""
         method, field = filling.method, filling.field
         ending = {ender.name for ender in enders}
-        speaks = re.compile(rf"\.{field}\b|\.(?:{'|'.join(sorted(ending))})\(").search
+        looks = rf"\.{field}\b(?!\.(?!\w*(?:{ENDING.pattern}))\w+\()"
+        speaks = re.compile(rf"{looks}|\.(?:{'|'.join(sorted(ending - {method.name}))})\(").search
         read = {module.path: module for module in self.project.parsed()}
         for path, text in self.project.sources.items():
             if f"{method.name}(" not in text:
