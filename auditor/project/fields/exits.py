@@ -108,7 +108,9 @@ def begins_always(function: Function, call: ast.Call, field: str) -> bool:
         parts = list(ast.walk(statement))
         looks = isinstance(statement, ast.If) and _asks_for(statement.test, own, field)
         if any(part is call for part in parts):
-            choices = (part for part in parts if isinstance(part, CHOOSING) and not (looks and part is statement))
+            choices = (
+                part for part in parts if isinstance(part, CHOOSING) and not (looks and part is statement)
+            )
             return not any(inner is call for choice in choices for inner in ast.walk(choice))
         if any(isinstance(part, ast.Return) for part in parts) and not looks:
             return False
@@ -167,9 +169,9 @@ def _own_attributes(node: ast.expr, method: Function, own: str) -> Iterator[str]
             match inner:
                 case ast.Attribute() if own_attribute(inner, own):
                     yield inner.attr
-                case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id=name), ast.Constant(value=str(attr)), *_]) if (
-                    name == own
-                ):
+                case ast.Call(
+                    func=ast.Name(id="getattr"), args=[ast.Name(id=name), ast.Constant(value=str(attr)), *_]
+                ) if name == own:
                     yield attr
 
 

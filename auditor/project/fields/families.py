@@ -17,7 +17,13 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.ended_by_others import has_unknown_base
-from auditor.project.fields.exits import asks_how_it_went, asks_other_things, begins_always, measures_only, overridden
+from auditor.project.fields.exits import (
+    asks_how_it_went,
+    asks_other_things,
+    begins_always,
+    measures_only,
+    overridden,
+)
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, emptying, for_good, releases_others_only
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
@@ -53,7 +59,9 @@ class Families:
             if not _leaves(method) and not _ends_by_name(method):
                 continue
             answer = self._asked(outcome, method, path)
-            if method.name in EXITS and (answer.kept_by or (answer.sometimes and _exits_without(method, family, field))):
+            if method.name in EXITS and (
+                answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
+            ):
                 return True
             once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call, field)
             if once and asks_other_things(method, family, field, outcome.call):

@@ -302,7 +302,10 @@ def _overwritten_as_well(
 ) -> dict[int, tuple[StoredField, ...]]:
     """What the constructor put into a field that another method overwrites is what is lost first."""
     overwrites = {
-        each.field: each.overwrite for fields in found.values() for each in fields if each.overwrite is not None
+        each.field: each.overwrite
+        for fields in found.values()
+        for each in fields
+        if each.overwrite is not None
     }
     begun = (o for o in outcomes if o.function.name in INITIAL and id(o.call) in found)
     return {

@@ -3,7 +3,14 @@
 import ast
 import re
 
-from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import (
+    assigned_by,
+    assignments,
+    given_to,
+    own_attribute,
+    own_name,
+    statements_of,
+)
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
@@ -22,7 +29,22 @@ CLOSING = re.compile(
 RESETTING = re.compile(r"(?:reset|clear|restart|reinit\w*|start_over)(?:_(?:state|all))?")
 """Those after which it goes on from the beginning."""
 
-PARTING = frozenset({"detach", "disown", "steal", "abandon", "fork", "forked", "lost", "transfer", "move", "forget", "invalidate", "unlink"})
+PARTING = frozenset(
+    {
+        "detach",
+        "disown",
+        "steal",
+        "abandon",
+        "fork",
+        "forked",
+        "lost",
+        "transfer",
+        "move",
+        "forget",
+        "invalidate",
+        "unlink",
+    }
+)
 """Words of methods after which it is somebody else's, or nobody's."""
 
 INITIAL = frozenset(
@@ -77,7 +99,9 @@ def emptying(method: Function, attribute: str) -> set[int]:
     own = own_name(method)
     if own is None or method.name.startswith("_") or not PARTING.isdisjoint(split(method.name)):
         return set()
-    failed = {id(n) for each in ast.walk(method.node) if isinstance(each, ast.ExceptHandler) for n in ast.walk(each)}
+    failed = {
+        id(n) for each in ast.walk(method.node) if isinstance(each, ast.ExceptHandler) for n in ast.walk(each)
+    }
     return {
         node.lineno
         for node in statements_of(method.node)

@@ -1,5 +1,4 @@
-"""Whether a class reckons with a second call of a method that fills a field, a key of a table or a field of
-an object that it has in one: what its other methods do about theirs, what is put in, who empties it."""
+"""Whether a class reckons with a second call of a method that fills a field, a key of a table: what its other methods do about theirs, what is put in, who empties it."""
 
 import ast
 import re
@@ -13,7 +12,6 @@ from auditor.project.fields.filling_again import (
     attributes_in,
     before,
     fillings,
-    found_in_a_table,
     is_none,
     made_of,
     names_in,
@@ -141,37 +139,19 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
     for method in family:
         own = own_name(method)
         if method is not filling.method and own is not None and method.name != "__init__":
-            for other in _all_fillings(method, own):
+            for other in all_fillings(method, own):
                 alike = (None if other.key is None else ast.unparse(other.key)) == key
-                if alike and _looks_and_takes(other, call):
+                if alike and looks_and_takes(other, call):
                     return True
     return False
 
 
-def others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
-    """Another method finds an object in the same way, puts what the pool lends into a field of it, and sees
-    to what was there: such fields are filled more than once."""
-    return any(
-        _looks_and_takes(other, call)
-        for method in family
-        if method is not filling.method
-        for name in {target.id for node in statements_of(method.node) for target in _bound(node)}
-        if found_in_a_table(method, name) is not None
-        for other in _all_fillings(method, name)
-    )
-
-
-def _all_fillings(method: Function, owner: str) -> Iterator[Filling]:
+def all_fillings(method: Function, owner: str) -> Iterator[Filling]:
     for field in sorted({node.attr for node in attributes_in(method.node) if own_attribute(node, owner)}):
         yield from fillings(method, owner, field)
 
 
-def _bound(node: ast.stmt) -> Iterator[ast.Name]:
-    if isinstance(node, ast.Assign):
-        yield from (target for target in node.targets if isinstance(target, ast.Name))
-
-
-def _looks_and_takes(other: Filling, call: ast.Call) -> bool:
+def looks_and_takes(other: Filling, call: ast.Call) -> bool:
     return _lent_alike(other, call) and any(_looks_into(node, other) for node in before(other))
 
 

@@ -24,13 +24,13 @@ from auditor.project.fields.families import Families
 from auditor.project.fields.filling_again import (
     Filling,
     fillings,
-    found_in_a_table,
     looks_first,
     may_be_called_again,
     moved_on,
     only_says,
 )
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, escaped_by_name
+from auditor.project.fields.given_objects import filled_before, in_each_step
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
@@ -38,7 +38,6 @@ from auditor.project.fields.reckoning import (
     goes_on,
     known_elsewhere,
     names_a_place,
-    others_fill_known_ones,
     others_look_first,
     plain_table,
     puts_in,
@@ -106,7 +105,8 @@ class Refilling(Families):
         unsure = outcome.acquisition.declared and not SETTING.match(method.name)
         if unsure or len(path) > 3 or not may_be_called_again(method):
             return None
-        if method.name in INITIAL or CLEANUP.fullmatch(method.name):
+        ends = CLEANUP.fullmatch(method.name) and own_field(method, path)
+        if method.name in INITIAL or ends:
             return None
         found = fillings(method, path[0], path[1][1:])
         return found[0] if len(found) == 1 and not looks_first(found[0], family) else None
@@ -166,20 +166,21 @@ class Refilling(Families):
         return False
 
     def _of_known_objects(self, outcome: Outcome) -> Iterator[StoredField]:
-        """`session = self.sessions[key]`, and a field of that is filled: it may have been before."""
+        """`session = self.sessions[key]`, and a field of that is filled: it may have been before. So may that
+        of an object which a method is given to renew something of it, or is given in each step."""
         cls = outcome.function.cls
         paths = [path for _, path in outcome.stored if len(path) == 2 and path[1].startswith(".")]
         for path in paths if cls is not None else ():
-            if own_field(outcome.function, path) or found_in_a_table(outcome.function, path[0]) is None:
+            if own_field(outcome.function, path):
                 continue
             assert cls is not None
             field = path[1][1:]
             family = list(self._family(cls))
             filling = self._blind(outcome, path, family)
-            if filling is None or not others_fill_known_ones(filling, outcome.call, family):
+            enders = list(self._ending(outcome, field)) if filling is not None else []
+            if filling is None or not enders or not filled_before(filling, outcome.call, family, enders):
                 continue
-            enders = list(self._ending(outcome, field))
-            if enders and not self._in_step(filling, enders):
+            if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
                 at = span_of(cls.module.path, filling.statement, cls.module.lines)
                 leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
                 names = tuple(method.qualname for method in enders)
