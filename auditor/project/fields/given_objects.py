@@ -1,4 +1,4 @@
-"""Fields of objects that a method is given, or finds in a table: which of them a lease may lie in already when
+"""Fields of objects that a method is given, or finds in a table: which of them may hold a lease already when
 the method puts another one there."""
 
 import ast

@@ -1,6 +1,6 @@
 """Fields that a method fills again because what is there no longer does: `if self.buffer is None or
-self.buffer.numel() < n:`. Whoever asks for its size knows that there may be one; so does who asks for what was
-noted of it, `if n > self.size:`, and notes that of the new one."""
+self.buffer.numel() < n:`. Whoever asks for its size knows that there may be one; so does who asks for what
+was noted of it, `if n > self.size:`, and notes that of the new one."""
 
 import ast
 from collections.abc import Iterator

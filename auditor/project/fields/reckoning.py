@@ -1,4 +1,5 @@
-"""Whether a class reckons with a second call of a method that fills a field, a key of a table: what its other methods do about theirs, what is put in, who empties it."""
+"""Whether a class reckons with a second call of a method that fills a field or a key of a table: what its
+other methods do about theirs, what is put in, who empties it."""
 
 import ast
 import re
@@ -13,11 +14,13 @@ from auditor.project.fields.filling_again import (
     before,
     fillings,
     is_none,
+    leaving,
     made_of,
     names_in,
     same,
     tests_in,
 )
+from auditor.project.fields.outgrown import LIKENESS
 from auditor.protocols.vocabulary import KEEPING
 
 NAMES = re.compile(
@@ -26,6 +29,8 @@ NAMES = re.compile(
 """Keys that are few and come again, as against the numbers of requests."""
 
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
+
+RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")
 
 COMING = re.compile(
     r"_*(?:re_?)?(?:register|add|insert|admit|create|new|open|load|init|setup|set_up|build|make|prepare)(?:_|$)"
@@ -224,6 +229,55 @@ def known_elsewhere(filling: Filling) -> bool:
             case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[table]):
                 if same(made_of(filling.method, left), filling.key) and own_attribute(table, own):
                     return True
+    return False
+
+
+def known_under_it(filling: Filling) -> bool:
+    """`if self.sizes.get(name) == size: return self.buffers[name]`: what is known of the one that is there
+    decides whether it does."""
+    own = own_name(filling.method) or ""
+    for asked in leaving(filling):
+        if isinstance(asked.test, ast.Compare) and isinstance(asked.test.ops[0], LIKENESS):
+            for node in ast.walk(asked.test):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[key, *_]):
+                        pass
+                    case ast.Subscript(value=table, slice=key):
+                        pass
+                    case _:
+                        continue
+                if own_attribute(table, own) and filling.key is not None and same(key, filling.key):
+                    return True
+    return False
+
+
+def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool:
+    """`replace(request_id, blocks)`, where another method adds to what stands under such a key; `reset_peaks()`
+    of each name that another table of the object has."""
+    method, key = filling.method, filling.key
+    own = own_name(method) or ""
+    if SETTING.match(method.name) and told_by_its_caller(filling):
+        return any(
+            _adds(node, own_name(each) or "", filling.field)
+            for each in family
+            for node in ast.walk(each.node)
+        )
+    over = [
+        n
+        for n in statements_of(method.node)
+        if isinstance(n, ast.For) and key is not None and same(n.target, key)
+    ]
+    itself = any(isinstance(each.iter, ast.expr) and own_attribute(each.iter, own) for each in over)
+    return itself and RESETTING.match(method.name) is not None
+
+
+def _adds(node: ast.AST, own: str, field: str) -> bool:
+    """`self.tables.setdefault(key, []).append(page)`, `self.tables[key].extend(pages)`."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(value=table, attr="setdefault")))):
+            return own_attribute(table, own) == field
+        case ast.Call(func=ast.Attribute(value=ast.Subscript(value=table), attr="append" | "extend")):
+            return own_attribute(table, own) == field
     return False
 
 

@@ -37,10 +37,12 @@ from auditor.project.fields.reckoning import (
     SETTING,
     goes_on,
     known_elsewhere,
+    known_under_it,
     names_a_place,
     others_look_first,
     plain_table,
     puts_in,
+    replaces_what_is_known,
     takes_out,
     told_by_its_caller,
     turns_over,
@@ -105,7 +107,7 @@ class Refilling(Families):
         unsure = outcome.acquisition.declared and not SETTING.match(method.name)
         if unsure or len(path) > 3 or not may_be_called_again(method):
             return None
-        ends = CLEANUP.fullmatch(method.name) and own_field(method, path)
+        ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path
         if method.name in INITIAL or ends:
             return None
         found = fillings(method, path[0], path[1][1:])
@@ -141,7 +143,11 @@ class Refilling(Families):
     ) -> bool:
         if not plain_table(family, filling.field):
             return False
-        again = known_elsewhere(filling) or others_look_first(filling, call, family)
+        if replaces_what_is_known(filling, family):
+            return True
+        again = (
+            known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, family)
+        )
         return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
