@@ -307,7 +307,8 @@ def _overwritten_as_well(
         for each in fields
         if each.overwrite is not None
     }
-    begun = (o for o in outcomes if o.function.name in INITIAL and id(o.call) in found)
+    making = ("__init__", "__post_init__")
+    begun = (each for each in outcomes if each.function.name in making and id(each.call) in found)
     return {
         id(outcome.call): tuple(
             replace(each, overwrite=overwrites.get(each.field)) if each.released_by else each
