@@ -12,8 +12,8 @@ into the lease, another method empties the field for the next one, a sibling tha
 does look first, or the method says that there is one and goes on. The same is asked of a place in a table
 (`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only where another
 method reckons with it, it is known elsewhere, or it is a name that somebody can also take out; of a field of
-an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step. Nothing
-is said where a caller looks first.
+an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step.
+Nothing is said where a caller looks first.
 
 What a pool of the tree lent is forgotten where a method that others call puts None over it, and only other
 methods give it back.
@@ -72,7 +72,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             message = f"each call stores another lease in `{_place(again)}`; the one before is not released"
             if again.overwrite is not None and lease.symbol.endswith("_init__"):
                 line = again.overwrite.at.line
-                message = f"`{_place(again)}` is overwritten at line {line}, and nothing releases this one before"
+                message = f"`{_place(again)}` is overwritten at line {line}, and nothing releases it before"
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
             continue
         forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)

@@ -16,6 +16,7 @@ from auditor.project.code.bindings import own_name
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
+from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
     asks_how_it_went,
@@ -24,7 +25,7 @@ from auditor.project.fields.exits import (
     measures_only,
     overridden,
 )
-from auditor.project.fields.forgetting import CLEANUP, CLOSING, emptying, for_good, releases_others_only
+from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
@@ -144,22 +145,23 @@ class Families:
                 how = op.method if isinstance(op, Call) else ""
                 yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
-    def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
-        """Where a method puts None over what the tree's own pool lent, and another one would give it back."""
-        attribute = path[1][1:]
-        lines = emptying(method, attribute) if len(path) == 2 and method is not outcome.function else set()
-        if not lines or outcome.acquisition.declared or outcome.function.cls is None:
-            return
-        if answer.fate is Fate.RELEASE:
-            family = list(self._family(outcome.function.cls))
-            always = begins_always(outcome.function, outcome.call, attribute)
-            lost = always and asks_other_things(method, family, attribute, outcome.call)
-        else:
-            lost = answer.dropped and releases_others_only(method, attribute)
-        if lost and for_good(self.project, method):
-            place = (method.parameters[0], *path[1:])
-            drops = self._drops(method, place, outcome.acquisition)
-            yield from (drop for drop in drops if drop.at.line in lines)
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        cuts = cut_off(self.project, method, attribute)
+        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
+        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
+
+    def _resets(self, outcome: Outcome, method: Function) -> bool:
+        """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
+        gives it back and calls that afterwards."""
+        lent = not outcome.acquisition.declared
+        return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
+
+    def _left_open(self, outcome: Outcome, path: Path) -> bool:
+        """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
+        assert outcome.function.cls is not None
+        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
+        answers = [self._asked(outcome, method, path) for method in exits]
+        return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
 
     def _lets_go(self, method: Function, place: Path, acquisition: Acquisition) -> bool:
         """What is there when the method begins is lost, or a piece of it is kept: `new.size = old.size`."""
@@ -177,7 +179,9 @@ class Families:
         family = list(self._family(function.cls))
         others = {place[:2] for place in outcome.beside} - {path[:2], RESULT}
         declared = outcome.acquisition.declared
-        if others or ANY_ITEM in path or not outgrown(function, path[1][1:], family, declared):
+        if others or ANY_ITEM in path or function.name in INITIAL:
+            return False
+        if not outgrown(function, path[1][1:], family, declared):
             return False
         place = (function.parameters[0], *path[1:])
         found = self._drops(function, place, outcome.acquisition)

@@ -19,14 +19,11 @@ from auditor.project.code.field_paths import in_anothers_table, mentions, own_fi
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
-from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.elsewhere import Elsewhere
-from auditor.project.fields.families import EXITS
 from auditor.project.fields.forgetting import (
     CLEANUP,
     CLOSING,
     INITIAL,
-    RESETTING,
     asks_or_releases,
     escaped_by_name,
     for_good,
@@ -234,17 +231,6 @@ class Fields(Refilling):
             drops += self._emptied(outcome, method, path, answer)
         return released_by, escapes, drops
 
-    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        cuts = cut_off(self.project, method, attribute)
-        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
-        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
-
-    def _resets(self, outcome: Outcome, method: Function) -> bool:
-        """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
-        gives it back and calls that afterwards."""
-        lent = not outcome.acquisition.declared
-        return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
-
     def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""
         function = outcome.function
@@ -288,13 +274,6 @@ class Fields(Refilling):
             return False
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
-
-    def _left_open(self, outcome: Outcome, path: Path) -> bool:
-        """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
-        assert outcome.function.cls is not None
-        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
-        answers = [self._asked(outcome, method, path) for method in exits]
-        return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
 
 
 def _overwritten_as_well(

@@ -105,9 +105,9 @@ def leaving(filling: Filling) -> Iterator[ast.If]:
     """`if self.sizes.get(key) == size: return self.table[key]` above: whoever gets to the store has not been
     there."""
     for node in statements_of(filling.method.node):
-        if isinstance(node, ast.If) and (node.end_lineno or node.lineno) < filling.line and not node.orelse:
-            if isinstance(node.body[-1], ast.Return) and filling.key is not None:
-                yield node
+        above = isinstance(node, ast.If) and (node.end_lineno or node.lineno) < filling.line
+        if above and not node.orelse and isinstance(node.body[-1], ast.Return) and filling.key is not None:
+            yield node
 
 
 def _asks_for(test: ast.expr, filling: Filling) -> bool:

@@ -5,7 +5,7 @@ was noted of it, `if n > self.size:`, and notes that of the new one."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import assignments, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.protocols.vocabulary import split
 
@@ -43,17 +43,31 @@ def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...])
 
 
 def _noted(method: Function, attribute: str) -> bool:
-    """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set."""
+    """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set; or who asks so
+    returns, and they are set below."""
     own = own_name(method) or ""
-    written = {own_attribute(target, own) for target, _ in assignments(method)} - {None, attribute}
-    noted = {each for each in written if each and CLOCKS.isdisjoint(split(each))}
-    tests = [node.test for node in statements_of(method.node) if isinstance(node, ast.If)]
-    parts = [part for test in tests for part in (test.values if isinstance(test, ast.BoolOp) else [test])]
-    return any(
-        isinstance(part, ast.Compare)
-        and isinstance(part.ops[0], ORDER)
-        and any(own_attribute(side, own) in noted for side in (part.left, part.comparators[0]))
-        for part in parts
+    for node in statements_of(method.node):
+        if not isinstance(node, ast.If):
+            continue
+        below = [each for each in statements_of(method.node) if each.lineno > (node.end_lineno or 0)]
+        filling = below if isinstance(node.body[-1], ast.Return) else list(statements_of(node))
+        written = {own_attribute(to, own) for each in filling for to in _targets(each)}
+        noted = {each for each in written - {attribute} if each and CLOCKS.isdisjoint(split(each))}
+        parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+        if attribute in written and any(_compares_what(part, own, noted) for part in parts):
+            return True
+    return False
+
+
+def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
+    return (target for target, _ in assigned_by(statement))
+
+
+def _compares_what(test: ast.expr, own: str, noted: set[str]) -> bool:
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ORDER)
+        and any(own_attribute(side, own) in noted for side in (test.left, test.comparators[0]))
     )
 
 

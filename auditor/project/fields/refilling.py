@@ -20,6 +20,7 @@ from auditor.project.fields.ended_by_others import (
     has_unknown_base,
     reached_through,
 )
+from auditor.project.fields.exits import asks_other_things, begins_always
 from auditor.project.fields.families import Families
 from auditor.project.fields.filling_again import (
     Filling,
@@ -29,26 +30,37 @@ from auditor.project.fields.filling_again import (
     moved_on,
     only_says,
 )
-from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, escaped_by_name
+from auditor.project.fields.forgetting import (
+    CLEANUP,
+    CLOSING,
+    INITIAL,
+    emptying,
+    escaped_by_name,
+    for_good,
+    releases_others_only,
+)
 from auditor.project.fields.given_objects import filled_before, in_each_step
+from auditor.project.fields.known_keys import (
+    known_elsewhere,
+    known_under_it,
+    names_a_place,
+    plain_table,
+    replaces_what_is_known,
+    told_by_its_caller,
+)
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
     SETTING,
     goes_on,
-    known_elsewhere,
-    known_under_it,
-    names_a_place,
     others_look_first,
-    plain_table,
     puts_in,
-    replaces_what_is_known,
     takes_out,
-    told_by_its_caller,
     turns_over,
 )
 from auditor.project.meaning.effects import ENDING
 from auditor.project.meaning.sites import last_name
+from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 
@@ -213,6 +225,28 @@ class Refilling(Families):
             if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
         }
         return field in released_attributes(function, known=releasing)
+
+    def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
+        """Where a method puts None over what the tree's own pool lent, and another one would give it back."""
+        attribute = path[1][1:]
+        lines = emptying(method, attribute) if len(path) == 2 and method is not outcome.function else set()
+        if not lines or outcome.acquisition.declared or outcome.function.cls is None:
+            return
+        if answer.fate is Fate.RELEASE:
+            family = list(self._family(outcome.function.cls))
+            always = begins_always(outcome.function, outcome.call, attribute)
+            lost = always and asks_other_things(method, family, attribute, outcome.call)
+        else:
+            lost = answer.dropped and releases_others_only(method, attribute)
+        striking = any(
+            last_name(call) == method.name
+            for function in self._ending(outcome, attribute)
+            for call in function.calls
+        )
+        if lost and not striking and for_good(self.project, method):
+            place = (method.parameters[0], *path[1:])
+            drops = self._drops(method, place, outcome.acquisition)
+            yield from (drop for drop in drops if drop.at.line in lines)
 
     def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
         if self._ended_by_others(outcome, family, path):

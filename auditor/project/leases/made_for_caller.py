@@ -13,8 +13,8 @@ CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
 
 def made_for_caller(recogniser: Recogniser, function: Function) -> bool:
     """Every return gives None or an object of the project made right there: `return Context(lease)`, or
-    `context = Context(lease)`, of which only fields are touched before `return context`. What another function
-    has made for this one is as good."""
+    `context = Context(lease)`, of which only fields are touched before `return context`. What another
+    function has made for this one is as good."""
     returned = [node.value for node in statements_of(function.node) if isinstance(node, ast.Return)]
     made = [value for value in returned if value is not None and not _is_none(value)]
     return bool(made) and all(_is_made(recogniser, function, value) for value in made)
