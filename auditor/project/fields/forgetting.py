@@ -182,7 +182,7 @@ def asks_or_releases(function: Function, attribute: str) -> bool:
     owner = function.parameters[0]
     for node in ast.walk(function.node):
         test = getattr(node, "test", None)
-        if isinstance(test, ast.AST) and attribute in _attributes_in(test):
+        if isinstance(test, ast.AST) and attribute in _asked_in(test):
             return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if (
@@ -194,6 +194,21 @@ def asks_or_releases(function: Function, attribute: str) -> bool:
             if looks_releasing(node) and attribute in _attributes_in(node):
                 return True
     return False
+
+
+def _asked_in(test: ast.AST) -> set[str]:
+    """But for `self.file.tell() > limit`: what it says of itself is no question whether it is there."""
+    measures = (each for each in ast.walk(test) if isinstance(each, ast.Compare) and _is_order(each.ops[0]))
+    measured = {
+        id(part.value) for each in measures for part in ast.walk(each) if isinstance(part, ast.Attribute)
+    }
+    return {
+        each.attr for each in ast.walk(test) if isinstance(each, ast.Attribute) and id(each) not in measured
+    }
+
+
+def _is_order(way: ast.cmpop) -> bool:
+    return isinstance(way, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
 
 
 def _attributes_in(node: ast.AST) -> set[str]:
