@@ -105,8 +105,9 @@ def leaving(filling: Filling) -> Iterator[ast.If]:
     """`if self.sizes.get(key) == size: return self.table[key]` above: whoever gets to the store has not been
     there."""
     for node in statements_of(filling.method.node):
-        above = isinstance(node, ast.If) and (node.end_lineno or node.lineno) < filling.line
-        if above and not node.orelse and isinstance(node.body[-1], ast.Return) and filling.key is not None:
+        if not isinstance(node, ast.If) or (node.end_lineno or node.lineno) >= filling.line:
+            continue
+        if filling.key is not None and not node.orelse and isinstance(node.body[-1], ast.Return):
             yield node
 
 
