@@ -3,15 +3,20 @@
 ## What
 A field that holds a lease gets another one, or None, while the first was not released: in the same
 function, or in a method that neither asks whether the field is empty nor gives back what is in it, and that
-runs once a step (`forward`, `step`, ...), finds the field filled by `__init__`, or is called by a handler
+runs once a step (`forward`, `step`, ...), finds the field filled by `__init__` (the lease of that is reported
+as well), asks for what was noted of the last one (`if score > self.best_score:`), or is called by a handler
 because work with what is in the field failed (`except OSError: self.connect()`).
 
 So is a method that others may call again, where the class itself reckons with that: it puts its caller's data
 into the lease, another method empties the field for the next one, a sibling that takes from the same pool
 does look first, or the method says that there is one and goes on. The same is asked of a place in a table
 (`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only where another
-method reckons with it, it is known elsewhere, or it is a name that somebody can also take out. Nothing is
-said where a caller looks first.
+method reckons with it, it is known elsewhere, or it is a name that somebody can also take out; of a field of
+an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step.
+Nothing is said where a caller looks first.
+
+What a pool of the tree lent is forgotten where a method that others call puts None over it, and only other
+methods give it back.
 
 ## Why
 One lease a step is lost; the cleanup at the end releases the last one only.
@@ -65,6 +70,9 @@ def check(facts: Facts) -> Iterator[Finding]:
         again = next((stored for stored in lease.fields if stored.overwrite is not None), None)
         if again is not None:
             message = f"each call stores another lease in `{_place(again)}`; the one before is not released"
+            if again.overwrite is not None and lease.symbol.endswith("_init__"):
+                line = again.overwrite.at.line
+                message = f"`{_place(again)}` is overwritten at line {line}, and nothing releases it before"
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
             continue
         forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)

@@ -17,6 +17,9 @@ CLEANUP = re.compile(r"close|shutdown|cleanup(?:_\w+)?|release|clear_cache")
 """Methods that end an object's use, by the names that they go by."""
 
 
+BEGINNINGS = ("__init__", "__post_init__")
+
+
 @dataclass(frozen=True)
 class Home:
     """A field with a lease in it: the class, the method that stores it, and how any method gives it back."""
@@ -93,6 +96,8 @@ def released_before_store(case: Case) -> FixOffer | None:
     home = _home(case, stored) if stored and _is_plain_field(stored) else None
     if home is None or home.needs or not is_whole(home.file, home.store):
         return None
+    if home.method.name in BEGINNINGS:
+        return None  # where the object begins there is nothing yet: it is for the method that overwrites it
     margin = indentation(home.file.lines[home.store.lineno - 1])
     lines = home.giving_back(margin, unit_around(home.file, home.store))
     edit = above(home.file, home.store, lines)

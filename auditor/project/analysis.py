@@ -220,7 +220,7 @@ class Analysis:
             asked=outcome.asked,
             recorded=outcome.recorded,
             opened=source.opened,
-            fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.calls, function),
+            fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.recogniser, function),
         )
         first = self.recogniser.wrappers.get(function)
         if first is None:

@@ -4,7 +4,7 @@ slow, the share was large, the layer is frozen."""
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name
+from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name
 from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
 from auditor.protocols.vocabulary import split
@@ -17,6 +17,10 @@ PROMISING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "b
                        "leave", "auto", "close", "closed", "delete", "managed", "detached",
                        "released"})  # fmt: skip
 """Words of flags by which somebody else may have to end it."""
+
+LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+READING = frozenset({"len", "bool", "any", "all", "getattr", "isinstance", "issubclass"})
 
 CHANGING = frozenset({"append", "appendleft", "add", "pop", "popleft", "remove", "discard", "extend", "push"})
 
@@ -36,46 +40,87 @@ def measures_only(method: Function, family: Sequence[Function], field: str) -> b
     return bool(tests) and all(_is_a_measure(test, method, family, own) for test in tests)
 
 
-def asks_other_things(method: Function, family: Sequence[Function], field: str) -> bool:
+def asks_other_things(method: Function, family: Sequence[Function], field: str, begun: ast.Call) -> bool:
     """All its conditions read fields of its object that say nothing of this one: no method but the
-    constructor writes them and has to do with this one as well, and none is a promise to keep it."""
+    constructor decides them and has to do with this one as well, none is a promise to keep it, and none asks
+    whether there is a pool at all."""
     own = own_name(method)
     if own is None:
         return False
-    asking = (node for node in ast.walk(method.node) if isinstance(node, ASKING))
-    tests = [node.test for node in asking if not _asks_for(node.test, own, field)]
+    tests = list(_deciding(method, own, field))
     asked = [set(_own_attributes(test, method, own)) for test in tests]
-    involved = (each for each in family if mentions(each, field) and each.name != "__init__")
+    all_asked = set().union(*asked)
+    involved = [each for each in family if mentions(each, field) and each.name != "__init__"]
     decided = {own_attribute(target, own_name(each) or "") for each in involved for target in _written(each)}
-    kept = {attr for each in asked for attr in each if not PROMISING.isdisjoint(split(attr))}
+    emptied = {field for each in involved if each is not method for field in _emptied(each)}
+    lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
     return (
         bool(tests)
         and all(asked)
-        and not kept
-        and decided.isdisjoint(set().union(*asked))
+        and not any(PROMISING & set(split(attr)) for attr in all_asked)
+        and (decided.isdisjoint(all_asked) or (len(tests) == 1 and all_asked <= emptied))
         and not any(_asks_others(test, method, own) for test in tests)
+        and not any(_asks_for(test, own, lender) for test in tests for lender in lenders)
     )
 
 
-def begins_always(function: Function, call: ast.Call) -> bool:
-    """Every call of the function that goes well gets as far as that."""
+def asks_how_it_went(method: Function, field: str) -> bool:
+    """All its conditions are about the exception that `__exit__` is told of."""
+    own = own_name(method)
+    told = set(method.parameters[1:])
+    tests = list(_deciding(method, own, field)) if own is not None else []
+    return bool(tests) and all(_names_in(test) and _names_in(test) <= told for test in tests)
+
+
+def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
+    """Conditions on which it depends whether the field is ended, but for whether there is anything in it."""
+    for node in ast.walk(method.node):
+        if isinstance(node, ASKING) and any(
+            isinstance(inner, LEAVING) or getattr(inner, "attr", "") == field for inner in ast.walk(node)
+        ):
+            yield from (part for part in _parts(node.test) if not _asks_for(part, own, field))
+
+
+def _emptied(method: Function) -> Iterator[str]:
+    """Fields that it sets to nothing: the work is done that they tell of, and the lease is still there."""
+    for target, value in assignments(method):
+        field = own_attribute(target, own_name(method) or "")
+        if field is not None and isinstance(value, ast.Constant) and not value.value:
+            yield field
+
+
+def _names_in(test: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(test) if isinstance(node, ast.Name)} - READING
+
+
+def _parts(test: ast.expr) -> Iterator[ast.expr]:
+    """Of `a and b`, both."""
+    for each in test.values if isinstance(test, ast.BoolOp) else ():
+        yield from _parts(each)
+    if not isinstance(test, ast.BoolOp):
+        yield test
+
+
+def begins_always(function: Function, call: ast.Call, field: str) -> bool:
+    """Every call of the function that goes well gets as far as that, or has found the field filled."""
+    own = own_name(function) or ""
     for statement in function.node.body if isinstance(function.node.body, list) else ():
         parts = list(ast.walk(statement))
+        looks = isinstance(statement, ast.If) and _asks_for(statement.test, own, field)
         if any(part is call for part in parts):
-            choices = (part for part in parts if isinstance(part, CHOOSING))
+            choices = (
+                part for part in parts if isinstance(part, CHOOSING) and not (looks and part is statement)
+            )
             return not any(inner is call for choice in choices for inner in ast.walk(choice))
-        if any(isinstance(part, ast.Return) for part in parts):
+        if any(isinstance(part, ast.Return) for part in parts) and not looks:
             return False
     return False
 
 
 def _asks_others(test: ast.expr, method: Function, own: str) -> bool:
     """What the method is told, or what another object says of itself at this time."""
-    told = set(method.parameters) - {own}
-    return any(
-        isinstance(node, ast.Name) and (node.id in told or node.id[:1].islower()) and node.id != own
-        for node in ast.walk(test)
-    )
+    names = {name for name in _names_in(test) if name[:1].islower() and not list(given_to(method, name))}
+    return bool((set(method.parameters) | names) & _names_in(test) - {own})
 
 
 def _written(method: Function) -> Iterator[ast.expr]:
@@ -121,8 +166,13 @@ def _own_attributes(node: ast.expr, method: Function, own: str) -> Iterator[str]
             values += given_to(method, inner.id)
     for value in values:
         for inner in ast.walk(value):
-            if isinstance(inner, ast.Attribute) and own_attribute(inner, own):
-                yield inner.attr
+            match inner:
+                case ast.Attribute() if own_attribute(inner, own):
+                    yield inner.attr
+                case ast.Call(
+                    func=ast.Name(id="getattr"), args=[ast.Name(id=name), ast.Constant(value=str(attr)), *_]
+                ) if name == own:
+                    yield attr
 
 
 def _changing(family: Sequence[Function]) -> set[str]:

@@ -16,12 +16,20 @@ from auditor.project.code.bindings import own_name
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
+from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.ended_by_others import has_unknown_base
-from auditor.project.fields.exits import asks_other_things, begins_always, measures_only, overridden
-from auditor.project.fields.forgetting import CLEANUP, CLOSING
+from auditor.project.fields.exits import (
+    asks_how_it_went,
+    asks_other_things,
+    begins_always,
+    measures_only,
+    overridden,
+)
+from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import RELEASE_WORDS, split
 
 EXITS = frozenset({"__exit__", "__aexit__"})
 
@@ -49,14 +57,15 @@ class Families:
         `close` by what has nothing to do with the field."""
         field, begun = path[1][1:], outcome.function
         for method in (each for each in family if each.qualname == name and each.parameters):
-            if not _leaves(method):
+            if not _leaves(method) and not _ends_by_name(method):
                 continue
-            leaves = method.name in EXITS
             answer = self._asked(outcome, method, path)
-            if leaves and (answer.kept_by or (answer.sometimes and measures_only(method, family, field))):
+            if method.name in EXITS and (
+                answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
+            ):
                 return True
-            once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call)
-            if once and asks_other_things(method, family, field):
+            once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call, field)
+            if once and asks_other_things(method, family, field, outcome.call):
                 return True
         return False
 
@@ -136,6 +145,24 @@ class Families:
                 how = op.method if isinstance(op, Call) else ""
                 yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
 
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        cuts = cut_off(self.project, method, attribute)
+        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
+        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
+
+    def _resets(self, outcome: Outcome, method: Function) -> bool:
+        """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
+        gives it back and calls that afterwards."""
+        lent = not outcome.acquisition.declared
+        return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
+
+    def _left_open(self, outcome: Outcome, path: Path) -> bool:
+        """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
+        assert outcome.function.cls is not None
+        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
+        answers = [self._asked(outcome, method, path) for method in exits]
+        return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
+
     def _lets_go(self, method: Function, place: Path, acquisition: Acquisition) -> bool:
         """What is there when the method begins is lost, or a piece of it is kept: `new.size = old.size`."""
         endings = self._from_entry(method, place, acquisition)
@@ -152,7 +179,9 @@ class Families:
         family = list(self._family(function.cls))
         others = {place[:2] for place in outcome.beside} - {path[:2], RESULT}
         declared = outcome.acquisition.declared
-        if others or ANY_ITEM in path or not outgrown(function, path[1][1:], family, declared):
+        if others or ANY_ITEM in path or function.name in INITIAL:
+            return False
+        if not outgrown(function, path[1][1:], family, declared):
             return False
         place = (function.parameters[0], *path[1:])
         found = self._drops(function, place, outcome.acquisition)
@@ -171,3 +200,12 @@ class Families:
 def _leaves(method: Function) -> bool:
     """Nobody uses the object afterwards."""
     return method.name in EXITS or CLOSING.fullmatch(method.name) is not None
+
+
+def _ends_by_name(method: Function) -> bool:
+    """`shut()`, `drop_pad()`."""
+    return not method.name.startswith("_") and split(method.name)[0] in RELEASE_WORDS | {"shut"}
+
+
+def _exits_without(method: Function, family: list[Function], field: str) -> bool:
+    return measures_only(method, family, field) or asks_how_it_went(method, field)

@@ -19,14 +19,11 @@ from auditor.project.code.field_paths import in_anothers_table, mentions, own_fi
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
-from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.elsewhere import Elsewhere
-from auditor.project.fields.families import EXITS
 from auditor.project.fields.forgetting import (
     CLEANUP,
     CLOSING,
     INITIAL,
-    RESETTING,
     asks_or_releases,
     escaped_by_name,
     for_good,
@@ -89,7 +86,7 @@ class Fields(Refilling):
             fields = tuple(self._fields_of(outcome))
             if fields:
                 found[id(outcome.call)] = fields
-        return found
+        return found | _overwritten_as_well(wanted, found)
 
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
@@ -231,18 +228,8 @@ class Fields(Refilling):
                 sure = not numbers or declared or for_good(self.project, method)
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
+            drops += self._emptied(outcome, method, path, answer)
         return released_by, escapes, drops
-
-    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        cuts = cut_off(self.project, method, attribute)
-        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
-        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
-
-    def _resets(self, outcome: Outcome, method: Function) -> bool:
-        """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
-        gives it back and calls that afterwards."""
-        lent = not outcome.acquisition.declared
-        return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""
@@ -288,9 +275,23 @@ class Fields(Refilling):
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
 
-    def _left_open(self, outcome: Outcome, path: Path) -> bool:
-        """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
-        assert outcome.function.cls is not None
-        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
-        answers = [self._asked(outcome, method, path) for method in exits]
-        return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
+
+def _overwritten_as_well(
+    outcomes: list[Outcome], found: dict[int, tuple[StoredField, ...]]
+) -> dict[int, tuple[StoredField, ...]]:
+    """What the constructor put into a field that another method overwrites is what is lost first."""
+    overwrites = {
+        each.field: each.overwrite
+        for fields in found.values()
+        for each in fields
+        if each.overwrite is not None
+    }
+    making = ("__init__", "__post_init__")
+    begun = (each for each in outcomes if each.function.name in making and id(each.call) in found)
+    return {
+        id(outcome.call): tuple(
+            replace(each, overwrite=overwrites.get(each.field)) if each.released_by else each
+            for each in found[id(outcome.call)]
+        )
+        for outcome in begun
+    }

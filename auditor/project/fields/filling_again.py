@@ -67,7 +67,8 @@ def may_be_called_again(method: Function) -> bool:
 def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     """Up to the store the method speaks of the field, by itself or in a method that it calls, gives its
     object away, or asks for a state that somebody sets."""
-    said = {id(node) for ask in only_says(filling) for node in ast.walk(ask)}
+    aside = [*only_says(filling), *(each for ask in leaving(filling) for each in ask.body)]
+    said = {id(node) for each in aside for node in ast.walk(each)}
     nodes = [node for node in before(filling) if id(node) not in said]
     own = own_name(filling.method)
     if own is None or any(_speaks_of(node, filling.field) for node in nodes):
@@ -98,6 +99,16 @@ def only_says(filling: Filling) -> list[ast.If]:
         and _asks_for(node.test, filling)
         and all(map(_says, node.body))
     ]
+
+
+def leaving(filling: Filling) -> Iterator[ast.If]:
+    """`if self.sizes.get(key) == size: return self.table[key]` above: whoever gets to the store has not been
+    there."""
+    for node in statements_of(filling.method.node):
+        if not isinstance(node, ast.If) or (node.end_lineno or node.lineno) >= filling.line:
+            continue
+        if filling.key is not None and not node.orelse and isinstance(node.body[-1], ast.Return):
+            yield node
 
 
 def _asks_for(test: ast.expr, filling: Filling) -> bool:

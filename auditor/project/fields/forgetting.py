@@ -3,11 +3,19 @@
 import ast
 import re
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import (
+    assigned_by,
+    assignments,
+    given_to,
+    own_attribute,
+    own_name,
+    statements_of,
+)
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
 
 CLEANUP = re.compile(
     r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
@@ -20,6 +28,24 @@ CLOSING = re.compile(
 
 RESETTING = re.compile(r"(?:reset|clear|restart|reinit\w*|start_over)(?:_(?:state|all))?")
 """Those after which it goes on from the beginning."""
+
+PARTING = frozenset(
+    {
+        "detach",
+        "disown",
+        "steal",
+        "abandon",
+        "fork",
+        "forked",
+        "lost",
+        "transfer",
+        "move",
+        "forget",
+        "invalidate",
+        "unlink",
+    }
+)
+"""Words of methods after which it is somebody else's, or nobody's."""
 
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
@@ -39,13 +65,16 @@ def forgets(method: Function, attribute: str) -> bool:
 def _takes_out(method: Function, attribute: str) -> bool:
     """`self.table.pop(key)`, `del self.table[key]` in a method that releases nothing, or what it has from
     another field."""
-    releases = (call for call in method.calls if looks_releasing(call))
-    if not all(_from_another(call, method, attribute) for call in releases) or method.name in INITIAL:
+    if not releases_others_only(method, attribute) or method.name in INITIAL:
         return False
     return not any(
         isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
         for node in ast.walk(method.node)
     )
+
+
+def releases_others_only(method: Function, attribute: str) -> bool:
+    return all(_from_another(call, method, attribute) for call in method.calls if looks_releasing(call))
 
 
 def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
@@ -62,6 +91,30 @@ def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
         if not fields or attribute in fields:
             return False
     return bool(call.args)
+
+
+def emptying(method: Function, attribute: str) -> set[int]:
+    """Lines of `self.lease = None` in a method that others call, which are not about what has failed or has
+    gone elsewhere."""
+    own = own_name(method)
+    if own is None or method.name.startswith("_") or not PARTING.isdisjoint(split(method.name)):
+        return set()
+    failed = {
+        id(n) for each in ast.walk(method.node) if isinstance(each, ast.ExceptHandler) for n in ast.walk(each)
+    }
+    return {
+        node.lineno
+        for node in statements_of(method.node)
+        for target, value in assigned_by(node)
+        if id(node) not in failed and own_attribute(target, own) == attribute and _is_nothing(value)
+    }
+
+
+def _is_nothing(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=None) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
+            return True
+    return False
 
 
 def for_good(project: Project, method: Function) -> bool:
@@ -129,7 +182,7 @@ def asks_or_releases(function: Function, attribute: str) -> bool:
     owner = function.parameters[0]
     for node in ast.walk(function.node):
         test = getattr(node, "test", None)
-        if isinstance(test, ast.AST) and attribute in _attributes_in(test):
+        if isinstance(test, ast.AST) and attribute in _asked_in(test):
             return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if (
@@ -141,6 +194,21 @@ def asks_or_releases(function: Function, attribute: str) -> bool:
             if looks_releasing(node) and attribute in _attributes_in(node):
                 return True
     return False
+
+
+def _asked_in(test: ast.AST) -> set[str]:
+    """But for `self.file.tell() > limit`: what it says of itself is no question whether it is there."""
+    measures = (each for each in ast.walk(test) if isinstance(each, ast.Compare) and _is_order(each.ops[0]))
+    measured = {
+        id(part.value) for each in measures for part in ast.walk(each) if isinstance(part, ast.Attribute)
+    }
+    return {
+        each.attr for each in ast.walk(test) if isinstance(each, ast.Attribute) and id(each) not in measured
+    }
+
+
+def _is_order(way: ast.cmpop) -> bool:
+    return isinstance(way, ast.Lt | ast.LtE | ast.Gt | ast.GtE)
 
 
 def _attributes_in(node: ast.AST) -> set[str]:

@@ -1,23 +1,29 @@
 """Fields that a method fills again because what is there no longer does: `if self.buffer is None or
-self.buffer.numel() < n:`. Whoever asks for its size knows that there may be one."""
+self.buffer.numel() < n:`. Whoever asks for its size knows that there may be one; so does who asks for what
+was noted of it, `if n > self.size:`, and notes that of the new one."""
 
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
+from auditor.protocols.vocabulary import split
 
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Comparisons that no object which has ended answers: too small, too old, worse than this one."""
 
 LIKENESS = (*ORDER, ast.Eq, ast.NotEq)
 
+CLOCKS = frozenset({"step", "steps", "epoch", "iter", "iteration", "time", "now", "tick", "deadline", "round",
+                    "generation", "index", "pos", "count"})  # fmt: skip
+"""What goes on by itself, so that the one before may have ended in the meantime."""
+
 
 def outgrown(function: Function, attribute: str, family: list[Function], declared: bool) -> bool:
     """The method itself asks, or another of the class that calls it then; what a library's objects equal may
     be that they have ended."""
     ways = ORDER if declared else LIKENESS
-    if any(True for _ in _asking(function, attribute, ways)):
+    if any(True for _ in _asking(function, attribute, ways)) or _noted(function, attribute):
         return True
     return any(
         _calls_first(node, function.name, own_name(method) or "")
@@ -34,6 +40,35 @@ def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...])
             there = any(_asks_whether_there(test, own, attribute) for test in node.test.values)
             if there and any(_compares(test, own, attribute, ways) for test in node.test.values):
                 yield node
+
+
+def _noted(method: Function, attribute: str) -> bool:
+    """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set; or who asks so
+    returns, and they are set below."""
+    own = own_name(method) or ""
+    for node in statements_of(method.node):
+        if not isinstance(node, ast.If):
+            continue
+        below = [each for each in statements_of(method.node) if each.lineno > (node.end_lineno or 0)]
+        filling = below if isinstance(node.body[-1], ast.Return) else list(statements_of(node))
+        written = {own_attribute(to, own) for each in filling for to in _targets(each)}
+        noted = {each for each in written - {attribute} if each and CLOCKS.isdisjoint(split(each))}
+        parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
+        if attribute in written and any(_compares_what(part, own, noted) for part in parts):
+            return True
+    return False
+
+
+def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
+    return (target for target, _ in assigned_by(statement))
+
+
+def _compares_what(test: ast.expr, own: str, noted: set[str]) -> bool:
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ORDER)
+        and any(own_attribute(side, own) in noted for side in (test.left, test.comparators[0]))
+    )
 
 
 def _asks_whether_there(test: ast.expr, own: str, attribute: str) -> bool:

@@ -1,5 +1,5 @@
-"""Whether a class reckons with a second call of a method that fills a field, a key of a table or a field of
-an object that it has in one: what its other methods do about theirs, what is put in, who empties it."""
+"""Whether a class reckons with a second call of a method that fills a field: what its other methods do about
+theirs, what is put in, who empties it."""
 
 import ast
 import re
@@ -13,19 +13,12 @@ from auditor.project.fields.filling_again import (
     attributes_in,
     before,
     fillings,
-    found_in_a_table,
     is_none,
     made_of,
     names_in,
     same,
-    tests_in,
 )
 from auditor.protocols.vocabulary import KEEPING
-
-NAMES = re.compile(
-    r"(?:\w+_)?(?:name|label|tag|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
-)
-"""Keys that are few and come again, as against the numbers of requests."""
 
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
 
@@ -141,37 +134,19 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
     for method in family:
         own = own_name(method)
         if method is not filling.method and own is not None and method.name != "__init__":
-            for other in _all_fillings(method, own):
+            for other in all_fillings(method, own):
                 alike = (None if other.key is None else ast.unparse(other.key)) == key
-                if alike and _looks_and_takes(other, call):
+                if alike and looks_and_takes(other, call):
                     return True
     return False
 
 
-def others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
-    """Another method finds an object in the same way, puts what the pool lends into a field of it, and sees
-    to what was there: such fields are filled more than once."""
-    return any(
-        _looks_and_takes(other, call)
-        for method in family
-        if method is not filling.method
-        for name in {target.id for node in statements_of(method.node) for target in _bound(node)}
-        if found_in_a_table(method, name) is not None
-        for other in _all_fillings(method, name)
-    )
-
-
-def _all_fillings(method: Function, owner: str) -> Iterator[Filling]:
+def all_fillings(method: Function, owner: str) -> Iterator[Filling]:
     for field in sorted({node.attr for node in attributes_in(method.node) if own_attribute(node, owner)}):
         yield from fillings(method, owner, field)
 
 
-def _bound(node: ast.stmt) -> Iterator[ast.Name]:
-    if isinstance(node, ast.Assign):
-        yield from (target for target in node.targets if isinstance(target, ast.Name))
-
-
-def _looks_and_takes(other: Filling, call: ast.Call) -> bool:
+def looks_and_takes(other: Filling, call: ast.Call) -> bool:
     return _lent_alike(other, call) and any(_looks_into(node, other) for node in before(other))
 
 
@@ -204,66 +179,3 @@ def _looks_into(node: ast.AST, other: Filling) -> bool:
             return False
     asked = made_of(other.method, asked)
     return own_attribute(table, other.owner) == other.field and same(asked, other.key)
-
-
-# Keys -------------------------------------------------------------------------------------------------------
-
-
-def told_by_its_caller(filling: Filling) -> bool:
-    """The key is what a parameter says, and no number that the method draws."""
-    bound = {
-        node.id
-        for node in ast.walk(filling.method.node)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    told = set(filling.method.parameters[1:]) - bound
-    key = filling.key
-    for part in key.elts if isinstance(key, ast.Tuple) else [key]:
-        while isinstance(part, ast.Attribute):
-            part = part.value
-        if not isinstance(part, ast.Name) or part.id not in told:
-            return False
-    return True
-
-
-def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
-    """`pin(name)` beside `unpin(name)`: who may call either at any time may call the first one twice."""
-    key = filling.key
-    last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
-    if not NAMES.fullmatch(last) or COMING.match(filling.method.name):
-        return False
-    return any(last in ender.parameters and takes_out(ender, filling.field) for ender in enders)
-
-
-def known_elsewhere(filling: Filling) -> bool:
-    """`if request in self.running:` around the store: what the key stands for has been there for a while."""
-    assert filling.key is not None
-    own = own_name(filling.method) or ""
-    for test in tests_in(list(before(filling))):
-        match test:
-            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[table]):
-                if same(made_of(filling.method, left), filling.key) and own_attribute(table, own):
-                    return True
-    return False
-
-
-def plain_table(family: Sequence[Function], field: str) -> bool:
-    """Made of Python's own tables, which do nothing about what they let go of."""
-    for method in family:
-        own = own_name(method)
-        for node in statements_of(method.node) if own is not None else ():
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            value = getattr(node, "value", None)
-            made = any(isinstance(t, ast.expr) and own_attribute(t, own or "") == field for t in targets)
-            if made and isinstance(value, ast.Call) and not _is_plain(value):
-                return False
-    return True
-
-
-def _is_plain(made: ast.Call) -> bool:
-    return getattr(made.func, "attr", getattr(made.func, "id", "")) in (
-        "dict",
-        "OrderedDict",
-        "defaultdict",
-        "field",
-    )

@@ -20,33 +20,47 @@ from auditor.project.fields.ended_by_others import (
     has_unknown_base,
     reached_through,
 )
+from auditor.project.fields.exits import asks_other_things, begins_always
 from auditor.project.fields.families import Families
 from auditor.project.fields.filling_again import (
     Filling,
     fillings,
-    found_in_a_table,
     looks_first,
     may_be_called_again,
     moved_on,
     only_says,
 )
-from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, escaped_by_name
+from auditor.project.fields.forgetting import (
+    CLEANUP,
+    CLOSING,
+    INITIAL,
+    emptying,
+    escaped_by_name,
+    for_good,
+    releases_others_only,
+)
+from auditor.project.fields.given_objects import filled_before, in_each_step
+from auditor.project.fields.known_keys import (
+    known_elsewhere,
+    known_under_it,
+    names_a_place,
+    plain_table,
+    replaces_what_is_known,
+    told_by_its_caller,
+)
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
     SETTING,
     goes_on,
-    known_elsewhere,
-    names_a_place,
-    others_fill_known_ones,
     others_look_first,
-    plain_table,
     puts_in,
     takes_out,
-    told_by_its_caller,
     turns_over,
 )
+from auditor.project.meaning.effects import ENDING
 from auditor.project.meaning.sites import last_name
+from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 
@@ -105,7 +119,8 @@ class Refilling(Families):
         unsure = outcome.acquisition.declared and not SETTING.match(method.name)
         if unsure or len(path) > 3 or not may_be_called_again(method):
             return None
-        if method.name in INITIAL or CLEANUP.fullmatch(method.name):
+        ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path
+        if method.name in INITIAL or ends:
             return None
         found = fillings(method, path[0], path[1][1:])
         return found[0] if len(found) == 1 and not looks_first(found[0], family) else None
@@ -140,7 +155,11 @@ class Refilling(Families):
     ) -> bool:
         if not plain_table(family, filling.field):
             return False
-        again = known_elsewhere(filling) or others_look_first(filling, call, family)
+        if replaces_what_is_known(filling, family):
+            return True
+        again = (
+            known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, family)
+        )
         return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
@@ -148,7 +167,8 @@ class Refilling(Families):
         nobody has read their text says so."""
         method, field = filling.method, filling.field
         ending = {ender.name for ender in enders}
-        speaks = re.compile(rf"\.{field}\b|\.(?:{'|'.join(sorted(ending))})\(").search
+        looks = rf"\.{field}\b(?!\.(?!\w*(?:{ENDING.pattern}))\w+\()"
+        speaks = re.compile(rf"{looks}|\.(?:{'|'.join(sorted(ending - {method.name}))})\(").search
         read = {module.path: module for module in self.project.parsed()}
         for path, text in self.project.sources.items():
             if f"{method.name}(" not in text:
@@ -164,20 +184,21 @@ class Refilling(Families):
         return False
 
     def _of_known_objects(self, outcome: Outcome) -> Iterator[StoredField]:
-        """`session = self.sessions[key]`, and a field of that is filled: it may have been before."""
+        """`session = self.sessions[key]`, and a field of that is filled: it may have been before. So may that
+        of an object which a method is given to renew something of it, or is given in each step."""
         cls = outcome.function.cls
         paths = [path for _, path in outcome.stored if len(path) == 2 and path[1].startswith(".")]
         for path in paths if cls is not None else ():
-            if own_field(outcome.function, path) or found_in_a_table(outcome.function, path[0]) is None:
+            if own_field(outcome.function, path):
                 continue
             assert cls is not None
             field = path[1][1:]
             family = list(self._family(cls))
             filling = self._blind(outcome, path, family)
-            if filling is None or not others_fill_known_ones(filling, outcome.call, family):
+            enders = list(self._ending(outcome, field)) if filling is not None else []
+            if filling is None or not enders or not filled_before(filling, outcome.call, family, enders):
                 continue
-            enders = list(self._ending(outcome, field))
-            if enders and not self._in_step(filling, enders):
+            if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
                 at = span_of(cls.module.path, filling.statement, cls.module.lines)
                 leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
                 names = tuple(method.qualname for method in enders)
@@ -204,6 +225,28 @@ class Refilling(Families):
             if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
         }
         return field in released_attributes(function, known=releasing)
+
+    def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
+        """Where a method puts None over what the tree's own pool lent, and another one would give it back."""
+        attribute = path[1][1:]
+        lines = emptying(method, attribute) if len(path) == 2 and method is not outcome.function else set()
+        if not lines or outcome.acquisition.declared or outcome.function.cls is None:
+            return
+        if answer.fate is Fate.RELEASE:
+            family = list(self._family(outcome.function.cls))
+            always = begins_always(outcome.function, outcome.call, attribute)
+            lost = always and asks_other_things(method, family, attribute, outcome.call)
+        else:
+            lost = answer.dropped and releases_others_only(method, attribute)
+        striking = any(
+            last_name(call) == method.name
+            for function in self._ending(outcome, attribute)
+            for call in function.calls
+        )
+        if lost and not striking and for_good(self.project, method):
+            place = (method.parameters[0], *path[1:])
+            drops = self._drops(method, place, outcome.acquisition)
+            yield from (drop for drop in drops if drop.at.line in lines)
 
     def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
         if self._ended_by_others(outcome, family, path):

@@ -3,20 +3,21 @@
 import ast
 
 from auditor.project.code.bindings import given_to, statements_of
-from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
+from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
 
 CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
 """Words in the names of decorators by which whoever calls is shown the same object."""
 
 
-def made_for_caller(calls: Calls, function: Function) -> bool:
+def made_for_caller(recogniser: Recogniser, function: Function) -> bool:
     """Every return gives None or an object of the project made right there: `return Context(lease)`, or
-    `context = Context(lease)`, of which only fields are touched before `return context`."""
+    `context = Context(lease)`, of which only fields are touched before `return context`. What another
+    function has made for this one is as good."""
     returned = [node.value for node in statements_of(function.node) if isinstance(node, ast.Return)]
     made = [value for value in returned if value is not None and not _is_none(value)]
-    return bool(made) and all(_is_made(calls, function, value) for value in made)
+    return bool(made) and all(_is_made(recogniser, function, value) for value in made)
 
 
 def shows_the_same(function: Function) -> bool:
@@ -24,30 +25,63 @@ def shows_the_same(function: Function) -> bool:
     return any(not CACHING.isdisjoint(split(each)) for each in function.decorators)
 
 
-def _is_made(calls: Calls, function: Function, value: ast.expr) -> bool:
+def _is_made(recogniser: Recogniser, function: Function, value: ast.expr, seen: tuple[str, ...] = ()) -> bool:
+    if isinstance(value, ast.Await):
+        value = value.value
     if not isinstance(value, ast.Name):
-        return _constructs(calls, function, value)
+        return _is_none(value) or _constructs(recogniser, function, value)
     given = list(given_to(function, value.id))
-    return (
-        bool(given)
-        and all(_constructs(calls, function, each) for each in given)
-        and _is_known_to_nobody(function, value.id, len(given))
+    return value.id in seen or (
+        any(not _is_none(each) for each in given)
+        and all(_is_made(recogniser, function, each, (*seen, value.id)) for each in given)
+        and _is_known_to_nobody(function, value.id)
     )
 
 
-def _constructs(calls: Calls, function: Function, value: ast.expr) -> bool:
-    """A class of the project that does not end itself when it is dropped."""
-    made = calls.targets(function, value)[1] if isinstance(value, ast.Call) else None
-    return made is not None and not {"__del__", "__new__"} & made.methods.keys()
+def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> bool:
+    """A class of the project that does not end itself when it is dropped, or a function that makes one."""
+    if not isinstance(value, ast.Call):
+        return False
+    targets, made, _ = recogniser.calls.targets(function, value)
+    if made is not None:
+        return not {"__del__", "__new__"} & made.methods.keys()
+    sources = [recogniser.wrappers.get(target) for target in targets]
+    return bool(sources) and all(source is not None and source.fresh for source in sources)
 
 
-def _is_known_to_nobody(function: Function, name: str, assignments: int) -> bool:
-    """Nothing else binds the name, and all that is done with it is `context.engine` and `return context`."""
+def _is_known_to_nobody(function: Function, name: str) -> bool:
+    """Plain assignments bind the name, and all that is done with it is `context.engine`, a question whether
+    it is there, another name for it, and `return context`."""
     nodes = list(ast.walk(function.node))
     named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    harmless = {id(node.value) for node in nodes if isinstance(node, ast.Attribute | ast.Return)}
+    harmless = {id(part) for node in nodes for part in _touched(node)}
     read = [node for node in named if isinstance(node.ctx, ast.Load)]
-    return len(named) - len(read) == assignments and all(id(node) in harmless for node in read)
+    bound = len(list(given_to(function, name))) + sum(_is_declared(node, name) for node in nodes)
+    return len(named) - len(read) == bound and all(id(node) in harmless for node in read)
+
+
+def _is_declared(node: ast.AST, name: str) -> bool:
+    """`best: Draft | None = None`."""
+    return (
+        isinstance(node, ast.AnnAssign)
+        and getattr(node.target, "id", None) == name
+        and (node.value is None or _is_none(node.value))
+    )
+
+
+def _touched(node: ast.AST) -> list[ast.expr | None]:
+    match node:
+        case ast.Attribute(value=value) | ast.Return(value=value) | ast.UnaryOp(op=ast.Not(), operand=value):
+            return [value]
+        case ast.Compare(left=value, comparators=[ast.Constant(value=None)]):
+            return [value]
+        case ast.Assign(targets=[ast.Name()], value=ast.Name() as value):
+            return [value]
+        case ast.If(test=test):
+            return [test]
+        case ast.BoolOp(values=values):
+            return list(values)
+    return []
 
 
 def _is_none(value: ast.expr) -> bool:

@@ -1,0 +1,125 @@
+"""Fields of objects that a method is given, or finds in a table: which of them may hold a lease already when
+the method puts another one there."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import Filling, before, found_in_a_table
+from auditor.project.fields.reckoning import all_fillings, looks_and_takes
+from auditor.project.meaning.effects import ENDING
+from auditor.project.meaning.sites import last_name
+
+RENEWING = re.compile(
+    r"_*(?:switch|change|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload|regrow|refill|re_?assign"
+    r"|re_?alloc\w*|re_?generate|re_?map|reset)(?:_|$)"
+)
+"""Methods that are given what has been there for a while."""
+
+STEPPING = re.compile(
+    r"_*(?:run_|train_|training_|decode_|forward_)?(?:step|tick|iterate|round|decode|poll)s?(?:_|$)"
+)
+"""Methods that are called over and over."""
+
+LOOPS = (ast.For, ast.AsyncFor)
+CHOICES = (ast.If, ast.Try, ast.Match)
+
+
+def filled_before(
+    filling: Filling, call: ast.Call, family: Sequence[Function], enders: Sequence[Function]
+) -> bool:
+    """Such objects are filled more than once."""
+    method, owner = filling.method, filling.owner
+    if found_in_a_table(method, owner) is not None:
+        return _others_fill_known_ones(filling, call, family)
+    if owner not in method.parameters[1:] or _may_be_ended_before(filling):
+        return False
+    if in_each_step(filling, family, enders):
+        return True
+    reckoned_with = _others_fill_known_ones(filling, call, family) or _others_add_to_it(filling, family)
+    return RENEWING.match(method.name) is not None and reckoned_with
+
+
+def in_each_step(filling: Filling, family: Sequence[Function], enders: Sequence[Function]) -> bool:
+    """`for request in self.running: self.start_draft(request)` in a method that is called over and over, and
+    that ends what is there on a condition only, or never."""
+    ending = {ender.name for ender in enders}
+    for caller in family:
+        own = own_name(caller)
+        if own is None or not STEPPING.match(caller.name):
+            continue
+        for loop in statements_of(caller.node):
+            if isinstance(loop, LOOPS) and _goes_over_its_own(loop, own):
+                always = [
+                    call for each in loop.body if not isinstance(each, CHOICES) for call in _calls(each)
+                ]
+                called = [last_name(call) for call in always]
+                speaks = any(getattr(node, "attr", "") == filling.field for node in ast.walk(loop))
+                if filling.method.name in called and ending.isdisjoint(called) and not speaks:
+                    return True
+    return False
+
+
+def _goes_over_its_own(loop: ast.For | ast.AsyncFor, own: str) -> bool:
+    """`self.running`, `list(self.running)`, `self.running.values()`."""
+    return any(isinstance(node, ast.expr) and own_attribute(node, own) for node in ast.walk(loop.iter))
+
+
+def _calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Call))
+
+
+def _may_be_ended_before(filling: Filling) -> bool:
+    """Some call is given the object before, or is a method of it that speaks of an end."""
+    for node in before(filling):
+        if isinstance(node, ast.Call):
+            if any(getattr(argument, "id", None) == filling.owner for argument in node.args):
+                return True
+            if own_attribute(node.func, filling.owner) and ENDING.search(last_name(node)):
+                return True
+    return False
+
+
+def _others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
+    """Another method finds an object in the same way, puts what the pool lends into a field of it, and sees
+    to what was there."""
+    given = filling.owner in filling.method.parameters
+    return any(
+        looks_and_takes(other, call)
+        for method in family
+        if method is not filling.method
+        for name in (method.parameters[1:] if given else _found(method))
+        for other in all_fillings(method, name)
+    )
+
+
+def _found(method: Function) -> Iterator[str]:
+    names = {target.id for node in statements_of(method.node) for target in _bound(node)}
+    return (name for name in sorted(names) if found_in_a_table(method, name) is not None)
+
+
+def _bound(node: ast.stmt) -> Iterator[ast.Name]:
+    if isinstance(node, ast.Assign):
+        yield from (target for target in node.targets if isinstance(target, ast.Name))
+
+
+def _others_add_to_it(filling: Filling, family: Sequence[Function]) -> bool:
+    """`request.blocks += more` in another method: what is there is kept there."""
+    for method in family:
+        for node in statements_of(method.node) if method is not filling.method else ():
+            match node:
+                case ast.AugAssign(target=ast.Attribute(attr=field)):
+                    pass
+                case ast.Expr(
+                    value=ast.Call(
+                        func=ast.Attribute(value=ast.Attribute(attr=field), attr="extend" | "append")
+                    )
+                ):
+                    pass
+                case _:
+                    continue
+            if field == filling.field:
+                return True
+    return False

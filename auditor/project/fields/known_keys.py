@@ -1,0 +1,128 @@
+"""Whether a class reckons with a key that is in a table already when a method of it puts a lease there."""
+
+import ast
+import re
+from collections.abc import Sequence
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
+from auditor.project.fields.outgrown import LIKENESS
+from auditor.project.fields.reckoning import COMING, SETTING, takes_out
+
+NAMES = re.compile(
+    r"(?:\w+_)?(?:name|label|tag|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
+)
+"""Keys that are few and come again, as against the numbers of requests."""
+
+RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")
+"""Methods after which each key has another one."""
+
+
+def told_by_its_caller(filling: Filling) -> bool:
+    """The key is what a parameter says, and no number that the method draws."""
+    bound = {
+        node.id
+        for node in ast.walk(filling.method.node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    told = set(filling.method.parameters[1:]) - bound
+    key = filling.key
+    for part in key.elts if isinstance(key, ast.Tuple) else [key]:
+        while isinstance(part, ast.Attribute):
+            part = part.value
+        if not isinstance(part, ast.Name) or part.id not in told:
+            return False
+    return True
+
+
+def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
+    """`pin(name)` beside `unpin(name)`: who may call either at any time may call the first one twice."""
+    key = filling.key
+    last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
+    if not NAMES.fullmatch(last) or COMING.match(filling.method.name):
+        return False
+    return any(last in ender.parameters and takes_out(ender, filling.field) for ender in enders)
+
+
+def known_elsewhere(filling: Filling) -> bool:
+    """`if request in self.running:` around the store: what the key stands for has been there for a while."""
+    assert filling.key is not None
+    own = own_name(filling.method) or ""
+    for test in tests_in(list(before(filling))):
+        match test:
+            case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[table]):
+                if same(made_of(filling.method, left), filling.key) and own_attribute(table, own):
+                    return True
+    return False
+
+
+def known_under_it(filling: Filling) -> bool:
+    """`if self.sizes.get(name) == size: return self.buffers[name]`: what is known of the one that is there
+    decides whether it does."""
+    own = own_name(filling.method) or ""
+    for asked in leaving(filling):
+        if isinstance(asked.test, ast.Compare) and isinstance(asked.test.ops[0], LIKENESS):
+            for node in ast.walk(asked.test):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[key, *_]):
+                        pass
+                    case ast.Subscript(value=table, slice=key):
+                        pass
+                    case _:
+                        continue
+                if own_attribute(table, own) and filling.key is not None and same(key, filling.key):
+                    return True
+    return False
+
+
+def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool:
+    """`replace(request_id, blocks)`, where another method adds to what stands under such a key;
+    `reset_peaks()` of each name that another table of the object has."""
+    method, key = filling.method, filling.key
+    own = own_name(method) or ""
+    if SETTING.match(method.name) and told_by_its_caller(filling):
+        return any(
+            _adds(node, own_name(each) or "", filling.field)
+            for each in family
+            for node in ast.walk(each.node)
+        )
+    over = [
+        n
+        for n in statements_of(method.node)
+        if isinstance(n, ast.For) and key is not None and same(n.target, key)
+    ]
+    itself = any(isinstance(each.iter, ast.expr) and own_attribute(each.iter, own) for each in over)
+    return itself and RESETTING.match(method.name) is not None
+
+
+def _adds(node: ast.AST, own: str, field: str) -> bool:
+    """`self.tables.setdefault(key, []).append(page)`, `self.tables[key].extend(pages)`."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(value=table, attr="setdefault")))):
+            return own_attribute(table, own) == field
+        case ast.Call(func=ast.Attribute(value=ast.Subscript(value=table), attr="append" | "extend")):
+            return own_attribute(table, own) == field
+    return False
+
+
+def plain_table(family: Sequence[Function], field: str) -> bool:
+    """Made of Python's own tables, which do nothing about what they let go of."""
+    for method in family:
+        own = own_name(method)
+        for node in statements_of(method.node) if own is not None else ():
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            value = getattr(node, "value", None)
+            made = any(isinstance(t, ast.expr) and own_attribute(t, own or "") == field for t in targets)
+            if made and isinstance(value, ast.Call) and not _is_plain(value):
+                return False
+    return True
+
+
+def _is_plain(made: ast.Call) -> bool:
+    return getattr(made.func, "attr", getattr(made.func, "id", "")) in (
+        "dict",
+        "OrderedDict",
+        "defaultdict",
+        "field",
+    )
