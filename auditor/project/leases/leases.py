@@ -221,7 +221,7 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner:
+        if acquisition.inner or acquisition.value is Value.AMOUNT:
             return True
         if not acquisition.keyed:
             return (

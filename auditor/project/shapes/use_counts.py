@@ -164,6 +164,20 @@ def _of_told(method: Function) -> Iterator[str]:
                 yield attr
 
 
+def lowered_by(method: Function, partners: list[Function]) -> set[str]:
+    """What is left of something, in a field: `get_credit()` lowers the number that `put_credit()` raises."""
+    lowered = _counted(method, ast.Sub)
+    return {name for partner in partners for name in lowered & _counted(partner, ast.Add)} if lowered else lowered
+
+
+def returns_the_count(method: Function, counts: Set[str]) -> bool:
+    """`self.left -= 1; return self.left` hands out nothing."""
+    own, returned = own_name(method) or "", field_work(method).returned
+    return bool(returned) and all(
+        isinstance(value, ast.Constant) or own_attribute(value, own) in counts for value in returned
+    )
+
+
 def _named(methods: list[Function], verbs: frozenset[str]) -> Iterator[tuple[Function, Name]]:
     for method in methods:
         name = take_apart(method.name, verbs)
