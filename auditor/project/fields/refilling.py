@@ -224,6 +224,7 @@ class Refilling(Families):
             or any(reached_through(method, attribute) for method in family)
             or closed_by_its_base(self.model.lineage(function.cls), attribute)
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
+            or any(self._ended_where_told(outcome, family, other) for other in outcome.beside)
         )
 
 

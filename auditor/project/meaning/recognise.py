@@ -258,11 +258,17 @@ class Recogniser(Releases):
         if source.handle is Handle.NONE:
             return (PROCESS,)
         if isinstance(source.argument, int) and source.argument < len(call.args):
-            return self._filled(function, call.args[source.argument][0])
+            places = self._filled(function, call.args[source.argument][0])
+            return (*places, call.target) if self._says_it_again(function, call) else places
         for name, path in call.kwargs:
             if name == source.argument or (call.args == () and source.argument == 0):
                 return (path,)
         return (PROCESS,)
+
+    def _says_it_again(self, function: Function, call: Call) -> bool:
+        """`return self.incref(block)`, which returns the block."""
+        halves = [self.acquiring.get(target) for target in self.calls.targets(function, call.at)[0]]
+        return bool(halves) and all(found is not None and found[1].echo for found in halves)
 
     def _filled(self, function: Function, path: Path) -> tuple[Path, ...]:
         """`alloc([request])` fills the elements of the list it is given."""
