@@ -18,8 +18,9 @@ from auditor.project.meaning.summaries import Question, Summaries
 from auditor.project.outcome import Outcome
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.pool_state import called
+from auditor.protocols.vocabulary import LEASE_METHODS
 
-ENDS = frozenset({"aclose", "quit", "logout"})
+ENDS = frozenset({"aclose", "quit", "logout", "end", "drop", "leave"})
 """Names of methods that end an object, besides those by which fields are closed."""
 
 
@@ -66,7 +67,7 @@ def _closing(outcome: Outcome, field: Path, model: ClassModel, summaries: Summar
     for each in model.lineage(outcome.function.cls):
         for name, method in each.methods.items():
             own = own_name(method)
-            if own is not None and (CLOSING.fullmatch(name) or name in ENDS):
+            if own is not None and (CLOSING.fullmatch(name) or name in ENDS | LEASE_METHODS):
                 acquisition = outcome.acquisition
                 asked = Question(method, (own, *field), acquisition.value, acquisition.protocol)
                 if summaries.answer(asked).fate is Fate.RELEASE:
