@@ -24,7 +24,7 @@ OPPOSITES = (
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
 
-USERS = frozenset({"uses", "users", "readers", "holders", "borrowers", "sharers"})
+USERS = frozenset({"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"})
 """The same of others, where the last to go is asked for: uses alone may be statistics."""
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
