@@ -284,6 +284,8 @@ class Ownership(Parted):
         if self.acquisition.keyed and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects
             self.endings.kept.add(node)
+            if self.acquisition.listed and results[0][0].startswith("."):
+                self.endings.returned[node] = results[0]  # `return Beam(list(pages))`, all of them counted
             return True
         if results:
             siblings = len(results) > 1 and len({place[:-1] for place in results}) == 1
