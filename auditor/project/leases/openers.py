@@ -1,13 +1,13 @@
 """Finds the classes of the tree whose objects hold something open until they are told to close it."""
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_name
+from auditor.project.code.bindings import assignments, own_attribute, own_name
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Class, Function
@@ -45,9 +45,10 @@ def openers(
     return found
 
 
-def made_as(openers: Iterable[Class], model: ClassModel) -> set[str]:
-    """Names of the classes by which such objects are made."""
-    return {each.name for cls in openers for each in (cls, *model.subclasses(cls))}
+def made_as(openers: Mapping[Class, Opener], model: ClassModel) -> set[str]:
+    """Names of the classes by which such objects are made, and of the methods that open them."""
+    names = {each.name for cls in openers for each in (cls, *model.subclasses(cls))}
+    return names.union(*(opener.opening for opener in openers.values())) - {"__init__"}
 
 
 def _filled(outcome: Outcome) -> Iterator[Path]:
@@ -56,9 +57,17 @@ def _filled(outcome: Outcome) -> Iterator[Path]:
     if not outcome.stored or outcome.unless or outcome.asked:
         return
     for path in sorted({*(path for _, path in outcome.stored), *outcome.beside}):
-        several = path[2:] == ("[*]",) and outcome.function.name == "__init__"
+        several = path[2:3] == ("[*]",) and _filled_at_once(outcome.function, path[1][1:])
         if (len(path) == 2 or several) and own_field(outcome.function, path):
             yield path[1:]
+
+
+def _filled_at_once(function: Function, field: str) -> bool:
+    """At birth, or `self.beams = [Beam(pages)]`: what is put into a table by and by goes one by one."""
+    own = own_name(function) or ""
+    return function.name == "__init__" or any(
+        own_attribute(target, own) == field for target, _ in assignments(function)
+    )
 
 
 def _closing(outcome: Outcome, field: Path, model: ClassModel, summaries: Summaries) -> Iterator[Function]:
@@ -86,7 +95,8 @@ def _ends_itself(model: ClassModel, cls: Class) -> bool:
 
 def _leading_to(opening: str, model: ClassModel, cls: Class) -> set[str]:
     """The method, and those that call it on the same object."""
-    family = [method for each in model.lineage(cls) for method in each.methods.values()]
+    classes = [*model.lineage(cls), *model.subclasses(cls)]
+    family = [method for each in classes for method in each.methods.values()]
     found, waiting = {opening}, [opening]
     while waiting:
         name = waiting.pop()

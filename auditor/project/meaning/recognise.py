@@ -15,7 +15,7 @@ from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
 from auditor.project.meaning.summaries import PROCESS
-from auditor.project.pools.bodies import fronts_a_pool, returns_itself
+from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
 from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
@@ -35,7 +35,6 @@ GUARD = re.compile(r"(?:(?:lock|mutex|sem|semaphore|cond|condition|gate)_?|smem\
 @dataclass(frozen=True, slots=True)
 class Source:
     """Why a call acquires. `rest` is where in the result the lease lies.
-
     `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
@@ -133,6 +132,9 @@ class Recogniser(Releases):
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
         if constructed is not None:
             return self._opened(function, call, constructed)
+        for target in targets:
+            if (found := self._opened(function, call, target.cls, by=target)) is not None:
+                return found
         if targets and not all(target.is_abstract for target in targets):
             return None
         if not targets and dotted is None:
@@ -141,11 +143,16 @@ class Recogniser(Releases):
                 return found
         return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
 
-    def _opened(self, function: Function, call: ast.Call, cls: Class) -> Source | None:
-        """`Client(address)`, which connects when it is asked something."""
-        for each in self.calls.model.lineage(cls) if self.openers else ():
-            if each in self.openers and self.openers[each].is_opened(function, call):
-                return Source(each.name, "discovered", Handle.RESULT, Value.OBJECT, opened=True)
+    def _opened(
+        self, function: Function, call: ast.Call, cls: Class | None, by: Function | None = None
+    ) -> Source | None:
+        """`Client(address)`, which connects at once; `client.ask(question)`, `by` which it connects."""
+        for each in self.calls.model.lineage(cls) if cls is not None and self.openers else ():
+            if each in self.openers and self.openers[each].is_opened(function, call, by):
+                handle = Handle.RESULT if by is None else Handle.RECEIVER
+                says_so = by is not None and not returns_something(by)
+                flags = frozenset({("", True)} if says_so else ())
+                return Source(each.name, "discovered", handle, Value.OBJECT, flags=flags, opened=True)
         return None
 
     def _one_guess_of_several(self, function: Function, call: ast.Call, targets: Sequence[Function]) -> bool:
@@ -243,7 +250,7 @@ class Recogniser(Releases):
             recorded=source.recorded,
             fresh=source.fresh,
             opened=source.opened,
-            own_key=_made_here(function, source, places),
+            own_key=source.opened or _made_here(function, source, places),
         )
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:

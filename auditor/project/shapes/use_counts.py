@@ -24,7 +24,9 @@ OPPOSITES = (
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
 
-USERS = frozenset({"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"})
+USERS = frozenset(
+    {"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"}
+)
 """The same of others, where the last to go is asked for: uses alone may be statistics."""
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
@@ -167,7 +169,11 @@ def _of_told(method: Function) -> Iterator[str]:
 def lowered_by(method: Function, partners: list[Function]) -> set[str]:
     """What is left of something, in a field: `get_credit()` lowers the number that `put_credit()` raises."""
     lowered = _counted(method, ast.Sub)
-    return {name for partner in partners for name in lowered & _counted(partner, ast.Add)} if lowered else lowered
+    return (
+        {name for partner in partners for name in lowered & _counted(partner, ast.Add)}
+        if lowered
+        else lowered
+    )
 
 
 def returns_the_count(method: Function, counts: Set[str]) -> bool:
