@@ -13,6 +13,9 @@ from auditor.project.code.project import dotted_name
 
 SAME_ELEMENTS = frozenset({"list", "tuple", "sorted", "reversed", "iter", "set", "cast", "copy"})
 
+PATH = "pathlib.Path"
+"""What `/` and `with_suffix()` make more of."""
+
 
 class ClassModel(BoundTypes):
     def type_of(self, function: Function, node: ast.expr) -> Type | None:
@@ -30,6 +33,8 @@ class ClassModel(BoundTypes):
             case ast.BoolOp(values=values):
                 types = {self.type_of(function, value) for value in values} - {None}
                 return types.pop() if len(types) == 1 else None
+            case ast.BinOp(op=ast.Div(), left=left):
+                return PATH if self.type_of(function, left) == PATH else None
             case ast.IfExp(body=body, orelse=orelse):
                 return self.type_of(function, body) or self.type_of(function, orelse)
         return None
@@ -71,6 +76,8 @@ class ClassModel(BoundTypes):
 
     def _call_type(self, function: Function, node: ast.Call) -> Type | None:
         target = self.callee(function, node.func)
+        if isinstance(target, str) and target.startswith(f"{PATH}.with_"):
+            return PATH
         if isinstance(target, Class | str):
             return target
         if isinstance(target, Function) and not isinstance(target.node, (ast.Module, ast.Lambda)):
