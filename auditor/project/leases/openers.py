@@ -39,7 +39,9 @@ def openers(
             fates = _fates(outcome, field, model, summaries)
             closing = {method for method, answer in fates.items() if _closes(method, answer)}
             by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
-            if closing and not (by_and_by and any(_takes_some(fates[each]) for each in fates.keys() - closing)):
+            if closing and not (
+                by_and_by and any(_takes_some(fates[each]) for each in fates.keys() - closing)
+            ):
                 made = found.setdefault(cls, Opener(cls, set(), set(), set()))
                 made.fields.add(field[0][1:])
                 made.closing |= closing
@@ -71,9 +73,7 @@ def _filled_at_once(function: Function, field: str) -> bool:
     )
 
 
-def _fates(
-    outcome: Outcome, field: Path, model: ClassModel, summaries: Summaries
-) -> dict[Function, Answer]:
+def _fates(outcome: Outcome, field: Path, model: ClassModel, summaries: Summaries) -> dict[Function, Answer]:
     """What the methods of the class do to what lies in the field."""
     cls, acquisition = outcome.function.cls, outcome.acquisition
     assert cls is not None

@@ -45,9 +45,10 @@ class Opener:
         if isinstance(made, ast.Call):
             return _makes(made)
         given = list(given_to(function, made.id)) if isinstance(made, ast.Name) else []
-        if not given or not all(isinstance(each, ast.Call) and _makes(each) for each in given):
+        makers = [each for each in given if isinstance(each, ast.Call) and _makes(each)]
+        if not given or len(makers) < len(given):
             return False
-        used = [node for each in given for node in _attributes_of(function, each)]
+        used = [node for each in makers for node in _attributes_of(function, each)]
         opening = [node for node in used if node.attr in self.opening]
         first = min(opening, key=lambda node: (node.lineno, node.col_offset), default=None)
         return first is call.func and not self._field_given(function, used)

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
@@ -11,6 +11,7 @@ from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.named_twice import names_of_object
+from auditor.project.meaning.contexts import entered_by_hand
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
@@ -35,6 +36,7 @@ GUARD = re.compile(r"(?:(?:lock|mutex|sem|semaphore|cond|condition|gate)_?|smem\
 @dataclass(frozen=True, slots=True)
 class Source:
     """Why a call acquires. `rest` is where in the result the lease lies.
+
     `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
@@ -72,6 +74,7 @@ class Recogniser(Releases):
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
         self.openers: Mapping[Class, Opener] = {}
+        self.contexts: Set[Function] = frozenset()  # context managers that lend
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
@@ -132,15 +135,16 @@ class Recogniser(Releases):
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
         if constructed is not None:
             return self._opened(function, call, constructed)
+        handle = entered_by_hand(self.calls, self.contexts, function, call) if self.contexts else None
+        if handle is not None:
+            return Source("contexts", "discovered", handle, Value.OBJECT, opened=True)
         for target in targets:
             if (found := self._opened(function, call, target.cls, by=target)) is not None:
                 return found
         if targets and not all(target.is_abstract for target in targets):
             return None
-        if not targets and dotted is None:
-            found = self._by_name(call)
-            if found is not None:
-                return found
+        if not targets and dotted is None and (like := self.called_like(call)) is not None:
+            return _discovered(*like)
         return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
 
     def _opened(
@@ -212,12 +216,6 @@ class Recogniser(Releases):
                             lease,
                         )
         return None
-
-    def _by_name(self, call: ast.Call) -> Source | None:
-        found = self.called_like(call)
-        if found is None:
-            return None
-        return _discovered(*found)
 
     def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
