@@ -105,7 +105,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     if marks_argument:
         value = Value.AMOUNT if takes_an_amount(function) else Value.OBJECT
-        return Half(function, name, Handle.ARGUMENT, 0, value, echo=returns_what_it_is_told(function))
+        echo = not name.kind and returns_what_it_is_told(function)  # `pin_memory(tensor)` converts
+        return Half(function, name, Handle.ARGUMENT, 0, value, echo=echo)
     return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT, echo=returns_itself(function))
 
 
