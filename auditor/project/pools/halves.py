@@ -96,7 +96,7 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     """It marks an object that exists: its first argument, or the receiver (`acquire(block)`, `release()`)."""
     if not (changes_state(function) or counts_through(function, partners)):
         return None
-    if lowered_by(function, partners):
+    if name.verb not in COUNTING and lowered_by(function, partners):
         name = Name("incr", name.affix)  # `get_credit()`, `borrow_credit()`: one user more
     elif name.verb == "get":
         return None
