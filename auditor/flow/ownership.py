@@ -285,6 +285,8 @@ class Ownership(Parted):
         if self.acquisition.keyed and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects
             self.endings.kept.add(node)
+            if self.acquisition.listed and results[0][0].startswith("."):
+                self.endings.returned[node] = results[0]  # `return Beam(list(pages))`, all of them counted
             return True
         if results:
             pieces = {place[-1][0] for place in results if place}  # `.rows` of a named tuple is its `[0]` too

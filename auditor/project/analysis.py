@@ -31,6 +31,7 @@ from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.own_records import gives_back_its_records
 from auditor.project.leases.received import callers_of
+from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.giving_back import giving_back, returns_several
@@ -127,6 +128,9 @@ class Analysis:
 
     def _follow_openers(self) -> None:
         """What the fields of a class hold open its objects hold open; so do holders of such objects."""
+        lending = {each.function for each in self.outcomes.values() if each.lease.in_context_manager}
+        self.recogniser.contexts = lending
+        self._wave(sorted(self.called.calling(self.project.sources, ENTERING)), words_of(lending))
         outcomes, pools = self.outcomes.values(), self._pools
         while (found := openers(outcomes, self.model, self.summaries, pools)) != self.recogniser.openers:
             self.recogniser.add_openers(found)
@@ -192,11 +196,9 @@ class Analysis:
         return self._followers[function]
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
-        if source.handle is Handle.NONE or (
-            function.name.startswith(("<", "__")) and function.name != "__call__"
-        ):
-            return
-        if function in self.recogniser.acquiring or shows_the_same(function):
+        special = function.name.startswith(("<", "__")) and function.name != "__call__"
+        known = function in self.recogniser.acquiring or shows_the_same(function)
+        if source.handle is Handle.NONE or special or known:
             return
         assert outcome.returned is not None
         if OVER in outcome.returned:
@@ -255,9 +257,7 @@ class Analysis:
             followed=len(leases) - len(unknown),
             acquire_names=usage.acquire_names(),
             release_names=usage.release_names(),
-            failures=tuple(
-                Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items())
-            ),
+            failures=tuple(Failure(file, at, why) for file, (at, why) in sorted(self.project.failed.items())),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
             misuses=self._misuses(outcomes),

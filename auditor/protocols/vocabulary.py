@@ -7,15 +7,15 @@ from functools import lru_cache
 
 PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"allocate", "alloc", "malloc"}), frozenset({"deallocate", "dealloc", "free", "mfree",
-                "release", "recycle", "return", "giveback", "putback", "reclaim"})),
+                "release", "recycle", "return", "giveback", "putback", "handback", "reclaim"})),
     (frozenset({"acquire", "obtain", "lease", "rent", "claim", "grab"}),
-     frozenset({"release", "return", "free", "giveback", "putback", "recycle", "restore", "unclaim", "revoke",
-                "discard", "relinquish", "surrender"})),
+     frozenset({"release", "return", "free", "giveback", "putback", "handback", "recycle", "restore",
+                "unclaim", "revoke", "discard", "relinquish", "surrender"})),
     (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "give", "giveback",
-                "release", "free", "recycle", "push"})),
+                "handback", "release", "free", "recycle", "push", "restore", "refund"})),
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
-    (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "release", "checkin",
-                "discard"})),
+    (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "handback", "release",
+                "checkin", "discard", "repay", "restore"})),
     (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel", "return", "giveback",
                 "rollback"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
@@ -88,7 +88,7 @@ LEASE_METHODS = frozenset(
 
 RELEASING = re.compile(
     r"_*(?:(?:try|batched|batch|maybe|safe|force|do|async|bulk|delayed|deferred)_)*"
-    r"(?:de_?alloc\w*|free(?:_\w+)?|release(?:_\w+)?|give_?back\w*|put_?back\w*|return_(?:to_)?\w*(?:pool|buffer|block|tensor|lease|slot)\w*"
+    r"(?:de_?alloc\w*|free(?:_\w+)?|release(?:_\w+)?|(?:give|put|hand)_?back\w*|return_(?:to_)?\w*(?:pool|buffer|block|tensor|lease|slot)\w*"
     r"|recycle\w*|unref\w*|dec_?ref\w*|reclaim\w*)"
 )
 """Names of functions that give back what they are given, where nothing more is known of them."""
@@ -145,6 +145,7 @@ def split(name: str) -> tuple[str, ...]:
         if joined and joined[-1] + word in (
             "giveback",
             "putback",
+            "handback",
             "checkout",
             "checkin",
             "addref",

@@ -15,6 +15,7 @@ from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.openers import keep_lost, made_as
+from auditor.project.meaning.contexts import words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.outcome import Outcome
 from auditor.project.pools.halves import Pair
@@ -58,6 +59,7 @@ class Glance(Recurring):
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._inherit()
         words = self.recogniser.words | made_as(self.recogniser.openers, self.model) | self.basis.words
+        words |= words_of(self.recogniser.contexts)
         words = self._with_aliases(words)
         self._wave(sorted(self.called.calling(self.focus, words)), words)
         keep_lost(self.outcomes)
@@ -72,6 +74,8 @@ class Glance(Recurring):
         self.recogniser.wrappers.update((f, wrappers[f]) for f in wrappers if self._current(f))
         openers = self.basis.recogniser.openers
         self.recogniser.add_openers({c: o for c, o in openers.items() if self._is_current(c)})
+        contexts = map(self._counterpart, self.basis.recogniser.contexts)
+        self.recogniser.contexts = {function for function in contexts if function is not None}
         for function, outcomes in self.basis.received.items():
             elsewhere = [each for each in outcomes if self._current(each.function)]
             now = self._counterpart(function)

@@ -6,11 +6,15 @@ import ast
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
+from auditor.project.code.bindings import own_name
 from auditor.project.code.bound_types import BoundTypes
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.code.project import dotted_name
 
 SAME_ELEMENTS = frozenset({"list", "tuple", "sorted", "reversed", "iter", "set", "cast", "copy"})
+
+PATH = "pathlib.Path"
+"""What `/` and `with_suffix()` make more of."""
 
 
 class ClassModel(BoundTypes):
@@ -29,6 +33,8 @@ class ClassModel(BoundTypes):
             case ast.BoolOp(values=values):
                 types = {self.type_of(function, value) for value in values} - {None}
                 return types.pop() if len(types) == 1 else None
+            case ast.BinOp(op=ast.Div(), left=left):
+                return PATH if self.type_of(function, left) == PATH else None
             case ast.IfExp(body=body, orelse=orelse):
                 return self.type_of(function, body) or self.type_of(function, orelse)
         return None
@@ -70,6 +76,8 @@ class ClassModel(BoundTypes):
 
     def _call_type(self, function: Function, node: ast.Call) -> Type | None:
         target = self.callee(function, node.func)
+        if isinstance(target, str) and target.startswith(f"{PATH}.with_"):
+            return PATH
         if isinstance(target, Class | str):
             return target
         if isinstance(target, Function) and not isinstance(target.node, (ast.Module, ast.Lambda)):
@@ -157,8 +165,15 @@ class ClassModel(BoundTypes):
             if node.id in scope.nested:
                 return scope.nested[node.id]
             local = self.local_types(scope, node.id).get(node.id)
+            if local is not None and local is scope.cls and _is_its_class(scope, node.id):
+                return scope.cls
             if isinstance(local, Class) and scope.qualname != "<module>":
                 return self.method(local, "forward") or self.method(local, "__call__")
             scope = scope.parent
         found = named(self.project, function.module, node)
         return None if isinstance(found, Module) else found
+
+
+def _is_its_class(function: Function, name: str) -> bool:
+    """`cls` of a class method."""
+    return "classmethod" in function.decorators and name == own_name(function)

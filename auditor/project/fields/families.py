@@ -88,6 +88,19 @@ class Families:
         acquisition = outcome.acquisition
         return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
 
+    def _ended_where_told(self, outcome: Outcome, family: list[Function], place: Path) -> bool:
+        """`finish(request)` gives back what `start(request)` left in the request's own list."""
+        if place[0] not in outcome.function.parameters[1:] or len(place) < 2:
+            return False
+        acquisition = outcome.acquisition
+        questions = (
+            Question(method, (told, *place[1:]), acquisition.value, acquisition.protocol)
+            for method in family
+            if method is not outcome.function and place[1] in method.text
+            for told in method.parameters[1:]
+        )
+        return any(self.summaries.answer(question).fate is Fate.RELEASE for question in questions)
+
     def _reachable(self, method: Function, family: list[Function]) -> bool:
         """A private method counts only if the family calls it, or somebody calls it on an object that is
         not itself."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, before, found_in_a_table
 from auditor.project.fields.reckoning import all_fillings, looks_and_takes
-from auditor.project.meaning.effects import ENDING
 from auditor.project.meaning.sites import last_name
 
 RENEWING = re.compile(

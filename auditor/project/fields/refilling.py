@@ -13,6 +13,7 @@ from auditor.ir.ops import ANY_ITEM, Call, Path
 from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
@@ -58,7 +59,6 @@ from auditor.project.fields.reckoning import (
     takes_out,
     turns_over,
 )
-from auditor.project.meaning.effects import ENDING
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome
@@ -267,6 +267,7 @@ class Refilling(Families):
             or any(reached_through(method, attribute) for method in family)
             or closed_by_its_base(self.model.lineage(function.cls), attribute)
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
+            or any(self._ended_where_told(outcome, family, other) for other in outcome.beside)
         )
 
 

@@ -93,11 +93,11 @@ class Follower:
         acquisition = self.effects.acquisition(op, source)
         assert acquisition is not None
         known = self.known.get(node, NOTHING)
-        if acquisition.handle is not Handle.RESULT:
+        if acquisition.handle is Handle.RESULT:
+            known = known | handed_out(op)
+        elif not acquisition.opened:
             known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
             known = known | asked(op)
-        else:
-            known = known | handed_out(op)
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         known = known | of_receiver(op, acquisition) | acquisition.given
         lends = self.function.is_context_manager
@@ -222,12 +222,11 @@ class Follower:
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner:
+        if acquisition.inner or acquisition.value is Value.AMOUNT:
             return True
         if not acquisition.keyed:
-            return (
-                acquisition.own_key and acquisition.handle is Handle.RECEIVER
-            )  # a local lock dies with the call
+            dies = acquisition.own_key and not acquisition.opened  # a local lock dies with the call
+            return dies and acquisition.handle is Handle.RECEIVER
         place = acquisition.places[0]
         if acquisition.handle is Handle.RECEIVER:
             if release_lent(self.function, op.at):

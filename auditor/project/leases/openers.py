@@ -1,25 +1,26 @@
 """Finds the classes of the tree whose objects hold something open until they are told to close it."""
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_name
+from auditor.project.code.bindings import assignments, own_attribute, own_name
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Class, Function
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.forgetting import CLOSING
 from auditor.project.meaning.opener import Opener, ends_with_the_process
-from auditor.project.meaning.summaries import Question, Summaries
+from auditor.project.meaning.summaries import Answer, Question, Summaries
 from auditor.project.outcome import Outcome
-from auditor.project.pools.lent_objects import BY_THEMSELVES
+from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
 from auditor.project.shapes.pool_state import called
+from auditor.protocols.vocabulary import LEASE_METHODS
 
-ENDS = frozenset({"aclose", "quit", "logout"})
+ENDS = frozenset({"aclose", "quit", "logout", "end", "drop", "leave"})
 """Names of methods that end an object, besides those by which fields are closed."""
 
 
@@ -35,8 +36,12 @@ def openers(
         if _ends_itself(model, cls):
             continue
         for field in _filled(outcome):
-            closing = set(_closing(outcome, field, model, summaries))
-            if closing:
+            fates = _fates(outcome, field, model, summaries)
+            closing = {method for method, answer in fates.items() if _closes(method, answer)}
+            by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
+            if closing and not (
+                by_and_by and any(_takes_some(fates[each]) for each in fates.keys() - closing)
+            ):
                 made = found.setdefault(cls, Opener(cls, set(), set(), set()))
                 made.fields.add(field[0][1:])
                 made.closing |= closing
@@ -44,33 +49,50 @@ def openers(
     return found
 
 
-def made_as(openers: Iterable[Class], model: ClassModel) -> set[str]:
-    """Names of the classes by which such objects are made."""
-    return {each.name for cls in openers for each in (cls, *model.subclasses(cls))}
+def made_as(openers: Mapping[Class, Opener], model: ClassModel) -> set[str]:
+    """Names of the classes by which such objects are made, and of the methods that open them."""
+    names = {each.name for cls in openers for each in (cls, *model.subclasses(cls))}
+    return names.union(*(opener.opening for opener in openers.values())) - {"__init__"}
 
 
 def _filled(outcome: Outcome) -> Iterator[Path]:
     """Fields of the method's own object in which it leaves the lease, unless a parameter decides:
-    `Store(file)` may be given one. Of lists and tables those count that are filled at birth."""
+    `Store(file)` may be given one."""
     if not outcome.stored or outcome.unless or outcome.asked:
         return
     for path in sorted({*(path for _, path in outcome.stored), *outcome.beside}):
-        several = path[2:] == ("[*]",) and outcome.function.name == "__init__"
-        if (len(path) == 2 or several) and own_field(outcome.function, path):
+        if path[2:3] in ((), ("[*]",)) and own_field(outcome.function, path):
             yield path[1:]
 
 
-def _closing(outcome: Outcome, field: Path, model: ClassModel, summaries: Summaries) -> Iterator[Function]:
-    """Methods that are called like an end, and release the field."""
-    assert outcome.function.cls is not None
-    for each in model.lineage(outcome.function.cls):
-        for name, method in each.methods.items():
-            own = own_name(method)
-            if own is not None and (CLOSING.fullmatch(name) or name in ENDS):
-                acquisition = outcome.acquisition
-                asked = Question(method, (own, *field), acquisition.value, acquisition.protocol)
-                if summaries.answer(asked).fate is Fate.RELEASE:
-                    yield method
+def _filled_at_once(function: Function, field: str) -> bool:
+    """At birth, or `self.beams = [Beam(pages)]`: what is put into a table by and by may go one by one."""
+    own = own_name(function) or ""
+    return function.name == "__init__" or any(
+        own_attribute(target, own) == field for target, _ in assignments(function)
+    )
+
+
+def _fates(outcome: Outcome, field: Path, model: ClassModel, summaries: Summaries) -> dict[Function, Answer]:
+    """What the methods of the class do to what lies in the field."""
+    cls, acquisition = outcome.function.cls, outcome.acquisition
+    assert cls is not None
+    methods = (method for each in model.lineage(cls) for method in each.methods.values())
+    return {
+        method: summaries.answer(Question(method, (own, *field), acquisition.value, acquisition.protocol))
+        for method in methods
+        if (own := own_name(method)) is not None and method is not outcome.function
+    }
+
+
+def _closes(method: Function, answer: Answer) -> bool:
+    """It is called like an end, is told nothing, and releases the field."""
+    own_end = method.name in ENDS | LEASE_METHODS and needs_nothing(method)
+    return (own_end or CLOSING.fullmatch(method.name) is not None) and answer.fate is Fate.RELEASE
+
+
+def _takes_some(answer: Answer) -> bool:
+    return answer.fate is not Fate.BORROW or answer.result is not None
 
 
 def _ends_itself(model: ClassModel, cls: Class) -> bool:
@@ -85,7 +107,8 @@ def _ends_itself(model: ClassModel, cls: Class) -> bool:
 
 def _leading_to(opening: str, model: ClassModel, cls: Class) -> set[str]:
     """The method, and those that call it on the same object."""
-    family = [method for each in model.lineage(cls) for method in each.methods.values()]
+    classes = [*model.lineage(cls), *model.subclasses(cls)]
+    family = [method for each in classes for method in each.methods.values()]
     found, waiting = {opening}, [opening]
     while waiting:
         name = waiting.pop()

@@ -5,12 +5,16 @@ function that was given them) are not asked about: they may be meant to last as 
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import TEST_FILE
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.bindings import TEST_FILE, given_to
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.code.release_names import looks_releasing
+from auditor.protocols.vocabulary import split
+
+MAKING = frozenset({"make", "create", "build", "new"})
+"""First words of the names of functions that make an object for whoever calls them."""
 
 LASTING = frozenset({"main", "_main", "<module>"})
 """Functions with which the process ends."""
@@ -25,14 +29,39 @@ class Opener:
     opening: set[str]
     closing: set[Function]
 
-    def is_opened(self, function: Function, call: ast.Call) -> bool:
-        """By being made, or by what this function does with what it made; who gives the field itself away may
-        end that."""
-        used = list(_attributes_of(function, call))
-        given = _given_away(function)
-        if any(node.attr in self.fields and id(node) in given for node in used):
+    def is_opened(self, function: Function, call: ast.Call, by: Function | None) -> bool:
+        """By being made, or by the first call of a method of an object that this function made; who gives
+        the field itself away may end that."""
+        if by is None:
+            made_open = "__init__" in self.opening
+            return made_open and not self._field_given(function, _attributes_of(function, call))
+        if (
+            "__init__" in self.opening
+            or by.name not in self.opening
+            or not isinstance(call.func, ast.Attribute)
+        ):
             return False
-        return "__init__" in self.opening or any(node.attr in self.opening for node in used)
+        made = call.func.value
+        if isinstance(made, ast.Call):
+            return _makes(made)
+        given = list(given_to(function, made.id)) if isinstance(made, ast.Name) else []
+        makers = [each for each in given if isinstance(each, ast.Call) and _makes(each)]
+        if not given or len(makers) < len(given):
+            return False
+        used = [node for each in makers for node in _attributes_of(function, each)]
+        opening = [node for node in used if node.attr in self.opening]
+        first = min(opening, key=lambda node: (node.lineno, node.col_offset), default=None)
+        return first is call.func and not self._field_given(function, used)
+
+    def _field_given(self, function: Function, used: Iterable[ast.Attribute]) -> bool:
+        given = _given_away(function)
+        return any(node.attr in self.fields and id(node) in given for node in used)
+
+
+def _makes(call: ast.Call) -> bool:
+    """`Client(address)`, `self.make_client()`"""
+    name = last_part(call.func)
+    return name.lstrip("_")[:1].isupper() or not MAKING.isdisjoint(split(name)[:1])
 
 
 def ends_with_the_process(function: Function) -> bool:

@@ -122,8 +122,10 @@ class OutsideEffects:
         """A method of the lease itself, or of an object that holds it."""
         if call.receiver is None:
             return BORROWED
-        if call.method in ("__exit__", "__aexit__"):
+        if call.method in ("__exit__", "__aexit__", "aclose"):
             return RELEASED
+        if call.method == "pop_all":
+            return Treatment(result=(), leaves=True)  # of a stack of contexts
         if call.method == "start" and rest and not self._own_object(call):
             return TAKEN  # a thread or process that was made with the lease
         if rest:

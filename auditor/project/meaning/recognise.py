@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Acquisition, Handle, Position, Value
@@ -11,11 +11,12 @@ from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.named_twice import names_of_object
+from auditor.project.meaning.contexts import entered_by_hand
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
 from auditor.project.meaning.summaries import PROCESS
-from auditor.project.pools.bodies import fronts_a_pool, returns_itself
+from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
 from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
@@ -74,6 +75,7 @@ class Recogniser(Releases):
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
         self.openers: Mapping[Class, Opener] = {}
+        self.contexts: Set[Function] = frozenset()  # context managers that lend
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
@@ -135,19 +137,28 @@ class Recogniser(Releases):
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
         if constructed is not None:
             return self._opened(function, call, constructed)
+        handle = entered_by_hand(self.calls, self.contexts, function, call) if self.contexts else None
+        if handle is not None:
+            return Source("contexts", "discovered", handle, Value.OBJECT, opened=True)
+        for target in targets:
+            if (found := self._opened(function, call, target.cls, by=target)) is not None:
+                return found
         if targets and not all(target.is_abstract for target in targets):
             return None
-        if not targets and dotted is None:
-            found = self._by_name(call)
-            if found is not None:
-                return found
+        if not targets and dotted is None and (like := self.called_like(call)) is not None:
+            return _discovered(*like)
         return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
 
-    def _opened(self, function: Function, call: ast.Call, cls: Class) -> Source | None:
-        """`Client(address)`, which connects when it is asked something."""
-        for each in self.calls.model.lineage(cls) if self.openers else ():
-            if each in self.openers and self.openers[each].is_opened(function, call):
-                return Source(each.name, "discovered", Handle.RESULT, Value.OBJECT, opened=True)
+    def _opened(
+        self, function: Function, call: ast.Call, cls: Class | None, by: Function | None = None
+    ) -> Source | None:
+        """`Client(address)`, which connects at once; `client.ask(question)`, `by` which it connects."""
+        for each in self.calls.model.lineage(cls) if cls is not None and self.openers else ():
+            if each in self.openers and self.openers[each].is_opened(function, call, by):
+                handle = Handle.RESULT if by is None else Handle.RECEIVER
+                says_so = by is not None and not returns_something(by)
+                flags = frozenset({("", True)} if says_so else ())
+                return Source(each.name, "discovered", handle, Value.OBJECT, flags=flags, opened=True)
         return None
 
     def _one_guess_of_several(self, function: Function, call: ast.Call, targets: Sequence[Function]) -> bool:
@@ -208,12 +219,6 @@ class Recogniser(Releases):
                         )
         return None
 
-    def _by_name(self, call: ast.Call) -> Source | None:
-        found = self.called_like(call)
-        if found is None:
-            return None
-        return _discovered(*found)
-
     def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
         if not isinstance(call.func, ast.Attribute):
@@ -246,7 +251,7 @@ class Recogniser(Releases):
             fresh=source.fresh,
             opened=source.opened,
             telling=self._telling(source),
-            own_key=_made_here(function, source, places),
+            own_key=source.opened or _made_here(function, source, places),
         )
 
     def _telling(self, source: Source) -> frozenset[str]:
@@ -270,11 +275,17 @@ class Recogniser(Releases):
         if source.handle is Handle.NONE:
             return (PROCESS,)
         if isinstance(source.argument, int) and source.argument < len(call.args):
-            return self._filled(function, call.args[source.argument][0])
+            places = self._filled(function, call.args[source.argument][0])
+            return (*places, call.target) if self._says_it_again(function, call) else places
         for name, path in call.kwargs:
             if name == source.argument or (call.args == () and source.argument == 0):
                 return (path,)
         return (PROCESS,)
+
+    def _says_it_again(self, function: Function, call: Call) -> bool:
+        """`return self.incref(block)`, which returns the block."""
+        halves = [self.acquiring.get(target) for target in self.calls.targets(function, call.at)[0]]
+        return bool(halves) and all(found is not None and found[1].echo for found in halves)
 
     def _filled(self, function: Function, path: Path) -> tuple[Path, ...]:
         """`alloc([request])` fills the elements of the list it is given."""

@@ -32,7 +32,13 @@ from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
 from auditor.project.shapes.shapes import shapes
-from auditor.project.shapes.use_counts import permits, reference_counts, returns_what_it_is_told, use_counts
+from auditor.project.shapes.use_counts import (
+    lowered_by,
+    permits,
+    reference_counts,
+    returns_what_it_is_told,
+    use_counts,
+)
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -214,6 +220,7 @@ def _behaving(
             if _gives_back(other, name)
             and (
                 marks_an_entry(function, [other])
+                or lowered_by(function, [other])
                 or hands_on(function, [other])
                 or not (is_store(function, name, other) or passes_on(function, name, its))
             )

@@ -13,14 +13,27 @@ def echoed(handle: Handle, function: Function, call: ast.Call, pair: Pair) -> Ha
     returned, if that is ended."""
     if is_dropped(function, call):
         return Handle.ARGUMENT if handle is Handle.RESULT else handle
-    if _of_a_loop(function, call) and not _ends_the_same(function, call, pair):
+    marked = _marked(handle, call)
+    if (_of_a_loop(function, marked) or _unnamed(marked)) and not _ends_the_same(function, marked, pair):
         return Handle.RESULT
     return handle
 
 
-def _of_a_loop(function: Function, call: ast.Call) -> bool:
+def _marked(handle: Handle, call: ast.Call) -> ast.expr | None:
+    """What stands for the object: the receiver, or what is told first."""
+    if handle is Handle.ARGUMENT:
+        return call.args[0] if call.args else None
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def _unnamed(marked: ast.expr | None) -> bool:
+    """`block = store.share(table[key])`: nobody else has a name for it."""
+    return isinstance(marked, ast.Subscript | ast.Call)
+
+
+def _of_a_loop(function: Function, marked: ast.expr | None) -> bool:
     """`session.handle.lock()` of each session that a loop or a comprehension goes over."""
-    root = call.func
+    root = marked
     while isinstance(root, ast.Attribute):
         root = root.value
     return any(
@@ -31,13 +44,13 @@ def _of_a_loop(function: Function, call: ast.Call) -> bool:
     )
 
 
-def _ends_the_same(function: Function, call: ast.Call, pair: Pair) -> bool:
+def _ends_the_same(function: Function, marked: ast.expr | None, pair: Pair) -> bool:
     """Whether the function calls an end of that object by the same name: `session.handle.unlock()`."""
     ways_back = {half.function.name for half in pair.releases}
-    receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    text = ast.unparse(marked) if marked is not None else ""
     return any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back
-        and ast.unparse(other.func.value) == receiver
+        and text in map(ast.unparse, (other.func.value, *other.args[:1]))
         for other in function.calls
     )

@@ -18,10 +18,16 @@ from auditor.project.pools.bodies import (
 from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
-from auditor.project.shapes.amounts import takes_an_amount
+from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
-from auditor.project.shapes.use_counts import counts_through, counts_what_it_returns
+from auditor.project.shapes.use_counts import (
+    counts_through,
+    counts_what_it_returns,
+    lowered_by,
+    returns_the_count,
+    returns_what_it_is_told,
+)
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
 
@@ -71,6 +77,10 @@ def acquiring_half(
         return Half(function, name, handle, 0, value_of(function))
     if (name.verb in COUNTING and not lends(function, partners)) or not returns_something(function):
         return marking_half(function, name, partners)
+    if (lowered := lowered_by(function, partners)) and returns_the_count(function, lowered):
+        return marking_half(function, name, partners)
+    if lowered and returns_the_amount(function):
+        return Half(function, name, Handle.RESULT, 0, Value.AMOUNT, echo=True)
     if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
         return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
     if not shaped and not hands_out(function, name, partners):
@@ -85,14 +95,19 @@ def acquiring_half(
 
 def marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
     """It marks an object that exists: its first argument, or the receiver (`acquire(block)`, `release()`)."""
-    if not (changes_state(function) or counts_through(function, partners)) or name.verb == "get":
+    if not (changes_state(function) or counts_through(function, partners)):
+        return None
+    if name.verb not in COUNTING and lowered_by(function, partners):
+        name = Name("incr", name.affix)  # `get_credit()`, `borrow_credit()`: one user more
+    elif name.verb == "get":
         return None
     marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
     if not marks_argument and keeps_what_it_is_told(function):
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     if marks_argument:
         value = Value.AMOUNT if takes_an_amount(function) else Value.OBJECT
-        return Half(function, name, Handle.ARGUMENT, 0, value)
+        echo = not name.kind and returns_what_it_is_told(function)  # `pin_memory(tensor)` converts
+        return Half(function, name, Handle.ARGUMENT, 0, value, echo=echo)
     return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT, echo=returns_itself(function))
 
 

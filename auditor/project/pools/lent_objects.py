@@ -31,12 +31,12 @@ def lent_class(model: ClassModel, pool: Class, method: Function) -> Class | None
 def endings_of(cls: Class) -> Iterator[Function]:
     """Its methods that give it back: named so, told nothing, speaking to somebody or changing state."""
     for name, method in sorted(cls.methods.items()):
-        ends = name in LEASE_METHODS and _needs_nothing(method) and not method.is_abstract
+        ends = name in LEASE_METHODS and needs_nothing(method) and not method.is_abstract
         if ends and (changes_state(method) or _speaks(method)):
             yield method
 
 
-def _needs_nothing(method: Function) -> bool:
+def needs_nothing(method: Function) -> bool:
     node = method.node
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.is_static:
         return False

@@ -13,6 +13,14 @@ def takes_an_amount(taker: Function) -> bool:
     return any(isinstance(value, ast.Name) and value.id in told for _, _, value in field_work(taker).amounts)
 
 
+def returns_the_amount(taker: Function) -> bool:
+    """`self.left -= granted; return granted`; what is not there is told by a constant."""
+    work = field_work(taker)
+    amounts = {ast.unparse(value) for _, way, value in work.amounts if way < 0}
+    told = {ast.unparse(value) for value in work.returned if not isinstance(value, ast.Constant)}
+    return bool(told) and told <= amounts
+
+
 def carries_the_amount(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
     """`self.units -= n; return Grant(n)` and `self.units += grant.units`: the object says how much."""
     taken = {ast.unparse(value) for field, _, value in taker.amounts if field == counter}

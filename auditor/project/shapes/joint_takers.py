@@ -21,7 +21,7 @@ def joint_takers(methods: Sequence[Function], givers: Sequence[Function]) -> Ite
     begun = beginning(works)
     named = by_name(works)
     giving = [work for work in works if work.method in givers]
-    stores = {put.field for work in giving for put, _ in all_put(work, named) if work.is_from_told(put.value)}
+    stores = {put.field for work in giving for put, _ in all_put(work, named) if _puts_back(work, put)}
     fixed = any(
         full_at_first(begun, work.method, store) or stocked_with_memory(begun, named, store)
         for work in works[:1]
@@ -33,6 +33,12 @@ def joint_takers(methods: Sequence[Function], givers: Sequence[Function]) -> Ite
         taken = any(_takes_for_good(work, store, named) for store in sorted(stores))
         if taken or any(_marks(work, giving, field, on) for field, on in marked_fields([work])):
             yield work.method
+
+
+def _puts_back(work: FieldWork, put: Put) -> bool:
+    """What it is told; a table whose values are None is a set in an order."""
+    kept = put.key if isinstance(put.value, ast.Constant) and put.value.value is None else put.value
+    return kept is not None and work.is_from_told(kept)
 
 
 def taken_fields(methods: Sequence[Function]) -> set[str]:

@@ -88,8 +88,8 @@ def _state_aliases(function: Function, owner: str | None, told: Sequence[str] = 
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             if own_state(node.value, owner) or _leads_from(node.value, found):
                 found.add(node.targets[0].id)
-        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
+        elif isinstance(node, ast.For):
+            found.update(each.id for each in _each([node.target]) if isinstance(each, ast.Name))
     return frozenset(found)
 
 

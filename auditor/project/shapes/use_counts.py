@@ -24,7 +24,9 @@ OPPOSITES = (
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
 
-USERS = frozenset({"uses", "users", "readers", "holders", "borrowers", "sharers"})
+USERS = frozenset(
+    {"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"}
+)
 """The same of others, where the last to go is asked for: uses alone may be statistics."""
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
@@ -159,9 +161,8 @@ def returns_what_it_is_told(method: Function) -> bool:
     """`return [*pages]`: the references are those of what is returned; not `return page.data`."""
     work = field_work(method)
     told = work.derived(set(own_parameters(method)[:1]), frozenset())
-    return bool(work.returned) and all(
-        _is_told(value, told) or isinstance(value, ast.Constant) for value in work.returned
-    )
+    answers = [value for value in work.returned if not isinstance(value, ast.Constant)]
+    return bool(answers) and all(_is_told(value, told) for value in answers)
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
@@ -192,6 +193,24 @@ def _of_told(method: Function) -> Iterator[str]:
         match call.func:
             case ast.Attribute(value=owner, attr=attr) if mentions(owner, told, frozenset()):
                 yield attr
+
+
+def lowered_by(method: Function, partners: list[Function]) -> set[str]:
+    """What is left of something, in a field: `get_credit()` lowers the number that `put_credit()` raises."""
+    lowered = _counted(method, ast.Sub)
+    return (
+        {name for partner in partners for name in lowered & _counted(partner, ast.Add)}
+        if lowered
+        else lowered
+    )
+
+
+def returns_the_count(method: Function, counts: Set[str]) -> bool:
+    """`self.left -= 1; return self.left` hands out nothing."""
+    own, returned = own_name(method) or "", field_work(method).returned
+    return bool(returned) and all(
+        isinstance(value, ast.Constant) or own_attribute(value, own) in counts for value in returned
+    )
 
 
 def _named(methods: list[Function], verbs: frozenset[str]) -> Iterator[tuple[Function, Name]]:
