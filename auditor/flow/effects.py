@@ -85,6 +85,7 @@ class Acquisition:
     recorded: bool = False  # in a table of the object that lends: who does not want it may leave it there
     fresh: bool = False  # the object that it lies in was made for whoever gets it
     opened: bool = False  # an object of the tree that holds something open
+    from_zero: bool = False  # a number, and 0 is one of them
 
     @property
     def keyed(self) -> bool:

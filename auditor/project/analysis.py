@@ -220,6 +220,7 @@ class Analysis:
             asked=outcome.asked,
             recorded=outcome.recorded,
             opened=source.opened,
+            from_zero=outcome.acquisition.from_zero,
             fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.calls, function),
         )
         first = self.recogniser.wrappers.get(function)

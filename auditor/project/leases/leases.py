@@ -94,10 +94,8 @@ class Follower:
         assert acquisition is not None
         known = self.known.get(node, NOTHING)
         if acquisition.handle is not Handle.RESULT:
-            known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
-            known = known | asked(op)
-        else:
-            known = known | handed_out(op)
+            known = known | asked(op)  # `if lock.acquire(blocking=False):`
+        known = known | handed_out(op, acquisition)
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         known = known | of_receiver(op, acquisition) | acquisition.given
         lends = self.function.is_context_manager

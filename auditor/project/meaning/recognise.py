@@ -20,6 +20,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
+from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
@@ -41,7 +42,8 @@ class Source:
     `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
     parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
-    around it was made for the caller. `opened`: it holds something open. `also` are further leases in it.
+    around it was made for the caller. `opened`: it holds something open. `from_zero`: the number may be 0.
+    `also` are further leases in it.
     """
 
     protocol: str
@@ -61,6 +63,7 @@ class Source:
     recorded: bool = False
     fresh: bool = False
     opened: bool = False
+    from_zero: bool = False
     also: tuple["Source", ...] = ()
 
 
@@ -76,6 +79,7 @@ class Recogniser(Releases):
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
+        self._numbering: set[Function] = set()
         for pair in pairs:
             self._add(pair)
 
@@ -83,6 +87,8 @@ class Recogniser(Releases):
         for half in pair.acquires:
             self.acquiring.setdefault(half.function, (pair, half))
             self._names.setdefault(half.function.name, []).append((pair, half))
+            if (cls := half.function.cls) and hands_out_zero(self.calls.model.lineage(cls), half.function):
+                self._numbering.add(half.function)
             for end in self._lent_or_keyed.endings(pair, half):
                 self._lent.add(half.function)
                 self.releasing.setdefault(end, (pair, Half(end, half.name, Handle.RECEIVER)))
@@ -243,8 +249,13 @@ class Recogniser(Releases):
             recorded=source.recorded,
             fresh=source.fresh,
             opened=source.opened,
+            from_zero=source.from_zero or self._from_zero(function, call.at),
             own_key=_made_here(function, source, places),
         )
+
+    def _from_zero(self, function: Function, call: ast.Call) -> bool:
+        reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}
+        return bool(reached) and reached <= self._numbering
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:
