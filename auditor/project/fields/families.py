@@ -1,7 +1,8 @@
 """What the methods of a class, of its bases and of its subclasses do to a field that holds a lease."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.follow import EDGES, follow_given
@@ -16,10 +17,12 @@ from auditor.project.code.bindings import own_name
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
+from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import asks_other_things, begins_always, measures_only, overridden
 from auditor.project.fields.forgetting import CLEANUP, CLOSING
 from auditor.project.fields.outgrown import outgrown
+from auditor.project.fields.partial import rest_dropped, taken_apart
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
 
@@ -78,6 +81,26 @@ class Families:
         place = (method.parameters[0], *path[1:])
         acquisition = outcome.acquisition
         return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        return [self._dropped_at(method, at) for at in cut_off(self.project, method, attribute)]
+
+    def _rest_dropped(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> list[Leak]:
+        """Where the method gives back some of what is there, and this one is not among them."""
+        whole = self.whole.get(path, path)
+        found: Iterable[ast.stmt] = ()
+        if path[2:] == (ANY_ITEM,) and whole[-1][1:-1].isdigit():
+            answers = {each: self._asked_of(outcome, each, whole) for each in family if own_name(each)}
+            ended = any(answer.fate is not Fate.BORROW or answer.result for answer in answers.values())
+            found = () if ended else taken_apart(method, path[1][1:])
+        elif path[2:] == (ANY_ITEM,):
+            found = rest_dropped(method, path[1][1:], outcome.function)
+        return [replace(self._dropped_at(method, at), parted=True) for at in found]
+
+    def _dropped_at(self, method: Function, at: ast.stmt) -> Leak:
+        return Leak(Loss.DROPPED, span_of(method.module.path, at, method.module.lines), "", ())
 
     def _reachable(self, method: Function, family: list[Function]) -> bool:
         """A private method counts only if the family calls it, or somebody calls it on an object that is

@@ -19,7 +19,6 @@ from auditor.project.code.field_paths import in_anothers_table, mentions, own_fi
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
-from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.families import EXITS
 from auditor.project.fields.forgetting import (
@@ -217,6 +216,7 @@ class Fields(Refilling):
             if len(path) > 2:
                 drops += self._cut_off(method, attribute)
             if answer.fate is Fate.RELEASE:
+                drops += self._rest_dropped(outcome, family, method, path)
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
@@ -232,11 +232,6 @@ class Fields(Refilling):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
         return released_by, escapes, drops
-
-    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        cuts = cut_off(self.project, method, attribute)
-        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
-        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
 
     def _resets(self, outcome: Outcome, method: Function) -> bool:
         """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
