@@ -90,7 +90,7 @@ class Portions:
         return bool(counts) or (bound.id,) in loops
 
     def _is_behind_a_break(self, count: ast.AST) -> bool:
-        """`if not self.send(page): break` above `sent += 1`, in the loop around that: so some were not sent."""
+        """`if not self.send(page): break` above `sent += 1` in one loop: some were not sent."""
         breaks = [op.at for op in self.graph.ops if isinstance(op, Nop) and isinstance(op.at, ast.Break)]
         begins, line = self._begins(count), _where(count)[0]
         return any(begins == self._begins(at) and at.lineno < line for at in breaks)

@@ -7,7 +7,6 @@ from auditor.ir.conditions import called_name
 from auditor.ir.decisions import DecisionLowering
 from auditor.ir.ops import Constant, Edge, Make, Move, Next, Path, Store
 
-
 CHOOSING = {"islice": 0, "sample": 0, "nlargest": 1, "nsmallest": 1}
 """Functions that choose some of a list, by which argument that is; the other one says how many."""
 
