@@ -65,7 +65,10 @@ def check(facts: Facts) -> Iterator[Finding]:
             name = stored.field.path.partition("[")[0]
             drops = [drop for drop in stored.drops if drop.loss is Loss.DROPPED or not stored.escapes]
             if drops:
-                message = f"`self.{name}` is emptied at line {drops[0].at.line} without releasing its leases"
+                how = (
+                    "with only a part of them released" if drops[0].parted else "without releasing its leases"
+                )
+                message = f"`self.{name}` is emptied at line {drops[0].at.line} {how}"
             elif not (stored.released_by or stored.escapes):
                 message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
             else:

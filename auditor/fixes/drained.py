@@ -20,6 +20,8 @@ def drained_before_drop(case: Case) -> FixOffer | None:
     stored = next((each for each in lease.fields if each.drops and each.field.path.endswith("[*]")), None)
     if stored is None:
         return None
+    if any(drop.parted for drop in stored.drops):
+        return None  # what is given back already would be given back twice
     edits = [_loop(case, stored, drop.at, lease.giving_back.call) for drop in stored.drops]
     found = tuple(edit for edit in edits if edit is not None)
     if len(found) < len(edits):

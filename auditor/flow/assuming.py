@@ -27,6 +27,8 @@ class Assuming(Passing):
             return held
         if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
             return held  # `self.ok()` does not speak of what lies in its fields
+        if self.acquisition.from_zero and op.kind == "truth" and op.subject in held.places:
+            return held  # it is 0
         if any(begins_with(place, op.subject) for place in held.places):
             return self._another_element(op, held)
         reaching = (place for place in held.maybe if not lies_within(place))

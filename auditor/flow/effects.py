@@ -86,6 +86,7 @@ class Acquisition:
     fresh: bool = False  # the object that it lies in was made for whoever gets it
     opened: bool = False  # an object of the tree that holds something open
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
+    from_zero: bool = False  # a number, and 0 is one of them
 
     @property
     def keyed(self) -> bool:

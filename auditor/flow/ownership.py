@@ -13,7 +13,7 @@ from auditor.flow.held import NOWHERE, Held, limited
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.parted import Parted
-from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads
+from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads, together
 from auditor.ir.ops import (
     ANY_ITEM,
     RAISING,
@@ -289,10 +289,8 @@ class Ownership(Parted):
                 self.endings.returned[node] = results[0]  # `return Beam(list(pages))`, all of them counted
             return True
         if results:
-            pieces = {place[-1][0] for place in results if place}  # `.rows` of a named tuple is its `[0]` too
-            siblings = len(results) > 1 and len({place[:-1] for place in results}) == len(pieces) == 1
-            self.endings.returned.setdefault(node, results[0][:-1] if siblings else results[0])
-            return True  # `return reader, writer`: the pair is the lease
+            self.endings.returned.setdefault(node, together(results))
+            return True
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}
         if perhaps:
             self.endings.unknown.add(node)

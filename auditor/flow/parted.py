@@ -21,7 +21,7 @@ from auditor.flow.lists import Lists
 from auditor.flow.operands import operands, uses
 from auditor.flow.places import below
 from auditor.flow.portions import Portions, is_number
-from auditor.ir.iterations import portion_of
+from auditor.ir.iterations import CHOOSING, portion_of
 from auditor.ir.ops import (
     ANY_ITEM,
     RAISING,
@@ -120,8 +120,10 @@ class Parted(Assuming):
             case Call(receiver=tuple() as receiver, method=method) if method in TAKING_OUT:
                 if _at_an_end(op):
                     yield receiver, "", numbers
-            case Call(method="islice", args=[(whole, _), *_]) if part := portion_of(op.at):
-                yield whole, part, numbers
+            case Call(method=method, args=args, receiver=None | ("@itertools" | "@heapq" | "@random",)) if (
+                method in CHOOSING and (part := portion_of(op.at))
+            ):
+                yield args[CHOOSING[method]][0], part, numbers or method != "islice"
             case Call():
                 for position, operand in operands(op):
                     given = _as_written(op.at, position)

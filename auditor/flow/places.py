@@ -80,6 +80,14 @@ def joined(op: Fresh, places: frozenset[Path]) -> frozenset[Path]:
     return frozenset((*op.target, ANY_ITEM, *rest[1:]) for rest in inside if rest and rest[0].startswith("["))
 
 
+def together(results: list[Path]) -> Path:
+    """Where in a result the lease lies. `return reader, writer`: the pair is the lease; but `.rows` of a
+    named tuple and its `[0]` are one place."""
+    spelt = {place[-1][0] for place in results if place}
+    pair = len(results) > 1 and len({place[:-1] for place in results}) == len(spelt) == 1
+    return results[0][:-1] if pair else results[0]
+
+
 def _unsliced(operand: Path) -> Path:
     """A slice of a list holds what the list holds."""
     return tuple(piece for piece in operand if piece != "[:]") if "[:]" in operand else operand

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from auditor.flow.lists import GOING_OVER, RELISTING
 from auditor.ir.graph import Graph
 from auditor.ir.iterations import portion_of
-from auditor.ir.ops import Assume, Call, Constant, EndStatement, InPlace, Next, Path
+from auditor.ir.ops import Assume, Call, Constant, EndStatement, Havoc, InPlace, Next, Nop, Path
 
 COUNTING = frozenset({"range", "islice", "arange", "zip", "min", "repeat"})
 AS_MANY = GOING_OVER | RELISTING | {"map", "min", "max", "range", "dict", "sum", "len"}
@@ -62,6 +62,8 @@ class Portions:
                 return self._may_be_all(inner, name)
             case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=other)]):
                 return not self._as_others_say(other, name)
+            case ast.Call(func=ast.Name(id="min"), args=[bound, most]) if ast.unparse(most) == f"len({name})":
+                return self._may_be_all(bound, name)
             case ast.BinOp(left=left, op=ast.FloorDiv() | ast.Sub(), right=ast.Constant()) if (
                 ast.unparse(left) == f"len({name})"
             ):
@@ -82,13 +84,27 @@ class Portions:
         if not isinstance(bound, ast.Name):
             return False
         loops = {op.target for op in self.graph.ops if isinstance(op, Next)}
-        return (bound.id,) in loops or any(
-            isinstance(op, InPlace) and op.target == (bound.id,) for op in self.graph.ops
-        )
+        counts = [op.at for op in self.graph.ops if isinstance(op, InPlace) and op.target == (bound.id,)]
+        if len(counts) == 1:
+            return not self._is_behind_a_break(counts[0])
+        return bool(counts) or (bound.id,) in loops
+
+    def _is_behind_a_break(self, count: ast.AST) -> bool:
+        """`if not self.send(page): break` above `sent += 1` in one loop: some were not sent."""
+        breaks = [op.at for op in self.graph.ops if isinstance(op, Nop) and isinstance(op.at, ast.Break)]
+        begins, line = self._begins(count), _where(count)[0]
+        return any(begins == self._begins(at) and at.lineno < line for at in breaks)
+
+    def _begins(self, inner: ast.AST) -> int:
+        """The line of the loop around it: the last one before it that is indented less."""
+        line, column = _where(inner)
+        heads = [(*_where(op.at), len("for ")) for op in self.graph.ops if isinstance(op, Next)]
+        heads += [(*_where(op.at), 0) for op in self.graph.ops if isinstance(op, Havoc)]
+        return max((at for at, indented, to in heads if at < line and indented - to < column), default=0)
 
     def _is_told(self, bound: ast.expr, name: str) -> bool:
         values = self._values(bound)
-        meant = {ast.dump(bound), *map(ast.dump, values)}
+        meant = {ast.dump(bound), *(ast.dump(value) for value in values if _number(value) != 0)}
         as_many = (_last_name(value) == "min" or ast.unparse(value) == f"len({name})" for value in values)
         if any(as_many):
             return True
@@ -116,6 +132,7 @@ class Portions:
         """What loops are told to count to."""
         calls = (op.at for op in self.graph.ops if isinstance(op, Call) and op.method in COUNTING)
         calls = (at for at in calls if not portion_of(at) or not isinstance(at.args[0], ast.Name))
+        calls = (at for at in calls if _last_name(at) != "min" or _last_name(at.args[-1]) != "len")
         return frozenset(ast.dump(inner) for at in calls for each in at.args for inner in ast.walk(each))
 
     def _values(self, name: ast.expr) -> list[ast.expr]:
@@ -133,6 +150,10 @@ class Portions:
                 ):
                     found.setdefault(name, []).append(value)
         return found
+
+
+def _where(at: ast.AST) -> tuple[int, int]:
+    return getattr(at, "lineno", 0), getattr(at, "col_offset", 0)
 
 
 def is_number(part: str) -> bool:

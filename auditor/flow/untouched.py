@@ -63,11 +63,11 @@ class Untouched:
     @property
     def roots(self) -> frozenset[str]:
         """The names as the text has them, those within comprehensions included."""
-        return frozenset(place[0].partition(HIDDEN)[0] for place in self.places)
+        return frozenset(place[0].partition(HIDDEN)[0] for place in self.places if len(place) == 1)
 
     def names(self, path: Path) -> bool:
-        """Whether the path is it, or part of it."""
-        return (path[0],) in self.places
+        """Whether the path is it, part of it, or what the object keeps under its number."""
+        return (path[0],) in self.places or path in self.places
 
     def is_spelled_in(self, at: ast.AST) -> bool:
         """Whether a simple statement or an expression mentions it: `self.storage[page : page + 1]`."""
@@ -195,6 +195,8 @@ class Forgetting:
             case Make(target=target, items=items):
                 return self._named(held, target, any(held.names(path) for _, path in items))
             case Lookup(target=target, index=index):
+                if held.names(index) and target[0] == self.setting.own:
+                    return replace(held, places=held.places | {target})
                 return self._named(held, target, held.names(index) or held.names(target))
             case Constant(target=target):
                 return self._named(held, target, False)
@@ -204,8 +206,8 @@ class Forgetting:
             case Unpack():
                 return self._unpacked(op, held)
             case EndStatement():
-                named = frozenset(place for place in held.places if not is_temporary(place))
-                return replace(held, places=named)
+                passing = {p for p in held.places if is_temporary(p) or p[0] == self.setting.own}
+                return replace(held, places=held.places - passing)
             case Store():
                 return self._stored(op, held)
         return None if self._touches(op, held) else held
@@ -220,9 +222,8 @@ class Forgetting:
         return replace(held, asked=node) if branches else held
 
     def _call(self, op: Call, held: Untouched) -> Untouched | None:
-        operands = [path for path, _ in op.args] + [path for _, path in op.kwargs]
-        if op.receiver is not None:
-            operands.append(op.receiver)
+        receiver = [op.receiver] if op.receiver is not None else []
+        operands = [path for path, _ in op.args] + [path for _, path in op.kwargs] + receiver
         given = any(map(held.names, operands)) or held.is_spelled_in(op.at)
         if not given:
             elsewhere = all(path[0] != self.setting.own for path in operands)
@@ -232,7 +233,7 @@ class Forgetting:
             return held if held.boxed else replace(held, places=frozenset({box}), boxed=True)
         if self.setting.only_asks(op, True):
             return replace(held, places=held.places | {op.target})
-        itself = op.receiver is not None and held.names(op.receiver)
+        itself = any(path[0] != self.setting.own and held.names(path) for path in receiver)
         self.ends.passed_on |= not itself and not self.setting.ends_it(op)
         return None
 
@@ -274,9 +275,7 @@ class Forgetting:
     def _touches(self, op: Op, held: Untouched) -> bool:
         """Whether any other operation has to do with it, or sets the object's fields."""
         match op:
-            case InPlace(target=target, operand=operand):
-                if self.setting.counts_another(op):
-                    return False
+            case InPlace(target=target, operand=operand) if not self.setting.counts_another(op):
                 paths = [target, operand]
             case Delete(target=target):
                 paths = [target]

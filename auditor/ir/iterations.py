@@ -7,6 +7,9 @@ from auditor.ir.conditions import called_name
 from auditor.ir.decisions import DecisionLowering
 from auditor.ir.ops import Constant, Edge, Make, Move, Next, Path, Store
 
+CHOOSING = {"islice": 0, "sample": 0, "nlargest": 1, "nsmallest": 1}
+"""Functions that choose some of a list, by which argument that is; the other one says how many."""
+
 
 class IterationLowering(DecisionLowering):
     """Lowers comprehensions and the heads of loops."""
@@ -103,7 +106,9 @@ def part_of(over: ast.expr) -> str:
 
 def portion_of(value: ast.expr) -> str:
     """The text of the slice, of the number or of the mask by which some of a list is taken; empty for all.
-    `islice(blocks, n)` takes what `blocks[:n]` does."""
+    `islice(blocks, n)`, `random.sample(blocks, n)` and `nlargest(n, blocks)` take as many as `blocks[:n]`."""
+    if isinstance(value, ast.Call) and (name := called_name(value)) in CHOOSING and len(value.args) == 2:
+        return f":{ast.unparse(value.args[1 - CHOOSING[name]])}"
     if isinstance(value, ast.Call) and called_name(value) == "islice" and 2 <= len(value.args) <= 4:
         return ast.unparse(ast.Slice(*value.args[1:] if value.args[2:] else (None, value.args[1])))
     if not isinstance(value, ast.Subscript):

@@ -35,8 +35,9 @@ from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.giving_back import giving_back, returns_several
-from auditor.project.meaning.recognise import Recogniser, Source
+from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import acquires, functions_with
+from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import Summaries
 from auditor.project.misuse.misused import Misused
 from auditor.project.misuse.uses import Endings
@@ -222,6 +223,7 @@ class Analysis:
             asked=outcome.asked,
             recorded=outcome.recorded,
             opened=source.opened,
+            from_zero=outcome.acquisition.from_zero,
             fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.recogniser, function),
         )
         first = self.recogniser.wrappers.get(function)

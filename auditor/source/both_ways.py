@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
-    (?:\[[^\]\n]*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
+    (?:\[(?:[^][\n]|\[[^]\n]*+\])*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
         \.(?:(?P<first>popitem\()|(?P<taken>pop)|(?P<got>get(?:_nowait)?\(\))|(?P<queued>put\w*+\()
             |(?P<extended>extend\w*+\()|(?P<added>add\()|(?P<put>(?:append\w*+|insert|push)\()|(?P<updated>update\()
             |(?P<struck>(?:discard|remove|difference_update)\())
@@ -29,7 +29,7 @@ _JOINED = ("extended", "more", "joined")
 _UNDONE = (
     (("taken", "first"), _PUT),
     (("got",), ("queued",)),
-    (("first",), _ENTERED),
+    (("first",), (*_ENTERED, "emptied")),
     (("emptied",), _ENTERED),
     (("fewer", "less"), ("raised", "more")),
     (("fewer",), _ENTERED),

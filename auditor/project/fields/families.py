@@ -1,7 +1,8 @@
 """What the methods of a class, of its bases and of its subclasses do to a field that holds a lease."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.follow import EDGES, follow_given
@@ -27,6 +28,7 @@ from auditor.project.fields.exits import (
 )
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.outgrown import outgrown
+from auditor.project.fields.partial import rest_dropped, taken_apart
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
@@ -101,6 +103,26 @@ class Families:
         )
         return any(self.summaries.answer(question).fate is Fate.RELEASE for question in questions)
 
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        return [self._dropped_at(method, at) for at in cut_off(self.project, method, attribute)]
+
+    def _rest_dropped(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> list[Leak]:
+        """Where the method gives back some of what is there, and this one is not among them."""
+        whole = self.whole.get(path, path)
+        found: Iterable[ast.stmt] = ()
+        if path[2:] == (ANY_ITEM,) and whole[-1][1:-1].isdigit():
+            answers = {each: self._asked_of(outcome, each, whole) for each in family if own_name(each)}
+            ended = any(answer.fate is not Fate.BORROW or answer.result for answer in answers.values())
+            found = () if ended else taken_apart(method, path[1][1:])
+        elif path[2:] == (ANY_ITEM,):
+            found = rest_dropped(method, path[1][1:], outcome.function)
+        return [replace(self._dropped_at(method, at), parted=True) for at in found]
+
+    def _dropped_at(self, method: Function, at: ast.stmt) -> Leak:
+        return Leak(Loss.DROPPED, span_of(method.module.path, at, method.module.lines), "", ())
+
     def _reachable(self, method: Function, family: list[Function]) -> bool:
         """A private method counts only if the family calls it, or somebody calls it on an object that is
         not itself."""
@@ -157,11 +179,6 @@ class Families:
             if loss in (Loss.DROPPED, Loss.OVERWRITTEN) and not isinstance(op, Leave):
                 how = op.method if isinstance(op, Call) else ""
                 yield Leak(loss, span_of(method.module.path, op.at, method.module.lines), how, ())
-
-    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        cuts = cut_off(self.project, method, attribute)
-        spans = [span_of(method.module.path, at, method.module.lines) for at in cuts]
-        return [Leak(Loss.DROPPED, span, "", ()) for span in spans]
 
     def _resets(self, outcome: Outcome, method: Function) -> bool:
         """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody

@@ -214,6 +214,7 @@ class Fields(Refilling):
             if len(path) > 2:
                 drops += self._cut_off(method, attribute)
             if answer.fate is Fate.RELEASE:
+                drops += self._rest_dropped(outcome, family, method, path)
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:

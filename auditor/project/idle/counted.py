@@ -8,7 +8,7 @@ from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import last_part
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
-from auditor.project.shapes.made_new import MAKING
+from auditor.project.shapes.made_new import MAKERS, MAKING
 from auditor.protocols.vocabulary import split
 
 NO_THINGS = ("Error", "Exception", "Warning", "Empty", "Full", "Exhausted")
@@ -21,7 +21,7 @@ def counted(works: Sequence[FieldWork]) -> tuple[frozenset[str], frozenset[str]]
         name
         for name in stores
         if any(work.hands_out(taken_ids(work, {name})) for work in works)
-        and any(put.field == name and work.is_from_told(put.value) for work in works for put in work.put)
+        and any(put.field == name and work.is_from_told(put.thing) for work in works for put in work.put)
     }
     counters = {name for work in works for name, way in work.counted if way > 0}
     made = {name for name in counters - lent if _counts_what_it_makes(works, name, lent)}
@@ -63,16 +63,17 @@ def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
 def _makes(suite: list[ast.stmt]) -> bool:
     """Beside the count, or in a `try` beside it, something is made."""
     return any(
-        isinstance(node, ast.Call) and _is_maker(last_part(node.func))
+        isinstance(node, ast.Call) and is_maker(last_part(node.func))
         for statement in suite
         if not isinstance(statement, (ast.If, ast.For, ast.While, ast.Raise))
         for node in ast.walk(statement)
     )
 
 
-def _is_maker(name: str) -> bool:
+def is_maker(name: str) -> bool:
+    """`Connection`, `make_line`, `torch.empty`."""
     made = name[:1].isupper() and not name.endswith(NO_THINGS)
-    return made or not MAKING.isdisjoint(split(name))
+    return made or name in MAKERS or not MAKING.isdisjoint(split(name))
 
 
 def _takes(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
@@ -88,7 +89,7 @@ def _takes(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
 
 def _puts(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
     inside = {id(node) for statement in suite for node in ast.walk(statement)}
-    return any(put.field in stores and id(put.value) in inside for put in work.put)
+    return any(put.field in stores and id(put.thing) in inside for put in work.put)
 
 
 def _is_limited(work: FieldWork, counter: str) -> bool:

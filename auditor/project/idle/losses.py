@@ -6,7 +6,7 @@ the pool's own books say why it is passed over (`reasons`)."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.follow import EDGES, known_at_nodes
 from auditor.flow.lease import Leak, Lease, Loss
@@ -15,12 +15,13 @@ from auditor.flow.solve import solve
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.flow.untouched import Ends, Forgetting, Untouched
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Assume, Call, Edge, Nop
+from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop
 from auditor.model import Span, Step
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.lineage import Lineage
-from auditor.project.code.modules import Module
-from auditor.project.idle.reasons import asks_how_many, for_want, suits_others
+from auditor.project.code.modules import Class, Module, last_part
+from auditor.project.idle.counted import is_maker
+from auditor.project.idle.reasons import asks_how_many, for_want, is_told_apart, suits_others
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.stock import Stock, filled_by_others, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
@@ -71,13 +72,20 @@ def may_lose_idle(text: str) -> bool:
 def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
     """Takes in methods of the module's classes that lose what they took."""
     for _, cls in sorted(module.classes.items()):
-        stock = stock_of(lineage, cls) if may_lose_idle(cls.text) else None
+        stock = stock_of(lineage, cls) if _may_lose(lineage, cls) else None
         if stock is None:
             continue
         own = [work for work in stock.works if work.method.cls is cls and not work.method.is_abstract]
         lost = [lease for work in own for lease in _lost_by(stock, work)]
         if lost and not filled_by_others(stock, lineage.project.sources.values()):
             yield from lost
+
+
+def _may_lose(lineage: Lineage, cls: Class) -> bool:
+    """Asked of its bases as well where it takes something out."""
+    return may_lose_idle(cls.text) or (
+        ".pop" in cls.text and any(may_lose_idle(each.text) for each in lineage.lineage(cls))
+    )
 
 
 def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
@@ -126,20 +134,24 @@ class _Judge:
     # Whether it is one --------------------------------------------------------------------------------------
 
     def _is_fault(self, ends: Ends, loss: Loss, held: Untouched, path: list[Station]) -> bool:
-        if not (ends.handed_out or ends.passed_on) or held.asked < 0 or held.doubted:
+        if held.asked < 0 or held.doubted:
             return False
         if loss is Loss.RAISE and all(station.edge is not Edge.RAISE for station in path):
             return False
+        if self.store.counters and self._is_replaced(path):
+            return False
         asked = self.graph.ops[held.asked]
+        test = self.here.tests.get(id(asked.at))
+        named = held.roots | ({self.take.name} - {""})
+        if not (ends.handed_out or ends.passed_on or self._is_booked()):
+            return test is not None and self._was_to_stay(test, named, path)
         if isinstance(asked, Call):
             return self._caught(ends, loss, path) if not held.boxed else not self._enough()
-        test = self.here.tests.get(id(asked.at))
         if test is None:
             return False
-        named = held.roots | ({self.take.name} - {""})
         if held.boxed and asks_how_many(self.store, self.function, test, named):
             return for_want(self.store, self.function, test, named, self.take.shown) and not self._enough()
-        hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)})
+        hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         good = suits_others(self.store, self.function, test, named, self.take.shown)
         kept = held.boxed and puts_back(self.work, named, frozenset(), self.store.fields)
         return good and (hands_out or kept or self._keeps_all())
@@ -153,6 +165,32 @@ class _Judge:
         raised = (self.graph.ops[station.node].at for station in path if station.edge is Edge.RAISE)
         goes_on = loss is not Loss.RAISE or any(isinstance(at, ast.Raise) and at.exc for at in raised)
         return meant and goes_on and (ends.handed_out or not GETTING_RID.match(self.function.name))
+
+    def _is_replaced(self, path: list[Station]) -> bool:
+        """Another one is made on this way, and not counted: it has the place of this one."""
+        ops = [self.graph.ops[station.node] for station in path]
+        counted = any(isinstance(op, InPlace) and self.here.counts_another(op) for op in ops)
+        return not counted and any(isinstance(op, Call) and is_maker(last_part(op.at.func)) for op in ops)
+
+    def _was_to_stay(self, test: ast.expr, named: Set[str], path: list[Station]) -> bool:
+        """`gone += 1` counts the others that a method gets rid of, and not this one."""
+        counts = {
+            id(part)
+            for loop in self.here.loops
+            for node in ast.walk(loop)
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+            if isinstance(node.value, ast.Constant) and node.lineno > self.take.shown.lineno
+            for part in ast.walk(node)
+        }
+        counted = any(id(self.graph.ops[station.node].at) in counts for station in path)
+        told_apart = is_told_apart(self.store, self.function, test, named, self.take.shown)
+        return bool(counts) and not counted and told_apart
+
+    def _is_booked(self) -> bool:
+        """What is lent moves to another of the stores, `self.live[ticket] = span`."""
+        shown = {id(self.take.shown)}
+        others = self.store.fields - {name for name, node in self.work.taken if id(node) in shown}
+        return others != self.store.fields and puts_back(self.work, frozenset(), shown, others)
 
     def _keeps_all(self) -> bool:
         """A method that hands out nothing of the store and puts back only some of it may mean to drop the

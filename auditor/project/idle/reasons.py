@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
-from auditor.project.shapes.field_work import FILLING
+from auditor.project.shapes.field_work import FILLING, mentions
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
 
@@ -53,6 +53,24 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def is_told_apart(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> bool:
+    """Whether this asks the thing itself, or holds its number against a bound: `if number < self.limit:`."""
+    asked = _condition(stock, function, test, taking)
+    books = any(mentions(part, it, frozenset()) for node in asked.nodes for part in _keys(node))
+    return asked.known and _mentions_any(asked, it) and not (asked.words & BOOKS - {"free", "count"} or books)
+
+
+def _keys(node: ast.AST) -> Iterator[ast.AST]:
+    """What something is looked up by."""
+    match node:
+        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()]):
+            yield left
+        case ast.Subscript(slice=key):
+            yield key
+        case ast.Call(func=ast.Attribute(), args=args):
+            yield from args
 
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
@@ -146,12 +164,14 @@ def _is_one_of(node: ast.AST, names: Set[str]) -> bool:
 
 
 def _is_feature(node: ast.AST, names: Set[str]) -> bool:
-    """`seg.dirty`, `buffer[:64]`, `page % 2`."""
+    """`seg.dirty`, `buffer[:64]`, `page % 2`, `self.memory[page]`, `probe(port)`."""
     match node:
         case (
             ast.Attribute(value=ast.Name(id=name))
             | ast.Subscript(value=ast.Name(id=name))
+            | ast.Subscript(slice=ast.Name(id=name))
             | ast.BinOp(left=ast.Name(id=name))
+            | ast.Call(args=[*_, ast.Name(id=name) | ast.Tuple(elts=[*_, ast.Name(id=name)])])
         ):
             return name in names
     return False
@@ -161,7 +181,7 @@ def _compared_alone(node: ast.AST) -> Iterator[ast.expr]:
     """`slot.number == 0`: that one is reserved. Of `number % 2 == 0` there are many."""
     match node:
         case ast.Compare(ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot()], left=left, comparators=sides):
-            yield from (side for side in (left, *sides) if not isinstance(side, ast.BinOp))
+            yield from (side for side in (left, *sides) if not isinstance(side, ast.BinOp | ast.Call))
 
 
 def _is_set_by(stock: Stock, attr: str) -> bool:
@@ -182,9 +202,10 @@ def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
         name
         for node in asked.nodes
         if isinstance(node, ast.expr) and (name := own_attribute(node, own)) is not None
-    } - stock.fields - methods  # fmt: skip
+    } - stock.fields - stock.memory - methods  # fmt: skip
     at_places = [node for node in asked.nodes if isinstance(node, ast.Subscript)]
-    in_store = {id(node) for node in at_places if own_attribute(node.value, own) in stock.fields}
+    things = stock.fields | stock.memory
+    in_store = {id(node) for node in at_places if own_attribute(node.value, own) in things}
     looked_up = {id(place) for node in asked.nodes if id(node) not in in_store for place in _tables(node)}
     return any(_changes(stock, field) for field in fields) or any(
         id(node) in looked_up and own_attribute(node, own) is not None

@@ -15,11 +15,13 @@ from auditor.project.shapes.pool_state import changes_state
 
 PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
                   "str", "repr", "hasattr", "id", "type", "numel", "size", "element_size", "dim", "nelement",
-                  "item", "isnan", "query", "count_nonzero", "divmod", "hash", "tuple"})  # fmt: skip
+                  "item", "isnan", "isfinite", "isinf", "equal", "query", "count_nonzero", "divmod", "hash",
+                  "tuple"})  # fmt: skip
 """Functions, and methods of tensors and events, that keep nothing of what they are given."""
 
 ASKING = re.compile(
-    r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers)(?:_|$)|_*isn?(?=[A-Z])"
+    r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers|connect_ex|ping|probe|verify"
+    r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
 )
 WAKING = frozenset({"notify", "notify_all", "acquire", "release", "locked", "wait"})
 ENDING_IT = re.compile(

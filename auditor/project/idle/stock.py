@@ -5,6 +5,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, statements_of
 from auditor.project.code.lineage import Lineage
@@ -13,11 +14,12 @@ from auditor.project.idle.counted import counted
 from auditor.project.idle.supply import Supply, comes_back_by_itself, read_off, taken_ids
 from auditor.project.shapes.field_work import FILLING, FieldWork, field_work, mentions
 from auditor.project.shapes.full_at_first import AROUND, INITIAL, NUMBERING, beginning, given_to_a_pool
+from auditor.project.shapes.made_new import MAKERS
 
 NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", "deque"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stock:
     """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
@@ -31,6 +33,24 @@ class Stock:
     makers: frozenset[str] = frozenset()
     given: bool = False
     replaces: bool = False
+
+    @cached_property
+    def memory(self) -> frozenset[str]:
+        """Fields with what lies at its places: `self.k = torch.zeros(pages, page_size, width)`. An array of
+        one dimension may be books."""
+        return frozenset(
+            at.attr
+            for method in self.cls.methods.values()
+            for at, value in assignments(method)
+            if isinstance(at, ast.Attribute) and _has_dimensions(value)
+        )
+
+
+def _has_dimensions(value: ast.expr) -> bool:
+    match value:
+        case ast.Call(func=func, args=[ast.Tuple(elts=[_, _, *_])] | [_, _, *_]):
+            return last_part(func) in MAKERS
+    return False
 
 
 def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
@@ -53,11 +73,13 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     }
     full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name)}
     fields = _circulating(frozenset(full), later)
-    lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later)
+    lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later) or any(
+        puts_back(work, frozenset(), read_off(work, frozenset(full)), fields - full) for work in later
+    )
     givers = {
         work.method.name
         for work in later
-        if any(put.field in fields and work.is_from_told(put.value) for put in work.put)
+        if any(put.field in fields and work.is_from_told(put.thing) for put in work.put)
     }
     made_by = {last_part(call.func) for values in filled.values() for call in _calls_of(values)}
     makers = made_by - NO_MAKERS
@@ -87,9 +109,13 @@ def _later(works: Sequence[FieldWork], begun: Sequence[FieldWork]) -> list[Field
 
 
 def _methods(family: Sequence[Class]) -> list[Function]:
-    """The class's own and those that it inherits."""
-    found = {name: method for cls in family for name, method in sorted(cls.methods.items())}
-    return [method for name, method in sorted(found.items()) if not name.endswith("=")]
+    """The class's own and those that it inherits; of constructors all, for one calls the other."""
+    found = {
+        (name, cls.name if name in INITIAL else ""): method
+        for cls in family
+        for name, method in sorted(cls.methods.items())
+    }
+    return [method for (name, _), method in sorted(found.items()) if not name.endswith("=")]
 
 
 def _calls_of(values: Sequence[ast.expr]) -> Iterator[ast.Call]:
@@ -162,7 +188,7 @@ def _by_own_method(call: ast.Call, own: str, later: Sequence[FieldWork]) -> Iter
     name = own_attribute(call.func, own)
     for work in later if name is not None and call.args else ():
         if work.method.name == name:
-            yield from ((put.field, call.args[0]) for put in work.put if work.is_from_told(put.value))
+            yield from ((put.field, call.args[0]) for put in work.put if work.is_from_told(put.thing))
 
 
 def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
@@ -184,6 +210,8 @@ def _elements(value: ast.expr) -> Iterator[ast.expr]:
     match value:
         case ast.Call(func=func) if last_part(func) in NUMBERING:
             yield value
+        case ast.Call(func=ast.Attribute(attr="fromkeys"), args=[inner, *_]):
+            yield from _elements(inner)
         case ast.Call(func=func, args=[inner, *_]) if last_part(func) in AROUND:
             yield from _elements(inner)
         case (
@@ -193,6 +221,8 @@ def _elements(value: ast.expr) -> Iterator[ast.expr]:
         ):
             yield from _elements(inner)  # `list(range(n))[::-1]`, `arange(n).tolist()`
         case ast.ListComp(elt=inner) | ast.SetComp(elt=inner) | ast.GeneratorExp(elt=inner):
+            yield inner
+        case ast.DictComp(key=inner, value=ast.Constant(value=None)):
             yield inner
         case ast.DictComp(value=inner):
             yield from _elements(inner)
@@ -222,4 +252,4 @@ def _circulating(fields: frozenset[str], works: Sequence[FieldWork]) -> frozense
 def puts_back(work: FieldWork, names: Set[str], marked: Set[int], fields: Set[str]) -> bool:
     """Whether the method puts one of these, or what comes from it, into a store again."""
     derived = work.derived(names, marked)
-    return any(put.field in fields and mentions(put.value, derived, marked) for put in work.put)
+    return any(put.field in fields and mentions(put.thing, derived, marked) for put in work.put)

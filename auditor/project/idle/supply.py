@@ -9,6 +9,7 @@ from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.project.shapes.full_at_first import AROUND, NUMBERING
 from auditor.project.shapes.made_new import hands_out_new
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
@@ -72,8 +73,9 @@ class Supply:
 
     @property
     def joins(self) -> bool:
-        """`add_worker(worker)`: whoever calls that may bring another for one that is dead."""
-        puts = any(put.field in self.fields for put in self.work.put)
+        """`add_worker(worker)`: whoever calls that may bring another for one that is dead. Further numbers
+        come to those that there are."""
+        puts = any(put.field in self.fields and not _is_numbers(put.thing) for put in self.work.put)
         return puts and not JOINING.isdisjoint(split(self.work.method.name))
 
     def grows(self) -> bool:
@@ -81,7 +83,7 @@ class Supply:
         name = self.work.method.name
         if STARTING_OVER.match(name):
             return False
-        put = [put.value for put in self.work.put if put.field in self.fields]
+        put = [put.thing for put in self.work.put if put.field in self.fields]
         return (
             any(self._is_new(value) for value in put)
             or any(not mentions(value, self.known, self.marked) for value in self._set_anew())
@@ -147,6 +149,13 @@ class Supply:
                 own_attribute(t, self.own) in self.fields for t in targets
             ):
                 yield node.value
+
+
+def _is_numbers(value: ast.expr) -> bool:
+    """`range(old, old + more)`, `reversed(range(...))`."""
+    while isinstance(value, ast.Call) and last_part(value.func) in AROUND and value.args:
+        value = value.args[0]
+    return isinstance(value, ast.Call) and last_part(value.func) in NUMBERING
 
 
 def _maker_of(call: ast.Call) -> ast.expr | None:

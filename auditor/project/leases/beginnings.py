@@ -15,10 +15,13 @@ def asked(op: Call) -> Knowledge:
     return frozenset({(owner, True), (f"{owner} is None", False)}) if owner else NOTHING
 
 
-def handed_out(op: Call) -> Knowledge:
-    """What holds the lease is something, whatever flag says so later: `fits = pages is not None`."""
+def handed_out(op: Call, acquisition: Acquisition) -> Knowledge:
+    """What holds the lease is something, whatever flag says so later: `fits = pages is not None`; but for
+    the number 0 that is not true."""
     given = "".join(op.target)
-    return frozenset({(given, True), (f"{given} is None", False)})
+    some = (f"{given} is None", False)
+    is_number = acquisition.from_zero and (acquisition.keyed or op.target in acquisition.places)
+    return frozenset({some} if is_number else {(given, True), some})
 
 
 def of_receiver(op: Call, acquisition: Acquisition) -> Knowledge:

@@ -42,8 +42,8 @@ from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.refusals import is_counted, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
-from auditor.project.meaning.recognise import Source
 from auditor.project.meaning.sites import loops_around, site_nodes
+from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome, merged_outcome
 
 BEGINNING = re.compile(
@@ -94,10 +94,9 @@ class Follower:
         assert acquisition is not None
         known = self.known.get(node, NOTHING)
         if acquisition.handle is Handle.RESULT:
-            known = known | handed_out(op)
+            known = known | handed_out(op, acquisition)
         elif not acquisition.opened:
-            known = known | {(op.target[0], True)}  # `if lock.acquire(blocking=False):`
-            known = known | asked(op)
+            known = known | handed_out(op, acquisition) | asked(op)  # `if lock.acquire(blocking=False):`
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         known = known | of_receiver(op, acquisition) | acquisition.given
         lends = self.function.is_context_manager

@@ -20,7 +20,7 @@ BORROWING = frozenset(
      "bytearray", "parse", "readfp", "read_file"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",
-                          "deque", "filter", "islice", "copy",
+                          "deque", "filter", "islice", "nlargest", "nsmallest", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
 ADDRESSES = frozenset({"c_void_p", "c_int", "c_size_t", "c_uint64"})
@@ -200,7 +200,8 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         return BORROWED
     if name in COPIES and position != 0:
         return BORROWED  # `copy(source, target)` is no copy module's
-    if name in SAME_CONTENT and position != -1:
+    sampled = name == "sample" and call.receiver == ("@random",)
+    if (name in SAME_CONTENT or sampled) and position != -1:
         return Treatment(result=rest)
     if (name in ADDRESSES or (name == "int" and _is_a_call(call.at.args))) and position == 0 and not rest:
         return Treatment(result=())

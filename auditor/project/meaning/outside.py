@@ -22,7 +22,8 @@ from auditor.project.code.lookups import looked_up_before
 from auditor.project.code.modules import Function
 from auditor.project.meaning import library
 from auditor.project.meaning.entered import owed_behind_its_with
-from auditor.project.meaning.recognise import Recogniser, Source
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.source import Source
 from auditor.protocols.tensor_operations import treatment_of
 from auditor.protocols.vocabulary import KEEPING, REMOVING, STORING
 

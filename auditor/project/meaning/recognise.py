@@ -3,9 +3,9 @@
 import ast
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from auditor.flow.effects import Acquisition, Handle, Position, Value
+from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.ir.ops import Call, Make, Path, is_temporary
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
@@ -15,6 +15,7 @@ from auditor.project.meaning.contexts import entered_by_hand
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
+from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
 from auditor.project.pools.called_like import called_like_pool, given_back_near
@@ -22,6 +23,7 @@ from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
 from auditor.project.pools.telling_fields import telling_fields
+from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
@@ -32,38 +34,6 @@ EMPTYING = re.compile(
 """Methods by which a pool gets rid of what it has."""
 
 GUARD = re.compile(r"(?:(?:lock|mutex|sem|semaphore|cond|condition|gate)_?|smem\w*)\.\w+$", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Why a call acquires. `rest` is where in the result the lease lies.
-
-    `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
-    `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
-    `unless` are parameters that are None there: who brings his own buffer gets that one back. `asked` are
-    parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
-    says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
-    around it was made for the caller. `opened`: it holds something open. `also` are further leases in it.
-    """
-
-    protocol: str
-    origin: str
-    handle: Handle
-    value: Value
-    argument: Position = 0
-    rest: Path = ()
-    lease: bool = False
-    flags: frozenset[tuple[str, bool]] = frozenset()
-    inner: bool = False
-    counts: bool = False
-    own: frozenset[tuple[str, bool]] = frozenset()
-    unless: frozenset[str] = frozenset()
-    asked: frozenset[tuple[str, bool]] = frozenset()
-    given: frozenset[tuple[str, bool]] = frozenset()
-    recorded: bool = False
-    fresh: bool = False
-    opened: bool = False
-    also: tuple["Source", ...] = ()
 
 
 class Recogniser(Releases):
@@ -80,6 +50,7 @@ class Recogniser(Releases):
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
         self._told_of: dict[str, frozenset[str]] = {}
+        self._numbering: set[Function] = set()
         for pair in pairs:
             self._add(pair)
 
@@ -87,6 +58,8 @@ class Recogniser(Releases):
         for half in pair.acquires:
             self.acquiring.setdefault(half.function, (pair, half))
             self._names.setdefault(half.function.name, []).append((pair, half))
+            if (cls := half.function.cls) and hands_out_zero(self.calls.model.lineage(cls), half.function):
+                self._numbering.add(half.function)
             for end in self._lent_or_keyed.endings(pair, half):
                 self._lent.add(half.function)
                 self.releasing.setdefault(end, (pair, Half(end, half.name, Handle.RECEIVER)))
@@ -251,6 +224,7 @@ class Recogniser(Releases):
             fresh=source.fresh,
             opened=source.opened,
             telling=self._telling(source),
+            from_zero=source.from_zero or self._from_zero(function, call.at),
             own_key=source.opened or _made_here(function, source, places),
         )
 
@@ -262,6 +236,10 @@ class Recogniser(Releases):
             found = [telling_fields(self.calls.model, pair) for pair in pairs[:1]]
             self._told_of[source.protocol] = found[0] if found else frozenset()
         return self._told_of[source.protocol]
+
+    def _from_zero(self, function: Function, call: ast.Call) -> bool:
+        reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}
+        return bool(reached) and reached <= self._numbering
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.handle is Handle.RESULT:

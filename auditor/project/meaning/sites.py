@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from auditor.ir.ops import Call, Next
 from auditor.project.code.candidates import wild_pattern
 from auditor.project.code.modules import Function, Module, last_part
-from auditor.project.meaning.recognise import Recogniser, Source
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.source import Source
 
 
 def functions_with(module: Module, words: set[str]) -> Iterator[tuple[Function, list[ast.Call]]]:

@@ -30,6 +30,12 @@ class Put:
     key: ast.expr | None
     value: ast.expr
 
+    @property
+    def thing(self) -> ast.expr:
+        """Of `self.free[page] = None`, which makes a mapping an ordered set, the key."""
+        is_set = isinstance(self.value, ast.Constant) and self.value.value is None
+        return self.key if is_set and self.key is not None else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -158,7 +164,8 @@ class _Reader:
             case ast.AugAssign(target=ast.Attribute() as target, op=ast.Add() | ast.Sub() as op, value=value):
                 self._changed(target, op, value)
             case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
-                self._note_removed(container, key)
+                if (name := self.field_of(container)) is not None:
+                    self.work.removed.append((name, key))
             case ast.Return(value=ast.expr() as value):
                 self.work.returned.append(value)
         self._marked(statement)
@@ -213,11 +220,6 @@ class _Reader:
             self.work.summed.add(name)
             self.work.amounts.append((name, 1 if isinstance(op, ast.Add) else -1, value))
 
-    def _note_removed(self, container: ast.expr, key: ast.expr) -> None:
-        name = self.field_of(container)
-        if name is not None:
-            self.work.removed.append((name, key))
-
     def _called(self, call: ast.Call) -> None:
         match call:
             case ast.Call(
@@ -244,12 +246,7 @@ class _Reader:
 
 def _counts_by_itself(value: ast.expr) -> bool:
     """`itertools.count(1)`."""
-    match value:
-        case ast.Call(
-            func=ast.Name(id="count") | ast.Attribute(value=ast.Name(id="itertools"), attr="count")
-        ):
-            return True
-    return False
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
 
 
 def mentions(node: ast.AST, names: Set[str], marked: Set[int]) -> bool:

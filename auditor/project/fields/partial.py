@@ -1,0 +1,193 @@
+"""Containers of which a method gives back a part, and then lets go of the rest: `for lane in self.lanes[1:]:`
+before `self.lanes.clear()`."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.bindings import assignments, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function, last_part
+
+AROUND = frozenset({"list", "tuple", "sorted", "reversed", "iter"})
+ENDS = frozenset({"pop", "popleft", "popitem"})
+EMPTY = frozenset({"list()", "dict()", "set()", "deque()", "[]", "{}", "None"})
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def rest_dropped(method: Function, attribute: str, storing: Function) -> Iterator[ast.stmt]:
+    """The statements that let go of it, in a method that gives back what it takes of the field. `storing` is
+    where the leases come from: what it puts there once is no list."""
+    own = own_name(method)
+    if own is None or not _is_empty_at_first(storing, attribute):
+        return
+    here = _Method(method, own, attribute)
+    ending = [node for node in statements_of(method.node) if here.lets_go(node)]
+    inside = {id(part) for node in ending for part in ast.walk(node)}
+    parts = [each for each in here.parts() if id(each[0]) not in inside]
+    if len(parts) != 1 or here.is_used_beside(parts[0][0], inside):
+        return
+    part, single = parts[0]
+    if single and _has_one_at_most(storing, attribute):
+        return
+    for node in ending:
+        later = node.lineno > part.lineno and id(node) not in here.repeated
+        if later and (single or here.lets_all_go(node)):
+            yield node
+
+
+def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
+    """`key, value = self.pairs.pop(tag)`"""
+    for node in statements_of(method.node):
+        match node:
+            case ast.Assign(targets=[ast.Tuple()], value=ast.Call(func=ast.Attribute(value=whole, attr=way))):
+                if way in ("pop", "popleft") and own_attribute(whole, own_name(method) or "") == attribute:
+                    yield node
+
+
+class _Method:
+    """One method, as far as it works with one field."""
+
+    def __init__(self, method: Function, own: str, attribute: str) -> None:
+        self.method = method
+        self.own = own
+        self.attribute = attribute
+        loops = [node for node in ast.walk(method.node) if isinstance(node, LOOPS)]
+        self.repeated = {id(inner) for loop in loops for part in loop.body for inner in ast.walk(part)}
+
+    def is_it(self, node: ast.expr) -> bool:
+        """`self.lanes`, `list(self.lanes.values())`"""
+        match node:
+            case ast.Call(func=ast.Name(id=around), args=[inner]) if around in AROUND:
+                return self.is_it(inner)
+            case ast.Call(func=ast.Attribute(value=inner, attr="values" | "items" | "keys"), args=[]):
+                return self.is_it(inner)
+        return own_attribute(node, self.own) == self.attribute
+
+    def parts(self) -> list[tuple[ast.expr, bool]]:
+        """The expressions that take some of it and leave others, with whether that is a single one."""
+        found: list[tuple[ast.expr, bool]] = []
+        for node in ast.walk(self.method.node):
+            match node:
+                case ast.Subscript(value=whole, slice=ast.Slice() as cut, ctx=ast.Load()):
+                    if self.is_it(whole) and self._leaves_some(cut):
+                        found.append((node, False))
+                case ast.Call(func=func, args=[whole, bound]) if last_part(func) == "islice":
+                    if self.is_it(whole) and (_is_number(bound) or self._is_told(bound)):
+                        found.append((node, False))
+                case (
+                    ast.Subscript(value=whole, slice=ast.Constant(value=0), ctx=ast.Load())
+                    | ast.Subscript(value=whole, slice=ast.UnaryOp(operand=ast.Constant()), ctx=ast.Load())
+                    | ast.Call(func=ast.Attribute(value=whole, attr="pop" | "popleft" | "popitem"), args=[])
+                    | ast.Call(func=ast.Name(id="next"), args=[whole])
+                ):
+                    if self.is_it(whole) and id(node) not in self.repeated:
+                        found.append((node, True))
+                case ast.For(
+                    target=ast.Tuple(elts=[ast.Name(id=turn), ast.Name()]),
+                    iter=ast.Call(func=ast.Name(id="enumerate"), args=[whole]),
+                    body=[ast.If(test=test, orelse=[])],
+                ):
+                    if self.is_it(whole) and self._asks_only(test, turn):
+                        found.append((node.iter, False))
+        return found
+
+    def _leaves_some(self, cut: ast.Slice) -> bool:
+        """Whatever the length, once there are enough: `[1:]`, `[::2]`, `[:-1]`, `[: self.window]` of a width
+        that is told once."""
+        lower, step = cut.lower, cut.step
+        if step is not None and ast.unparse(step) not in ("1", "-1"):
+            return isinstance(step, ast.Constant)
+        if lower is not None and ast.unparse(lower) != "0":
+            return _is_number(lower) and cut.upper is None
+        return cut.upper is not None and (_is_number(cut.upper) or self._is_told(cut.upper))
+
+    def _is_told(self, bound: ast.expr) -> bool:
+        name = own_attribute(bound, self.own)
+        if name is None or self.method.cls is None:
+            return isinstance(bound, ast.Name) and bound.id in self.method.parameters
+        written = [
+            method.name
+            for method in self.method.cls.methods.values()
+            for node in ast.walk(method.node)
+            if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store)
+        ]
+        return written == ["__init__"]
+
+    def _asks_only(self, test: ast.expr, turn: str) -> bool:
+        """`if turn % 2 == 0:`"""
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+        return names == {turn} and not any(isinstance(node, ast.Call) for node in ast.walk(test))
+
+    def is_used_beside(self, part: ast.expr, ending: set[int]) -> bool:
+        """Beyond that part, what lets go of it, and asking whether there is something in it."""
+        asking = [node.test for node in ast.walk(self.method.node) if isinstance(node, ast.If)]
+        asked = {id(inner) for test in asking if _asks_for_some(test) for inner in ast.walk(test)}
+        known = ending | asked | {id(inner) for inner in ast.walk(part)}
+        return any(
+            id(node) not in known
+            for node in ast.walk(self.method.node)
+            if isinstance(node, ast.expr) and own_attribute(node, self.own) == self.attribute
+        )
+
+    def lets_go(self, node: ast.stmt) -> bool:
+        """Of everything, or of what is past a mark."""
+        match node:
+            case ast.Assign(
+                targets=[target],
+                value=ast.Subscript(value=whole, slice=ast.Slice(lower=None, upper=ast.Name())),
+            ):
+                return self.is_it(whole) and self.is_it(target)
+            case ast.Delete(
+                targets=[ast.Subscript(value=whole, slice=ast.Slice(lower=ast.Name(), upper=None))]
+            ):
+                return self.is_it(whole)
+        return self.lets_all_go(node)
+
+    def lets_all_go(self, node: ast.stmt) -> bool:
+        match node:
+            case (
+                ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr="clear")))
+                | ast.Delete(targets=[ast.Subscript(value=whole, slice=ast.Slice(lower=None, upper=None))])
+            ):
+                return self.is_it(whole)
+            case ast.Assign(targets=[target], value=value):
+                return own_attribute(target, self.own) == self.attribute and ast.unparse(value) in EMPTY
+        return False
+
+
+def _asks_for_some(test: ast.expr) -> bool:
+    """`if self.lanes:`, `if len(self.lanes) > mark:`, and not `if len(self.lanes) == 1:`."""
+    return not any(
+        isinstance(node, ast.Compare) and any(isinstance(each, ast.Constant) for each in node.comparators)
+        for node in ast.walk(test)
+    )
+
+
+def _is_number(node: ast.expr) -> bool:
+    number = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(number, ast.Constant) and isinstance(number.value, int)
+
+
+def _is_empty_at_first(storing: Function, attribute: str) -> bool:
+    """Its first entry may be something that nobody gives back: `self.rows = [padding]`."""
+    init = storing.cls.methods.get("__init__") if storing.cls is not None else None
+    given = assignments(init) if init is not None else ()
+    first = [value for target, value in given if getattr(target, "attr", "") == attribute]
+    return bool(first) and all(
+        ast.unparse(value) in EMPTY
+        or last_part(getattr(value, "func", value)) in ("deque", "OrderedDict", "defaultdict")
+        or isinstance(value, ast.ListComp | ast.DictComp)
+        for value in first
+    )
+
+
+def _has_one_at_most(storing: Function, attribute: str) -> bool:
+    """It is filled at birth, or where it is empty: `if not self.lanes: self.lanes.append(...)`."""
+    asks = any(
+        isinstance(node, ast.Attribute) and node.attr == attribute
+        for statement in statements_of(storing.node)
+        if isinstance(statement, ast.If)
+        if not isinstance(statement.test, ast.Compare)  # `if key not in self.lanes:`
+        for node in ast.walk(statement.test)
+    )
+    several = any(isinstance(node, (*LOOPS, ast.comprehension)) for node in ast.walk(storing.node))
+    return not several and (asks or storing.name == "__init__")
