@@ -6,39 +6,66 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import assignments, own_attribute, own_name
+from auditor.project.code.bindings import assignments, own_attribute, own_name, statements_of
 from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import lent_class
 
-PLAIN = re.compile(r"(?:Optional\[)?(?:int|float|bool|str|bytes|(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b")
+_ONE = r"(?:int|float|bool|str|bytes|(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
+PLAIN = re.compile(
+    rf"(?:Optional\[)?(?:{_ONE}|(?:[Dd]ict|[Ll]ist|[Ss]et|Sequence|deque)\[(?:{_ONE}(?:, )?)+\])"
+)
 """Annotations of what cannot hold the object that it is a field of."""
 
 
 def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
     """As pieces of paths: `.sent`. None where the pool takes back less than the object, or knows it by the
     field."""
-    lent = {
-        lent_class(model, pair.owner, half.function)
-        for half in pair.acquires
-        if pair.owner is not None and half.handle is Handle.RESULT and half.value is Value.OBJECT
-    }
+    halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value is Value.OBJECT]
+    if pair.owner is None or not halves:
+        return frozenset()
+    lent = {lent_class(model, pair.owner, half.function) for half in halves}
     cls = lent.pop() if len(lent) == 1 else None
-    if cls is None or pair.owner is None or not all(_wants(model, half, cls) for half in pair.releases):
+    promised = {_promised(half.function) for half in halves}
+    if cls is None and len(promised) == 1:
+        cls = _by_type_argument(model, pair.owner)
+    if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
         return frozenset()
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each)}
     books = pair.owner.text
     return frozenset(f".{name}" for name in plain if not re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books))
 
 
-def _wants(model: ClassModel, half: Half, cls: Class) -> bool:
+def _promised(function: Function) -> str:
+    """The annotation of what it returns, if that is no more than a name."""
+    returns = getattr(function.node, "returns", None)
+    found = re.fullmatch(r"(?:Optional\[)?(\w+)\]?(?: \| None)?", ast.unparse(returns)) if returns else None
+    return found[1] if found else ""
+
+
+def _by_type_argument(model: ClassModel, pool: Class) -> Class | None:
+    """The one class that subclasses fill in: `class Workers(Pool[Worker])`."""
+    filled = [
+        (each.module, base.slice)
+        for each in model.subclasses(pool)
+        for base in each.node.bases
+        if isinstance(base, ast.Subscript) and last_part(base.value) == pool.name
+    ]
+    found = {type_named(model.project, written) for written in filled}
+    cls = found.pop() if len(found) == 1 else None
+    return cls if isinstance(cls, Class) and "__del__" not in cls.methods else None
+
+
+def _wants(model: ClassModel, half: Half, cls: Class, promised: set[str]) -> bool:
     """Whether it is given the object itself."""
     if half.handle is Handle.RECEIVER:
         return True
     arguments = getattr(half.function.node, "args", None)
     for told in arguments.args[1:] if arguments is not None else ():
         if told.annotation is not None:
+            if ast.unparse(told.annotation) in promised:
+                return True
             found = type_named(model.project, (half.function.module, told.annotation))
             if isinstance(found, Class) and cls in model.lineage(found) + model.lineage(cls)[:1]:
                 return True
@@ -56,6 +83,7 @@ def _plain_fields(cls: Class) -> Iterator[str]:
     init = cls.methods.get("__init__")
     if init is not None:
         yield from _set_plainly(init)
+        yield from _annotated(init)
 
 
 def _set_plainly(init: Function) -> Iterator[str]:
@@ -70,6 +98,16 @@ def _set_plainly(init: Function) -> Iterator[str]:
         constant = isinstance(value, ast.Constant) and value.value is not None
         if constant or (isinstance(value, ast.Name) and value.id in told):
             yield name
+
+
+def _annotated(init: Function) -> Iterator[str]:
+    """`self.vocab: dict[str, int] = {}`"""
+    own = own_name(init) or ""
+    for node in statements_of(init.node):
+        if isinstance(node, ast.AnnAssign) and _is_plain(node.annotation):
+            name = own_attribute(node.target, own)
+            if name is not None:
+                yield name
 
 
 def _is_plain(annotation: ast.expr | None) -> bool:
