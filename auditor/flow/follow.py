@@ -101,10 +101,12 @@ def _all_calls(graph: Graph) -> frozenset[int]:
 
 
 def _only_lent(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
-    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back, or
-    returns it. What was lent on one way was lent on the others."""
-    pending = list(domain.endings.released.items())
-    pending += [(node, held) for node in domain.endings.returned for held in solution.states.get(node, ())]
+    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back, keeps
+    it, returns it or hands it on. What was lent on one way was lent on the others."""
+    endings = domain.endings
+    pending = list(endings.released.items())
+    handed_on = (*endings.returned, *sorted(endings.taken), *endings.stored)
+    pending += [(node, held) for node in handed_on for held in solution.states.get(node, ())]
     seen = set(pending)
     while pending:
         for node, held, _ in solution.came_from.get(pending.pop(), ()):

@@ -59,6 +59,7 @@ SERVING = frozenset({"server", "make_server"})
 
 GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",
                          "enter_async_context", "closing_later", "addCleanup", "addfinalizer"})  # fmt: skip
+INTO_ORDER = frozenset({"heappush", "insort", "insort_left", "insort_right"})
 APPENDING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault"})
 EXTENDING = frozenset({"extend", "extendleft", "update", "union"})
 WATCHER = re.compile(r"poll|selector|epoll|kqueue")
@@ -147,10 +148,11 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
 
 
 def heap(call: Call, position: Position, rest: Path) -> Treatment | None:
-    """`heappush(self.waiting, (due, lease))` and `heappop(self.waiting)`: the list is the first argument."""
-    if not call.args or call.method not in ("heappush", "heappop"):
+    """`heappush(self.waiting, (due, lease))`, `heappop(self.waiting)`, `insort(slots, lease)`: the list is the
+    first argument."""
+    if not call.args or call.method not in ("heappop", *INTO_ORDER):
         return None
-    if call.method == "heappush" and position == 1:
+    if call.method in INTO_ORDER and position == 1:
         into = call.args[0][0]
         return TAKEN if is_temporary(into) else Treatment(moved_to=(*into, ANY_ITEM, *rest))
     if call.method == "heappop" and position == 0 and rest and rest[0].startswith("["):
