@@ -148,8 +148,7 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
 
 
 def heap(call: Call, position: Position, rest: Path) -> Treatment | None:
-    """`heappush(self.waiting, (due, lease))`, `heappop(self.waiting)`, `insort(slots, lease)`: the list is the
-    first argument."""
+    """`heappush(self.waiting, (due, lease))`, `heappop(self.waiting)`, `insort(slots, lease)`: the list."""
     if not call.args or call.method not in ("heappop", *INTO_ORDER):
         return None
     if call.method in INTO_ORDER and position == 1:

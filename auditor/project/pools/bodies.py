@@ -4,7 +4,7 @@ import ast
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
-from auditor.project.code.bindings import given_to, statements_of
+from auditor.project.code.bindings import given_to, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state, owner_name
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
@@ -151,6 +151,28 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
     kind = ast.unparse(returns).removesuffix(" | None") if returns is not None else ""
     kind = kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
     return kind not in SIMPLE and any(kind == annotation for _, annotation in given)
+
+
+def returns_several(function: Function) -> bool:
+    """`return self.acquire(), self.acquire()`: each of them is a lease, and its callers owe them apart."""
+    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    tuples = [value.elts for value in returned if isinstance(value, ast.Tuple)]
+    return bool(tuples) and all(
+        len(parts) > 1 and all(_asks_itself(function, part) for part in parts) for parts in tuples
+    )
+
+
+def _asks_itself(function: Function, part: ast.expr) -> bool:
+    """`self.acquire()`, or a name for that."""
+    match part:
+        case ast.Name(id=name):
+            given = list(given_to(function, name))
+            return bool(given) and all(
+                isinstance(each, ast.Call) and _asks_itself(function, each) for each in given
+            )
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method)):
+            return owner == own_name(function) and take_apart(method, ACQUIRE_WORDS) is not None
+    return False
 
 
 def _hands_out_popped(function: Function) -> bool:

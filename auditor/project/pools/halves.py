@@ -11,6 +11,7 @@ from auditor.project.pools.bodies import (
     kept_under_parameter,
     lends,
     returns_itself,
+    returns_several,
     returns_something,
     shared_key,
     told_nothing,
@@ -65,7 +66,7 @@ def acquiring_half(
     function: Function, name: Name, partners: list[Function], *, shaped: bool = False
 ) -> Half | None:
     """None where the body does not behave like one; of `shaped` ones it is known that it does."""
-    if {"contextmanager", "asynccontextmanager"} & set(function.decorators):
+    if {"contextmanager", "asynccontextmanager"} & set(function.decorators) or returns_several(function):
         return None
     if function.is_abstract:
         if only_passes(function) or name.verb in WEAK - COUNTING:
