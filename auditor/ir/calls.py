@@ -65,7 +65,8 @@ def is_quiet(node: ast.Call) -> bool:
         case ast.Attribute(attr=method, value=receiver):
             if method in LOGGING:
                 return "log" in (getattr(receiver, "attr", "") or getattr(receiver, "id", "")).lower()
-            return method in QUIET_CALLS
+            computes = method == "add" and (len(node.args) > 1 or node.keywords)  # `torch.add(a, b, out=a)`
+            return method in QUIET_CALLS and not computes
         case ast.Name(id=name):
             return name in QUIET_CALLS or name.endswith(("Error", "Exception", "Warning"))
     return False

@@ -70,7 +70,7 @@ class OutsideEffects:
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
-            library.stored_by_method(call, position, rest),
+            None if _of_numbers(dotted) else library.stored_by_method(call, position, rest),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
@@ -109,7 +109,8 @@ class OutsideEffects:
             return BORROWED  # `numpy.save(file, array)`
         if call.method in RUNNING and call.receiver is not None and position and value is not Value.OBJECT:
             return UNKNOWN  # what is run is not known, so neither is whether it gives back what it works with
-        if call.method in STORING or KEEPING.match(call.method):
+        computes = _of_numbers(dotted) and treatment_of(call.method) is not None  # `torch.add(a, b, out=a)`
+        if not computes and (call.method in STORING or KEEPING.match(call.method)):
             return TAKEN
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
@@ -135,6 +136,8 @@ class OutsideEffects:
         table = treatment_of(call.method)
         if value is Value.INDEX:
             return _carried(call.method, table)
+        if value is Value.TENSOR and _converts(call):
+            return BORROWED  # no other than `buffer.half()`
         if value is Value.TENSOR:
             return table if table is not None else PERHAPS_SAME
         if call.method in CONTENT and not (call.args or call.kwargs):
@@ -155,7 +158,7 @@ class OutsideEffects:
     ) -> Treatment:
         if value is Value.AMOUNT:
             return BORROWED
-        known_torch = dotted is not None and dotted.split(".")[0] in ("torch", "numpy", "math", "triton")
+        known_torch = _of_numbers(dotted)
         makes = _makes(call.method)
         of_pool = call.receiver in self._pools() and not self._own_object(call)
         if call.receiver is not None and of_pool and not makes:
@@ -203,6 +206,11 @@ class OutsideEffects:
             return False
         held = self.recogniser.calls.model.type_of(self.function, owner)
         return isinstance(held, str) and ".nn." in held
+
+
+def _of_numbers(dotted: str | None) -> bool:
+    """A function of a library of numbers: `torch.add(a, b, out=c)` puts nothing into `torch`."""
+    return dotted is not None and dotted.partition(".")[0] in ("torch", "numpy", "math", "triton")
 
 
 ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute", "manual_seed"})
@@ -253,6 +261,19 @@ CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_n
                       "cpu",
                       "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll",
                       "hstack"})  # fmt: skip
+
+
+DTYPES = frozenset({"float16", "half", "bfloat16", "float32", "float", "float64", "double", "int8", "uint8",
+                    "int16", "int32", "int", "int64", "long", "bool"})  # fmt: skip
+
+
+def _converts(call: Call) -> bool:
+    """`buffer.to(torch.float16)`, of a type that is written out."""
+    told = [*call.at.args, *(keyword.value for keyword in call.at.keywords)]
+    return call.method in ("to", "type") and any(
+        isinstance(each, ast.Attribute) and each.attr in DTYPES and ast.unparse(each.value) == "torch"
+        for each in told
+    )
 
 
 def _makes(name: str) -> bool:
