@@ -101,11 +101,11 @@ def _all_calls(graph: Graph) -> frozenset[int]:
 
 
 def _only_lent(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
-    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back, keeps
-    it, returns it or hands it on. What was lent on one way was lent on the others."""
+    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back,
+    returns it or hands it on. What was lent on one way was lent on the others."""
     endings = domain.endings
     pending = list(endings.released.items())
-    handed_on = (*endings.returned, *sorted(endings.taken), *endings.stored)
+    handed_on = (*endings.returned, *sorted(endings.taken))
     pending += [(node, held) for node in handed_on for held in solution.states.get(node, ())]
     seen = set(pending)
     while pending:

@@ -111,7 +111,8 @@ class OutsideEffects:
             return UNKNOWN  # what is run is not known, so neither is whether it gives back what it works with
         computes = _of_numbers(dotted) and treatment_of(call.method) is not None  # `torch.add(a, b, out=a)`
         if not computes and (call.method in STORING or KEEPING.match(call.method)):
-            return TAKEN
+            sent = dotted is None and call.method in STORING and not KEEPING.match(call.method)
+            return UNKNOWN if sent else TAKEN  # `client.store(x)` may only send it
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
