@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle
-from auditor.flow.follow import EDGES, follow_given
+from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Leak, Loss
@@ -219,12 +219,15 @@ class Families:
 
     def _from_entry(self, method: Function, place: Path, acquisition: Acquisition) -> Endings | None:
         """How the method ends what is there when it begins, without any exception."""
+        followed = self._followed(method, place, acquisition)
+        return followed.endings if followed is not None else None
+
+    def _followed(self, method: Function, place: Path, acquisition: Acquisition) -> Followed | None:
         given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
         try:
-            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+            return follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
         except (TooLarge, TooManyStates, RecursionError):
             return None
-        return followed.endings
 
 
 def _leaves(method: Function) -> bool:

@@ -97,7 +97,7 @@ class Fields(Refilling):
                 continue
             seen.add(path)
             yield self._judged(outcome, node, path)
-        yield from self._of_known_objects(outcome)
+        yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from self._recorded(outcome)
@@ -213,6 +213,7 @@ class Fields(Refilling):
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
                 drops += self._cut_off(method, attribute)
+                drops += self._lost_entries(outcome, family, method, path)
             if answer.fate is Fate.RELEASE:
                 drops += self._rest_dropped(outcome, family, method, path)
                 if self._reachable(method, family):

@@ -47,6 +47,9 @@ PARTING = frozenset(
 )
 """Words of methods after which it is somebody else's, or nobody's."""
 
+HANDING_ON = PARTING - {"forget", "lost", "abandon", "invalidate", "unlink"}
+"""Those after which it surely is somebody else's."""
+
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
 )
@@ -127,6 +130,13 @@ def for_good(project: Project, method: Function) -> bool:
         for function in module.by_node.values()
         for call in function.calls
     )
+
+
+def starts_anew(method: Function, attribute: str, pools: set[str]) -> bool:
+    """The pool with the table: `self.pool = Pool()`, `self.pool.reset()`."""
+    own = own_name(method) or ""
+    made = {own_attribute(target, own) for target, _ in assignments(method)}
+    return not pools.isdisjoint(made) or any(_renews_another(call, attribute) for call in method.calls)
 
 
 def _renews_another(call: ast.Call, attribute: str) -> bool:

@@ -1,0 +1,195 @@
+"""What a method takes out of a container of leases, and loses: a timer that was cancelled, a transfer that
+failed, the requests that a filter leaves out.
+
+The container is followed from the method's entry on. What it holds is lost where an entry is out of it and in
+no hands: nothing gave it back, kept it, or was given it. Somebody else may see to that entry, and no more is
+said then: whoever calls the method and gives things back himself, or whoever writes what the way asks for
+(`if timer.cancelled: continue`)."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.flow.decisive import decisive
+from auditor.flow.effects import Fate
+from auditor.flow.follow import Followed
+from auditor.flow.held import Held
+from auditor.flow.lease import Field, Leak, Loss, StoredField
+from auditor.flow.operands import operands
+from auditor.flow.trace import Station, shortest_path, span_of
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Op, Path, Store
+from auditor.project.code.bindings import own_name
+from auditor.project.code.field_paths import mentions, own_field, shortened
+from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.families import Families
+from auditor.project.fields.forgetting import HANDING_ON, INITIAL, for_good, releases_others_only, starts_anew
+from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import split
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+TAKING = frozenset({"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop"})
+
+
+class TakenOut(Families):
+    """Asks of the methods of a class which entries of a container they lose."""
+
+    def _lost_entries(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> Iterator[Leak]:
+        """Of what the tree's own pools lent, where nobody but the container has it."""
+        acquisition, container = outcome.acquisition, path[:2]
+        own = outcome.function.parameters[0]
+        others = {place[:2] for place in outcome.beside if place[0] in (own, RESULT[0])} - {container}
+        if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others:
+            return
+        if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
+            return
+        told: set[int] = set()
+        for way in self._ways(outcome, method, path):
+            at = way.taken
+            if at is None or at.lineno in told or not way.is_sure():
+                continue
+            if not self._ended_by_who_says(way.asked(), family, method):
+                told.add(at.lineno)
+                span = span_of(method.module.path, at, method.module.lines)
+                yield Leak(Loss.DELETED, span, "", (), parted=True)
+
+    def _listed_with_it(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`request.blocks = blocks`, and `self.running.append(request)`: what the list loses of requests."""
+        for path in sorted(outcome.beside):
+            cls = outcome.function.cls
+            if cls is None or not own_field(outcome.function, path) or path[2:3] != (ANY_ITEM,):
+                continue
+            short, family = shortened(path), list(self._family(cls))
+            enders = [method.qualname for method in self._ending(outcome, path[-1][1:])]
+            self.whole[short] = path
+            drops = [
+                drop
+                for method in family
+                if enders and own_name(method) is not None and mentions(method, path[1][1:])
+                for drop in self._lost_entries(outcome, family, method, short)
+            ]
+            if drops:
+                yield StoredField(
+                    Field(cls.qualname, "".join(short[1:])[1:]),
+                    outcome.lease.span,
+                    tuple(enders),
+                    drops=tuple(drops),
+                )
+
+    def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
+        """Functions that give back what is in a field so named, of another object than their own."""
+        for module in self.project.parsed():
+            for function in module.by_node.values() if f".{field}" in module.text else ():
+                if f".{field}" in function.text and self._gives_back(outcome, function, field):
+                    yield function
+
+    def _gives_back(self, outcome: Outcome, function: Function, field: str) -> bool:
+        try:
+            calls = [op for op in function.graph.ops if isinstance(op, Call)]
+        except (TooLarge, RecursionError):
+            return False
+        effects = self.effects_of(function)
+        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
+        releasing = {
+            op.at
+            for op in calls
+            for position, _ in operands(op)
+            if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
+        }
+        return field in released_attributes(function, known=releasing)
+
+    def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
+        container = (method.parameters[0], *path[1:2])
+        for each in {self.whole.get(path, path): None, path: None}:
+            followed = self._followed(method, (method.parameters[0], *each[1:]), outcome.acquisition)
+            if followed is None or not (followed.endings.released or self._alone(outcome, method, path)):
+                return
+            for loss, node, held in followed.endings.lost:
+                if loss is not Loss.RAISE:
+                    yield _Way(method, followed, node, held, container)
+
+    def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:
+        """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
+        attribute = path[1][1:]
+        pools = {node.attr for node in ast.walk(outcome.call.func) if isinstance(node, ast.Attribute)}
+        return (
+            releases_others_only(method, attribute)
+            and not starts_anew(method, attribute, pools)
+            and for_good(self.project, method)
+        )
+
+    def _ended_by_who_says(self, asked: Set[str], family: list[Function], method: Function) -> bool:
+        """Whoever sets what the way asks for gives things back, or is called by somebody who does; or the
+        answer is computed."""
+        names = {name[1:] for name in asked if name.startswith(".")}
+        modules = {each.module.path: each.module for each in (method, *family)}
+        others = [each for module in modules.values() for each in module.by_node.values()]
+        if any(each.is_method and each.name in names for each in others):
+            return True
+        return any(
+            any(looks_releasing(call) for call in each.calls) or not for_good(self.project, each)
+            for each in others
+            if each is not method and each.name not in INITIAL and names & set(_changed(each))
+        )
+
+
+def _changed(function: Function) -> Iterator[str]:
+    """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
+    for node in ast.walk(function.node):
+        match node:
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.Subscript(value=ast.Attribute(attr=name), ctx=ast.Store() | ast.Del()):
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name))):
+                yield name
+
+
+class _Way:
+    """One way on which a method loses an entry of `container`."""
+
+    def __init__(self, method: Function, followed: Followed, node: int, held: Held, container: Path) -> None:
+        self.method = method
+        self.followed = followed
+        self.node = node
+        self.held = held
+        self.container = container
+        self.ops = method.graph.ops
+        self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
+        nodes = [*(station.node for station in self.path), node]
+        taking = [self.ops[each].at for each in nodes if self._takes(self.ops[each])]
+        self.taken = taking[-1] if taking else None
+
+    def _takes(self, op: Op) -> bool:
+        """Something out of the container, or the container itself."""
+        match op:
+            case Call(method=method, args=args, receiver=receiver):
+                taken = args[0][0] if method == "heappop" and args else receiver
+                return method in TAKING and taken == self.container
+            case Delete(target=target) | Store(target=target):
+                return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
+        return False
+
+    def asked(self) -> frozenset[str]:
+        """What the conditions ask that decide about it."""
+        path = decisive(self.method.graph, self.followed.solution, self.path, [(self.node, self.held)])
+        asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
+        return frozenset().union(*asked) - {self.container[1]}
+
+    def is_sure(self) -> bool:
+        """Where the method also gives entries back, the same turn of the same loop decides which of them."""
+        released = [self.ops[node].at for node in self.followed.endings.released]
+        around = self._loop_around(self.taken)
+        inside = {id(part) for part in ast.walk(around)} if around is not None else set()
+        return not released or any(
+            id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
+        )
+
+    def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
+        """The innermost one."""
+        loops = [node for node in ast.walk(self.method.node) if isinstance(node, LOOPS)]
+        around = [loop for loop in loops if any(part is at for each in loop.body for part in ast.walk(each))]
+        return max(around, key=lambda loop: loop.lineno, default=None)
