@@ -16,8 +16,9 @@ from auditor.flow.held import Held
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.operands import operands
 from auditor.flow.trace import Station, shortest_path, span_of
+from auditor.ir.calls import LOGGING
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Op, Path, Store
+from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Leave, Op, Path, Store
 from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
@@ -44,12 +45,20 @@ class TakenOut(Families):
         others = {place[:2] for place in outcome.beside if place[0] in (own, RESULT[0])} - {container}
         if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others:
             return
-        if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
+        inside = {place for place in outcome.beside if place[0] == own and place[:2] == container}
+        if (
+            len(inside) > 1
+            or method.name in INITIAL
+            or method.is_abstract
+            or not HANDING_ON.isdisjoint(split(method.name))
+        ):
             return
         told: set[int] = set()
         for way in self._ways(outcome, method, path):
             at = way.taken
             if at is None or at.lineno in told or not way.is_sure():
+                continue
+            if way.is_told_apart() or (self.whole.get(path, path) != path and way.is_worked_with()):
                 continue
             if not self._ended_by_who_says(way.asked(), family, method):
                 told.add(at.lineno)
@@ -102,14 +111,20 @@ class TakenOut(Families):
         return field in released_attributes(function, known=releasing)
 
     def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
-        container = (method.parameters[0], *path[1:2])
-        for each in {self.whole.get(path, path): None, path: None}:
-            followed = self._followed(method, (method.parameters[0], *each[1:]), outcome.acquisition)
-            if followed is None or not (followed.endings.released or self._alone(outcome, method, path)):
-                return
-            for loss, node, held in followed.endings.lost:
-                if loss is not Loss.RAISE:
-                    yield _Way(method, followed, node, held, container)
+        own, whole = method.parameters[0], self.whole.get(path, path)
+        followed = self._followed(method, (own, *whole[1:]), outcome.acquisition)
+        if followed is None or not (followed.endings.released or self._alone(outcome, method, path)):
+            return
+        for loss, node, held in followed.endings.lost:
+            if loss is not Loss.RAISE:
+                yield _Way(method, followed, node, held, (own, path[1]))
+        left = (node for node in followed.endings.stored if isinstance(method.graph.ops[node], Leave))
+        for node in left:
+            for held in followed.solution.states[node]:
+                if all(
+                    place[0] not in method.parameters and place[0][0] not in "@%" for place in held.places
+                ):
+                    yield _Way(method, followed, node, held, (own, path[1]))
 
     def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:
         """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
@@ -160,8 +175,9 @@ class _Way:
         self.ops = method.graph.ops
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
         nodes = [*(station.node for station in self.path), node]
-        taking = [self.ops[each].at for each in nodes if self._takes(self.ops[each])]
-        self.taken = taking[-1] if taking else None
+        taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
+        self.taken = self.ops[nodes[taking[-1]]].at if taking else None
+        self.since = self.path[taking[-1] + 1 :] if taking else []
 
     def _takes(self, op: Op) -> bool:
         """Something out of the container, or the container itself."""
@@ -179,13 +195,34 @@ class _Way:
         asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
         return frozenset().union(*asked) - {self.container[1]}
 
+    def is_worked_with(self) -> bool:
+        """A method of the entry may end what lies in it, and so may whoever is given the entry."""
+        calls = (self.ops[station.node] for station in self.since if station.holds or station.uses)
+        return any(isinstance(op, Call) and op.method not in LOGGING for op in calls)
+
+    def is_told_apart(self) -> bool:
+        """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
+        names = {place[0] for place in self.held.places}
+        tests = (op.at for station in self.since if isinstance(op := self.ops[station.node], Assume))
+        asked = [
+            each
+            for test in tests
+            for node in ast.walk(test)
+            if isinstance(node, ast.Compare | ast.Call)
+            for each in ast.iter_child_nodes(node)
+        ]
+        return any(isinstance(each, ast.Name) and each.id in names for each in asked)
+
     def is_sure(self) -> bool:
         """Where the method also gives entries back, the same turn of the same loop decides which of them."""
         released = [self.ops[node].at for node in self.followed.endings.released]
         around = self._loop_around(self.taken)
         inside = {id(part) for part in ast.walk(around)} if around is not None else set()
-        return not released or any(
-            id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
+        named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
+        return (
+            not released
+            or named
+            and any(id(at) in inside or (around is None and self._loop_around(at) is None) for at in released)
         )
 
     def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
