@@ -42,16 +42,10 @@ class TakenOut(Families):
         """Of what the tree's own pools lent, where nobody but the container has it."""
         acquisition, container = outcome.acquisition, path[:2]
         own = outcome.function.parameters[0]
-        others = {place[:2] for place in outcome.beside if place[0] in (own, RESULT[0])} - {container}
+        others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
         if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others:
             return
-        inside = {place for place in outcome.beside if place[0] == own and place[:2] == container}
-        if (
-            len(inside) > 1
-            or method.name in INITIAL
-            or method.is_abstract
-            or not HANDING_ON.isdisjoint(split(method.name))
-        ):
+        if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
             return
         told: set[int] = set()
         for way in self._ways(outcome, method, path):
@@ -113,8 +107,14 @@ class TakenOut(Families):
     def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
         own, whole = method.parameters[0], self.whole.get(path, path)
         followed = self._followed(method, (own, *whole[1:]), outcome.acquisition)
-        if followed is None or not (followed.endings.released or self._alone(outcome, method, path)):
+        if followed is None:
             return
+        others = {(own, *each[1:]) for each in outcome.beside if each[:2] == path[:2]} - {(own, *whole[1:])}
+        ways = [self._followed(method, each, outcome.acquisition) for each in sorted(others)]
+        if not followed.endings.released and not self._alone(outcome, method, path):
+            return
+        if not followed.endings.released and any(way is None or way.endings.released for way in ways):
+            return  # `[(work, buffer)]`: the buffer, which the work knows too
         for loss, node, held in followed.endings.lost:
             if loss is not Loss.RAISE:
                 yield _Way(method, followed, node, held, (own, path[1]))
@@ -130,8 +130,9 @@ class TakenOut(Families):
         """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
         attribute = path[1][1:]
         pools = {node.attr for node in ast.walk(outcome.call.func) if isinstance(node, ast.Attribute)}
+        entry = self.whole.get(path, path)[len(path) :]
         return (
-            releases_others_only(method, attribute)
+            (releases_others_only(method, attribute) or _releases_other_parts(method, entry))
             and not starts_anew(method, attribute, pools)
             and for_good(self.project, method)
         )
@@ -197,8 +198,10 @@ class _Way:
 
     def is_worked_with(self) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry."""
-        calls = (self.ops[station.node] for station in self.since if station.holds or station.uses)
-        return any(isinstance(op, Call) and op.method not in LOGGING for op in calls)
+        roots = {place[0] for place in self.held.places}
+        calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
+        given = (path for call in calls if call.method not in LOGGING for _, path in operands(call))
+        return any(path[0] in roots and len(path) == 1 for path in given)
 
     def is_told_apart(self) -> bool:
         """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
@@ -208,7 +211,7 @@ class _Way:
             each
             for test in tests
             for node in ast.walk(test)
-            if isinstance(node, ast.Compare | ast.Call)
+            if isinstance(node, ast.Compare | ast.Call) and not _asks_for_none(node)
             for each in ast.iter_child_nodes(node)
         ]
         return any(isinstance(each, ast.Name) and each.id in names for each in asked)
@@ -218,11 +221,11 @@ class _Way:
         released = [self.ops[node].at for node in self.followed.endings.released]
         around = self._loop_around(self.taken)
         inside = {id(part) for part in ast.walk(around)} if around is not None else set()
+        if not released:
+            return True
         named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
-        return (
-            not released
-            or named
-            and any(id(at) in inside or (around is None and self._loop_around(at) is None) for at in released)
+        return named and any(
+            id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
         )
 
     def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
@@ -230,3 +233,16 @@ class _Way:
         loops = [node for node in ast.walk(self.method.node) if isinstance(node, LOOPS)]
         around = [loop for loop in loops if any(part is at for each in loop.body for part in ast.walk(each))]
         return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def _releases_other_parts(method: Function, entry: Path) -> bool:
+    """`self.pool.free(stream.slot)`, of an entry that has this one in `.aux`."""
+    given = [argument for call in method.calls if looks_releasing(call) for argument in call.args]
+    parts = [argument.attr for argument in given if isinstance(argument, ast.Attribute)]
+    return len(entry) == 1 and len(parts) == len(given) > 0 and entry[0][1:] not in parts
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and any(
+        isinstance(side, ast.Constant) and side.value is None for side in test.comparators
+    )
