@@ -80,7 +80,7 @@ class Families:
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
         answer = self._asked_of(outcome, method, path)
         whole = self.whole.get(path, path)
-        if whole == path or answer.fate is not Fate.BORROW or answer.result is not None:
+        if whole == path or answer.fate in (Fate.RELEASE, Fate.TAKE) or answer.result is not None:
             return answer
         deeper = self._asked_of(outcome, method, whole)  # a record's buffer, not the record
         return deeper if deeper.fate is not Fate.BORROW else answer

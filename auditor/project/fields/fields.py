@@ -26,7 +26,6 @@ from auditor.project.fields.forgetting import (
     INITIAL,
     asks_or_releases,
     escaped_by_name,
-    for_good,
     forgets,
     shared,
 )
@@ -227,7 +226,7 @@ class Fields(Refilling):
             elif answer.dropped and method is not outcome.function and forgets(method, attribute):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.declared
-                sure = not numbers or declared or for_good(self.project, method)
+                sure = not numbers or declared or self._for_good(outcome, method)
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable
 
 from auditor.project.code.bindings import (
     assigned_by,
@@ -77,7 +78,11 @@ def _takes_out(method: Function, attribute: str) -> bool:
 
 
 def releases_others_only(method: Function, attribute: str) -> bool:
-    return all(_from_another(call, method, attribute) for call in method.calls if looks_releasing(call))
+    return all_from_others(filter(looks_releasing, method.calls), method, attribute)
+
+
+def all_from_others(releases: Iterable[ast.Call], method: Function, attribute: str) -> bool:
+    return all(_from_another(call, method, attribute) for call in releases)
 
 
 def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:

@@ -25,12 +25,15 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
-from auditor.project.fields.forgetting import HANDING_ON, INITIAL, for_good, releases_others_only, starts_anew
+from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, starts_anew
+from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-TAKING = frozenset({"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop"})
+TAKING = frozenset(
+    {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
+)
 
 
 class TakenOut(Families):
@@ -54,7 +57,7 @@ class TakenOut(Families):
                 continue
             if way.is_told_apart() or (self.whole.get(path, path) != path and way.is_worked_with()):
                 continue
-            if not self._ended_by_who_says(way.asked(), family, method):
+            if not self._ended_by_who_says(outcome, way.asked(), family, method):
                 told.add(at.lineno)
                 span = span_of(method.module.path, at, method.module.lines)
                 yield Leak(Loss.DELETED, span, "", (), parted=True)
@@ -90,19 +93,36 @@ class TakenOut(Families):
                     yield function
 
     def _gives_back(self, outcome: Outcome, function: Function, field: str) -> bool:
+        return field in released_attributes(function, known=self._known_releases(outcome, function))
+
+    def _known_releases(self, outcome: Outcome, function: Function) -> Set[ast.Call]:
         try:
             calls = [op for op in function.graph.ops if isinstance(op, Call)]
         except (TooLarge, RecursionError):
-            return False
+            return frozenset()
         effects = self.effects_of(function)
         value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
-        releasing = {
+        return {
             op.at
             for op in calls
             for position, _ in operands(op)
             if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
         }
-        return field in released_attributes(function, known=releasing)
+
+    def _releases(self, outcome: Outcome, function: Function) -> list[ast.Call]:
+        """By what they are known to do, and by their names."""
+        known = self._known_releases(outcome, function)
+        return [call for call in function.calls if call in known or looks_releasing(call)]
+
+    def _for_good(self, outcome: Outcome, method: Function) -> bool:
+        """Nobody who gives things back calls the method."""
+        return not any(
+            last_name(call) == method.name and self._releases(outcome, function)
+            for module in self.project.parsed()
+            if f"{method.name}(" in module.text
+            for function in module.by_node.values()
+            for call in function.calls
+        )
 
     def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
         own, whole = method.parameters[0], self.whole.get(path, path)
@@ -130,14 +150,15 @@ class TakenOut(Families):
         """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
         attribute = path[1][1:]
         pools = {node.attr for node in ast.walk(outcome.call.func) if isinstance(node, ast.Attribute)}
-        entry = self.whole.get(path, path)[len(path) :]
         return (
-            (releases_others_only(method, attribute) or _releases_other_parts(method, entry))
+            all_from_others(self._releases(outcome, method), method, attribute)
             and not starts_anew(method, attribute, pools)
-            and for_good(self.project, method)
+            and self._for_good(outcome, method)
         )
 
-    def _ended_by_who_says(self, asked: Set[str], family: list[Function], method: Function) -> bool:
+    def _ended_by_who_says(
+        self, outcome: Outcome, asked: Set[str], family: list[Function], method: Function
+    ) -> bool:
         """Whoever sets what the way asks for gives things back, or is called by somebody who does; or the
         answer is computed."""
         names = {name[1:] for name in asked if name.startswith(".")}
@@ -146,7 +167,7 @@ class TakenOut(Families):
         if any(each.is_method and each.name in names for each in others):
             return True
         return any(
-            any(looks_releasing(call) for call in each.calls) or not for_good(self.project, each)
+            self._releases(outcome, each) or not self._for_good(outcome, each)
             for each in others
             if each is not method and each.name not in INITIAL and names & set(_changed(each))
         )
@@ -233,13 +254,6 @@ class _Way:
         loops = [node for node in ast.walk(self.method.node) if isinstance(node, LOOPS)]
         around = [loop for loop in loops if any(part is at for each in loop.body for part in ast.walk(each))]
         return max(around, key=lambda loop: loop.lineno, default=None)
-
-
-def _releases_other_parts(method: Function, entry: Path) -> bool:
-    """`self.pool.free(stream.slot)`, of an entry that has this one in `.aux`."""
-    given = [argument for call in method.calls if looks_releasing(call) for argument in call.args]
-    parts = [argument.attr for argument in given if isinstance(argument, ast.Attribute)]
-    return len(entry) == 1 and len(parts) == len(given) > 0 and entry[0][1:] not in parts
 
 
 def _asks_for_none(test: ast.expr) -> bool:
