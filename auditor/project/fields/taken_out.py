@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.flow.decisive import decisive
-from auditor.flow.effects import Fate
+from auditor.flow.effects import Fate, Value
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -19,6 +19,7 @@ from auditor.flow.trace import Station, shortest_path, span_of
 from auditor.ir.calls import LOGGING
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Leave, Op, Path, Store
+from auditor.model import Span
 from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
@@ -31,6 +32,7 @@ from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
+SAYING = frozenset({"print", "len", "bool", "repr", "str"})
 TAKING = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
 )
@@ -50,16 +52,16 @@ class TakenOut(Families):
             return
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
             return
-        told: set[int] = set()
+        told: set[Span] = set()
         for way in self._ways(outcome, method, path):
-            at = way.taken
-            if at is None or at.lineno in told or not way.is_sure():
+            if way.taken is None or not way.is_sure() or way.is_told_apart():
                 continue
-            if way.is_told_apart() or (self.whole.get(path, path) != path and way.is_worked_with()):
+            within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
+            if within and way.is_worked_with():
                 continue
-            if not self._ended_by_who_says(outcome, way.asked(), family, method):
-                told.add(at.lineno)
-                span = span_of(method.module.path, at, method.module.lines)
+            span = span_of(method.module.path, way.taken, method.module.lines)
+            if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
+                told.add(span)
                 yield Leak(Loss.DELETED, span, "", (), parted=True)
 
     def _listed_with_it(self, outcome: Outcome) -> Iterator[StoredField]:
@@ -218,11 +220,14 @@ class _Way:
         return frozenset().union(*asked) - {self.container[1]}
 
     def is_worked_with(self) -> bool:
-        """A method of the entry may end what lies in it, and so may whoever is given the entry."""
+        """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
+        made of it: `self.put(self.slot_of(entry.offset))`."""
         roots = {place[0] for place in self.held.places}
         calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
-        given = (path for call in calls if call.method not in LOGGING for _, path in operands(call))
-        return any(path[0] in roots and len(path) == 1 for path in given)
+        told = (op.at for op in calls if op.method not in LOGGING | SAYING)
+        return any(
+            isinstance(node, ast.Name) and node.id in roots for call in told for node in ast.walk(call)
+        )
 
     def is_told_apart(self) -> bool:
         """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
