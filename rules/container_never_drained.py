@@ -4,6 +4,10 @@
 Leases are put into a list or dict, of the object or local. Nothing takes them out to release them,
 or `clear()`, `del` or an assignment throws them away. Clearing a dict of leases is not releasing them.
 
+So is an entry that a method takes out and loses on some way: a timer that was cancelled, a transfer that
+failed, the requests that a filter leaves out. Nothing is said where whoever calls that method gives back
+himself, nor where what the way asks for is set by somebody who does.
+
 ## Why
 The container is emptied, so its length looks healthy, while the pool's count only grows.
 
@@ -52,6 +56,9 @@ class Staging:
 """
 
 
+LETTING_GO = frozenset({Loss.DROPPED, Loss.DELETED})
+
+
 def check(facts: Facts) -> Iterator[Finding]:
     for lease in facts.leases:
         leak = next((leak for leak in lease.leaks if leak.loss is Loss.DROPPED), None)
@@ -63,8 +70,12 @@ def check(facts: Facts) -> Iterator[Finding]:
             if "[*]" not in stored.field.path:
                 continue
             name = stored.field.path.partition("[")[0]
-            drops = [drop for drop in stored.drops if drop.loss is Loss.DROPPED or not stored.escapes]
-            if drops:
+            drops = [drop for drop in stored.drops if drop.loss in LETTING_GO or not stored.escapes]
+            if drops and drops[0].loss is Loss.DELETED:
+                message = (
+                    f"an entry of `self.{name}` goes at line {drops[0].at.line}, and nothing releases it"
+                )
+            elif drops:
                 how = (
                     "with only a part of them released" if drops[0].parted else "without releasing its leases"
                 )

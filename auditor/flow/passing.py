@@ -69,7 +69,7 @@ class Passing(Perhaps):
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The call is given the lease, or is not."""
-        after = held
+        after = held if edge in RAISING else _without_removed(call, held)
         split = False
         given = self._operands(call)
         sure = any(self._inside(held, operand) is not None for _, operand in given)
@@ -225,6 +225,15 @@ def _under_a_key(call: Call, operand: Path, place: Path) -> str | None:
         return None
     key = place[len(operand) - 1]
     return key[2:-2] if key.startswith(("['", '["')) else None
+
+
+def _without_removed(call: Call, held: Held) -> Held:
+    """`self.running.remove(request)`, where what the request holds is found in both."""
+    if call.method not in ("remove", "discard") or call.receiver is None or len(call.args) != 1:
+        return held
+    found = (below(place, call.args[0][0]) for place in held.places)
+    gone = {(*call.receiver, ANY_ITEM, *rest) for rest in found if rest is not None}
+    return replace(held, places=held.places - gone)
 
 
 def _waits(call: Call) -> bool:

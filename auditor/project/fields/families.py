@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Fate, Handle
-from auditor.flow.follow import EDGES, follow_given
+from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Leak, Loss
@@ -80,7 +80,7 @@ class Families:
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
         answer = self._asked_of(outcome, method, path)
         whole = self.whole.get(path, path)
-        if whole == path or answer.fate is not Fate.BORROW or answer.result is not None:
+        if whole == path or answer.fate in (Fate.RELEASE, Fate.TAKE) or answer.result is not None:
             return answer
         deeper = self._asked_of(outcome, method, whole)  # a record's buffer, not the record
         return deeper if deeper.fate is not Fate.BORROW else answer
@@ -219,12 +219,15 @@ class Families:
 
     def _from_entry(self, method: Function, place: Path, acquisition: Acquisition) -> Endings | None:
         """How the method ends what is there when it begins, without any exception."""
+        followed = self._followed(method, place, acquisition)
+        return followed.endings if followed is not None else None
+
+    def _followed(self, method: Function, place: Path, acquisition: Acquisition) -> Followed | None:
         given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
         try:
-            followed = follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+            return follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
         except (TooLarge, TooManyStates, RecursionError):
             return None
-        return followed.endings
 
 
 def _leaves(method: Function) -> bool:

@@ -26,7 +26,6 @@ from auditor.project.fields.forgetting import (
     INITIAL,
     asks_or_releases,
     escaped_by_name,
-    for_good,
     forgets,
     shared,
 )
@@ -97,7 +96,7 @@ class Fields(Refilling):
                 continue
             seen.add(path)
             yield self._judged(outcome, node, path)
-        yield from self._of_known_objects(outcome)
+        yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from self._recorded(outcome)
@@ -213,6 +212,7 @@ class Fields(Refilling):
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
                 drops += self._cut_off(method, attribute)
+                drops += self._lost_entries(outcome, family, method, path)
             if answer.fate is Fate.RELEASE:
                 drops += self._rest_dropped(outcome, family, method, path)
                 if self._reachable(method, family):
@@ -226,7 +226,7 @@ class Fields(Refilling):
             elif answer.dropped and method is not outcome.function and forgets(method, attribute):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.declared
-                sure = not numbers or declared or for_good(self.project, method)
+                sure = not numbers or declared or self._for_good(outcome, method)
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterable
 
 from auditor.project.code.bindings import (
     assigned_by,
@@ -47,6 +48,9 @@ PARTING = frozenset(
 )
 """Words of methods after which it is somebody else's, or nobody's."""
 
+HANDING_ON = PARTING - {"forget", "lost", "abandon", "invalidate", "unlink"}
+"""Those after which it surely is somebody else's."""
+
 INITIAL = frozenset(
     {"__init__", "__post_init__", "__new__", "__enter__", "__aenter__", "setup", "reset_parameters"}
 )
@@ -74,7 +78,11 @@ def _takes_out(method: Function, attribute: str) -> bool:
 
 
 def releases_others_only(method: Function, attribute: str) -> bool:
-    return all(_from_another(call, method, attribute) for call in method.calls if looks_releasing(call))
+    return all_from_others(filter(looks_releasing, method.calls), method, attribute)
+
+
+def all_from_others(releases: Iterable[ast.Call], method: Function, attribute: str) -> bool:
+    return all(_from_another(call, method, attribute) for call in releases)
 
 
 def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
@@ -127,6 +135,13 @@ def for_good(project: Project, method: Function) -> bool:
         for function in module.by_node.values()
         for call in function.calls
     )
+
+
+def starts_anew(method: Function, attribute: str, pools: set[str]) -> bool:
+    """The pool with the table: `self.pool = Pool()`, `self.pool.reset()`."""
+    own = own_name(method) or ""
+    made = {own_attribute(target, own) for target, _ in assignments(method)}
+    return not pools.isdisjoint(made) or any(_renews_another(call, attribute) for call in method.calls)
 
 
 def _renews_another(call: ast.Call, attribute: str) -> bool:

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
-from auditor.flow.operands import operands
 from auditor.flow.trace import span_of
-from auditor.ir.graph import TooLarge
-from auditor.ir.ops import ANY_ITEM, Call, Path
+from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
-from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
     destroyed_with_its_maker,
@@ -22,7 +19,6 @@ from auditor.project.fields.ended_by_others import (
     reached_through,
 )
 from auditor.project.fields.exits import asks_other_things, begins_always
-from auditor.project.fields.families import Families
 from auditor.project.fields.filling_again import (
     Filling,
     fillings,
@@ -59,6 +55,7 @@ from auditor.project.fields.reckoning import (
     takes_out,
     turns_over,
 )
+from auditor.project.fields.taken_out import TakenOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome
@@ -74,7 +71,7 @@ LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 """Methods whose callers are told by the name that they get something to give back."""
 
 
-class Refilling(Families):
+class Refilling(TakenOut):
     """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
 
     def _filled_again(self, outcome: Outcome, path: Path) -> Filling | None:
@@ -203,28 +200,6 @@ class Refilling(Families):
                 leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
                 names = tuple(method.qualname for method in enders)
                 yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
-
-    def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
-        """Functions that give back what is in a field so named, of another object than their own."""
-        for module in self.project.parsed():
-            for function in module.by_node.values() if f".{field}" in module.text else ():
-                if f".{field}" in function.text and self._gives_back(outcome, function, field):
-                    yield function
-
-    def _gives_back(self, outcome: Outcome, function: Function, field: str) -> bool:
-        try:
-            calls = [op for op in function.graph.ops if isinstance(op, Call)]
-        except (TooLarge, RecursionError):
-            return False
-        effects = self.effects_of(function)
-        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
-        releasing = {
-            op.at
-            for op in calls
-            for position, _ in operands(op)
-            if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
-        }
-        return field in released_attributes(function, known=releasing)
 
     def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
         """Where a method puts None over what the tree's own pool lent, and another one would give it back."""

@@ -109,7 +109,7 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     inner = rest[1:]
     if name in KEYED and _another_key(call, rest[0]):
         return BORROWED
-    if name in TAKING_OUT:
+    if name in TAKING_OUT or (name == "get" and _of_a_queue(call.at)):
         result = (ANY_ITEM, *inner) if name == "popitem" else inner
         return Treatment(result=result, leaves=True)
     if name == "clear":
@@ -123,6 +123,12 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     if name in ("keys", "index", "count", "sort", "reverse", "remove", "discard"):
         return BORROWED
     return None
+
+
+def _of_a_queue(call: ast.Call) -> bool:
+    """`queue.get()`, `queue.get(timeout=1)`, `queue.get(False)`: no key."""
+    first = call.args[0] if call.args else ast.Constant(value=True)
+    return isinstance(first, ast.Constant) and isinstance(first.value, bool)
 
 
 def _another_key(call: Call, item: str) -> bool:

@@ -1,0 +1,267 @@
+"""What a method takes out of a container of leases, and loses: a timer that was cancelled, a transfer that
+failed, the requests that a filter leaves out.
+
+The container is followed from the method's entry on. What it holds is lost where an entry is out of it and in
+no hands: nothing gave it back, kept it, or was given it. Somebody else may see to that entry, and no more is
+said then: whoever calls the method and gives things back himself, or whoever writes what the way asks for
+(`if timer.cancelled: continue`)."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.flow.decisive import decisive
+from auditor.flow.effects import Fate, Value
+from auditor.flow.follow import Followed
+from auditor.flow.held import Held
+from auditor.flow.lease import Field, Leak, Loss, StoredField
+from auditor.flow.operands import operands
+from auditor.flow.trace import Station, shortest_path, span_of
+from auditor.ir.calls import LOGGING
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Leave, Op, Path, Store
+from auditor.model import Span
+from auditor.project.code.bindings import own_name
+from auditor.project.code.field_paths import mentions, own_field, shortened
+from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.families import Families
+from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, starts_anew
+from auditor.project.meaning.sites import last_name
+from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import split
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+SAYING = frozenset({"print", "len", "bool", "repr", "str"})
+TAKING = frozenset(
+    {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
+)
+
+
+class TakenOut(Families):
+    """Asks of the methods of a class which entries of a container they lose."""
+
+    def _lost_entries(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> Iterator[Leak]:
+        """Of what the tree's own pools lent, where nobody but the container has it."""
+        acquisition, container = outcome.acquisition, path[:2]
+        own = outcome.function.parameters[0]
+        others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
+        if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others:
+            return
+        if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
+            return
+        told: set[Span] = set()
+        for way in self._ways(outcome, method, path):
+            if way.taken is None or not way.is_sure() or way.is_told_apart():
+                continue
+            within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
+            if within and way.is_worked_with():
+                continue
+            span = span_of(method.module.path, way.taken, method.module.lines)
+            if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
+                told.add(span)
+                yield Leak(Loss.DELETED, span, "", (), parted=True)
+
+    def _listed_with_it(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`request.blocks = blocks`, and `self.running.append(request)`: what the list loses of requests."""
+        for path in sorted(outcome.beside):
+            cls = outcome.function.cls
+            if cls is None or not own_field(outcome.function, path) or path[2:3] != (ANY_ITEM,):
+                continue
+            short, family = shortened(path), list(self._family(cls))
+            enders = [method.qualname for method in self._ending(outcome, path[-1][1:])]
+            self.whole[short] = path
+            drops = [
+                drop
+                for method in family
+                if enders and own_name(method) is not None and mentions(method, path[1][1:])
+                for drop in self._lost_entries(outcome, family, method, short)
+            ]
+            if drops:
+                yield StoredField(
+                    Field(cls.qualname, "".join(short[1:])[1:]),
+                    outcome.lease.span,
+                    tuple(enders),
+                    drops=tuple(drops),
+                )
+
+    def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
+        """Functions that give back what is in a field so named, of another object than their own."""
+        for module in self.project.parsed():
+            for function in module.by_node.values() if f".{field}" in module.text else ():
+                if f".{field}" in function.text and self._gives_back(outcome, function, field):
+                    yield function
+
+    def _gives_back(self, outcome: Outcome, function: Function, field: str) -> bool:
+        return field in released_attributes(function, known=self._known_releases(outcome, function))
+
+    def _known_releases(self, outcome: Outcome, function: Function) -> Set[ast.Call]:
+        try:
+            calls = [op for op in function.graph.ops if isinstance(op, Call)]
+        except (TooLarge, RecursionError):
+            return frozenset()
+        effects = self.effects_of(function)
+        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
+        return {
+            op.at
+            for op in calls
+            for position, _ in operands(op)
+            if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
+        }
+
+    def _releases(self, outcome: Outcome, function: Function) -> list[ast.Call]:
+        """By what they are known to do, and by their names."""
+        known = self._known_releases(outcome, function)
+        return [call for call in function.calls if call in known or looks_releasing(call)]
+
+    def _for_good(self, outcome: Outcome, method: Function) -> bool:
+        """Nobody who gives things back calls the method."""
+        return not any(
+            last_name(call) == method.name and self._releases(outcome, function)
+            for module in self.project.parsed()
+            if f"{method.name}(" in module.text
+            for function in module.by_node.values()
+            for call in function.calls
+        )
+
+    def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
+        own, whole = method.parameters[0], self.whole.get(path, path)
+        followed = self._followed(method, (own, *whole[1:]), outcome.acquisition)
+        if followed is None:
+            return
+        others = {(own, *each[1:]) for each in outcome.beside if each[:2] == path[:2]} - {(own, *whole[1:])}
+        ways = [self._followed(method, each, outcome.acquisition) for each in sorted(others)]
+        if not followed.endings.released and not self._alone(outcome, method, path):
+            return
+        if not followed.endings.released and any(way is None or way.endings.released for way in ways):
+            return  # `[(work, buffer)]`: the buffer, which the work knows too
+        for loss, node, held in followed.endings.lost:
+            if loss is not Loss.RAISE:
+                yield _Way(method, followed, node, held, (own, path[1]))
+        left = (node for node in followed.endings.stored if isinstance(method.graph.ops[node], Leave))
+        for node in left:
+            for held in followed.solution.states[node]:
+                if all(
+                    place[0] not in method.parameters and place[0][0] not in "@%" for place in held.places
+                ):
+                    yield _Way(method, followed, node, held, (own, path[1]))
+
+    def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:
+        """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
+        attribute = path[1][1:]
+        pools = {node.attr for node in ast.walk(outcome.call.func) if isinstance(node, ast.Attribute)}
+        return (
+            all_from_others(self._releases(outcome, method), method, attribute)
+            and not starts_anew(method, attribute, pools)
+            and self._for_good(outcome, method)
+        )
+
+    def _ended_by_who_says(
+        self, outcome: Outcome, asked: Set[str], family: list[Function], method: Function
+    ) -> bool:
+        """Whoever sets what the way asks for gives things back, or is called by somebody who does; or the
+        answer is computed."""
+        names = {name[1:] for name in asked if name.startswith(".")}
+        modules = {each.module.path: each.module for each in (method, *family)}
+        others = [each for module in modules.values() for each in module.by_node.values()]
+        if any(each.is_method and each.name in names for each in others):
+            return True
+        return any(
+            self._releases(outcome, each) or not self._for_good(outcome, each)
+            for each in others
+            if each is not method and each.name not in INITIAL and names & set(_changed(each))
+        )
+
+
+def _changed(function: Function) -> Iterator[str]:
+    """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
+    for node in ast.walk(function.node):
+        match node:
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.Subscript(value=ast.Attribute(attr=name), ctx=ast.Store() | ast.Del()):
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=name))):
+                yield name
+
+
+class _Way:
+    """One way on which a method loses an entry of `container`."""
+
+    def __init__(self, method: Function, followed: Followed, node: int, held: Held, container: Path) -> None:
+        self.method = method
+        self.followed = followed
+        self.node = node
+        self.held = held
+        self.container = container
+        self.ops = method.graph.ops
+        self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
+        nodes = [*(station.node for station in self.path), node]
+        taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
+        self.taken = self.ops[nodes[taking[-1]]].at if taking else None
+        self.since = self.path[taking[-1] + 1 :] if taking else []
+
+    def _takes(self, op: Op) -> bool:
+        """Something out of the container, or the container itself."""
+        match op:
+            case Call(method=method, args=args, receiver=receiver):
+                taken = args[0][0] if method == "heappop" and args else receiver
+                return method in TAKING and taken == self.container
+            case Delete(target=target) | Store(target=target):
+                return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
+        return False
+
+    def asked(self) -> frozenset[str]:
+        """What the conditions ask that decide about it."""
+        path = decisive(self.method.graph, self.followed.solution, self.path, [(self.node, self.held)])
+        asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
+        return frozenset().union(*asked) - {self.container[1]}
+
+    def is_worked_with(self) -> bool:
+        """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
+        made of it: `self.put(self.slot_of(entry.offset))`."""
+        roots = {place[0] for place in self.held.places}
+        calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
+        told = (op.at for op in calls if op.method not in LOGGING | SAYING)
+        return any(
+            isinstance(node, ast.Name) and node.id in roots for call in told for node in ast.walk(call)
+        )
+
+    def is_told_apart(self) -> bool:
+        """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
+        names = {place[0] for place in self.held.places}
+        tests = (op.at for station in self.since if isinstance(op := self.ops[station.node], Assume))
+        asked = [
+            each
+            for test in tests
+            for node in ast.walk(test)
+            if isinstance(node, ast.Compare | ast.Call) and not _asks_for_none(node)
+            for each in ast.iter_child_nodes(node)
+        ]
+        return any(isinstance(each, ast.Name) and each.id in names for each in asked)
+
+    def is_sure(self) -> bool:
+        """Where the method also gives entries back, the same turn of the same loop decides which of them."""
+        released = [self.ops[node].at for node in self.followed.endings.released]
+        around = self._loop_around(self.taken)
+        inside = {id(part) for part in ast.walk(around)} if around is not None else set()
+        if not released:
+            return True
+        named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
+        return named and any(
+            id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
+        )
+
+    def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
+        """The innermost one."""
+        loops = [node for node in ast.walk(self.method.node) if isinstance(node, LOOPS)]
+        around = [loop for loop in loops if any(part is at for each in loop.body for part in ast.walk(each))]
+        return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and any(
+        isinstance(side, ast.Constant) and side.value is None for side in test.comparators
+    )
