@@ -77,12 +77,31 @@ def follow_acquire(
     acquisition = replace(acquisition, listed=_marked_in_turns(graph, acquisition, loops))
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
+    return _follow(graph, effects, acquisition, site, lends, start, edges)
 
+
+def follow_given(
+    graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
+) -> Followed:
+    """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
+    start = [(ENTRY, starting(acquisition), known)]
+    return _follow(graph, effects, acquisition, -1, False, start, edges)
+
+
+def _follow(
+    graph: Graph,
+    effects: Effects,
+    acquisition: Acquisition,
+    site: int,
+    lends: bool,
+    start: list[tuple[int, Held, Knowledge]],
+    edges: frozenset[Edge],
+) -> Followed:
     def followed(
         trusted: frozenset[int], others: frozenset[str] = frozenset()
     ) -> tuple[Ownership, Solution[Held]]:
         domain = Ownership(graph, effects, acquisition, site, lends, trusted, others)
-        return domain, solve(graph, start, domain.step, edges)
+        return domain, solve(graph, start, domain.step, edges, domain.told)
 
     domain, solution = followed(frozenset())
     doubtful = frozenset(node for node in domain.endings.unknown if isinstance(graph.ops[node], Call))
@@ -138,12 +157,3 @@ def _returned_after(graph: Graph, node: int, name: str) -> bool:
                 seen.add(following)
                 pending.append(following)
     return False
-
-
-def follow_given(
-    graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
-) -> Followed:
-    """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
-    domain = Ownership(graph, effects, acquisition, -1, False)
-    start = [(ENTRY, starting(acquisition), known)]
-    return Followed(domain.endings, solve(graph, start, domain.step, edges))

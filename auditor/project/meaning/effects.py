@@ -30,6 +30,7 @@ from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.summaries import PROCESS, Question, Summaries
+from auditor.project.meaning.telling import asked_of
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 
@@ -206,10 +207,13 @@ class FunctionEffects(OutsideEffects):
             return self.outside(call, None, position, rest, value)
         question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
         answer = self.summaries.answer(question)
+        telling = answer.telling and asked_of(self.function.graph, call)
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:
-                return Treatment(moved_to=moved)
+                return Treatment(moved_to=moved, split=telling, says=answer.says)
+        if telling and answer.fate is not Fate.BORROW:
+            return replace(answer.treatment, split=True)
         treatment = answer.treatment
         if treatment.split and self._asked_again(call, target, answer.decided_by, bound):
             return replace(treatment, split=False)

@@ -66,11 +66,12 @@ class OutsideEffects:
         """What such a call does to an operand; `dotted` is its full name where that is known."""
         if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
             return Treatment(result=(SPELT,), maybe=True)
+        of_module = dotted == f"torch.{call.method}"  # `torch.add(x, 1, out=x)` fills nothing
         for found in (
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
-            library.stored_by_method(call, position, rest),
+            None if of_module else library.stored_by_method(call, position, rest),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
@@ -109,7 +110,7 @@ class OutsideEffects:
             return BORROWED  # `numpy.save(file, array)`
         if call.method in RUNNING and call.receiver is not None and position and value is not Value.OBJECT:
             return UNKNOWN  # what is run is not known, so neither is whether it gives back what it works with
-        if call.method in STORING or KEEPING.match(call.method):
+        if not of_module and (call.method in STORING or KEEPING.match(call.method)):
             return TAKEN
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED

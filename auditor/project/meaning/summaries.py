@@ -14,6 +14,8 @@ from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, 
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Held
 from auditor.flow.indirect import AT
+from auditor.flow.knowledge import NOTHING as NONE_KNOWN
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.limits import TooManyStates
 from auditor.flow.operands import operands
 from auditor.flow.trace import shortest_path
@@ -21,6 +23,7 @@ from auditor.ir.graph import TooLarge
 from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack, Way
 from auditor.project.code.calls import Calls, constants_passed, is_bound, parameter_for
 from auditor.project.code.modules import Function
+from auditor.project.meaning.telling import said_by, tells_apart
 
 EffectsOf = Callable[[Function], Effects]
 
@@ -54,6 +57,8 @@ class Answer:
     decided_by: frozenset[str] = frozenset()
     stored: tuple[Path, ...] = ()
     dropped: bool = False
+    says: Knowledge = NONE_KNOWN  # of the result, where the lease was left as it was
+    telling: bool = False  # what the result is elsewhere is something else
     kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
 
     @property
@@ -61,7 +66,7 @@ class Answer:
         chosen = bool(self.decided_by)
         if self.fate is Fate.BORROW:
             return Treatment(result=self.result, maybe=self.sometimes, split=self.sometimes and chosen)
-        return Treatment(self.fate, split=chosen)
+        return Treatment(self.fate, split=chosen, says=self.says)
 
 
 NOTHING = Answer()
@@ -192,7 +197,10 @@ def _callers_choice(
         assumed = [op for station in path if isinstance(op := graph.ops[station.node], Assume)]
         together = {name for op in assumed for name in _absent_together(op, question.place[0])}
         names = {name for op in assumed for name in op.names} - together
-        if names & asked and not any(name.startswith(".") for name in names):
+        own_state = any(name.startswith(".") for name in names) and not names.isdisjoint(
+            {*own, question.place[0]}
+        )
+        if names & asked and not own_state:
             return frozenset(names & asked)
     return frozenset()
 
@@ -232,9 +240,20 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         decided = _callers_choice(question, followed, kept)
         left = [(node, held) for node in endings.stored for held in followed.solution.states[node]]
         kept_by = _callers_choice(question, followed, left) if same else frozenset()
-        return Answer(Fate.RELEASE, sometimes=bool(kept or same), decided_by=decided, kept_by=kept_by)
+        unchanged = [*kept, *((node, held) for node, held in left if same)]
+        says = said_by(graph, followed.solution, unchanged)
+        return Answer(
+            Fate.RELEASE,
+            sometimes=bool(kept or same),
+            decided_by=decided,
+            kept_by=kept_by,
+            says=says,
+            telling=tells_apart(graph, followed.solution, says, unchanged, True),
+        )
     if elsewhere or endings.taken:
-        return Answer(Fate.TAKE, stored=elsewhere)
+        says = said_by(graph, followed.solution, kept)
+        telling = tells_apart(graph, followed.solution, says, kept, bool(endings.taken))
+        return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling)
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
         if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):
