@@ -25,6 +25,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
 from auditor.project.idle.losses import with_idle
+from auditor.project.leases.filled import filled
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.leases.never_ended import NeverEnded
@@ -185,6 +186,8 @@ class Analysis:
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 self._note_wrapper(function, its, outcome)
+            elif (told := filled(function, its, outcome)) and function not in self.recogniser.acquiring:
+                self.recogniser.wrappers.setdefault(function, told)
         if not reached:
             return
         self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))

@@ -44,7 +44,8 @@ def asked_of(graph: Graph, call: Call) -> bool:
 
 def _said(graph: Graph, node: int, known: Knowledge) -> Knowledge:
     op = graph.ops[node]
-    assert isinstance(op, Leave)
+    if not isinstance(op, Leave):
+        return NOTHING  # put where it stays before the function is left
     value = op.at.value if isinstance(op.at, ast.Return) else None
     if op.way is Way.FALL_THROUGH or value is None:
         return frozenset({("", False), (" is None", True)})
