@@ -106,7 +106,8 @@ def _follow(
     domain, solution = followed(frozenset())
     doubtful = frozenset(node for node in domain.endings.unknown if isinstance(graph.ops[node], Call))
     if doubtful:
-        trusted = _only_lent(*followed(_all_calls(graph)))
+        back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
+        trusted = _only_lent(*followed(_all_calls(graph)), back)
         if trusted:
             domain, solution = followed(trusted)
     others = _gone_on_with(graph, domain.endings)
@@ -119,15 +120,15 @@ def _all_calls(graph: Graph) -> frozenset[int]:
     return frozenset(node for node, op in enumerate(graph.ops) if isinstance(op, Call))
 
 
-def _only_lent(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
-    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back, or
-    returns it. What was lent on one way was lent on the others."""
+def _only_lent(domain: Ownership, solution: Solution[Held], edges: frozenset[Edge]) -> frozenset[int]:
+    """Calls of unknown functions that were only lent the lease: afterwards, along such edges, this function
+    gives it back, or returns it. What was lent on one way was lent on the others."""
     pending = list(domain.endings.released.items())
     pending += [(node, held) for node in domain.endings.returned for held in solution.states.get(node, ())]
     seen = set(pending)
     while pending:
-        for node, held, _ in solution.came_from.get(pending.pop(), ()):
-            if (node, held) not in seen:
+        for node, held, edge in solution.came_from.get(pending.pop(), ()):
+            if edge in edges and (node, held) not in seen:
                 seen.add((node, held))
                 pending.append((node, held))
     return frozenset(domain.trusting & {node for node, _ in seen})

@@ -6,6 +6,7 @@ strongly connected components (networkx), within which recursion starts from "bo
 nothing changes."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -30,6 +31,11 @@ EffectsOf = Callable[[Function], Effects]
 ROUNDS = 4
 """Recursive functions agree with themselves after one round or two; past this the answer is unknown."""
 
+
+HAPPENED = re.compile(
+    r"cancel|abort|fail|err|done|finish|complet|stop|clos|expire|skip|reject|drop|ok$|success|ready|valid|timed?_?out"
+)
+"""Fields by which an object tells what became of it, rather than how it was set up."""
 
 PROCESS: Path = ("<process>",)
 """The place of what the whole process holds."""
@@ -188,7 +194,7 @@ def _callers_choice(
     returned.
 
     `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the
-    caller to answer."""
+    caller to answer, and so is what became of something he passes on, `if request.cancelled: return`."""
     graph = question.function.graph
     own = set(question.function.parameters[:1]) if question.function.is_method else set()
     asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
@@ -197,10 +203,9 @@ def _callers_choice(
         assumed = [op for station in path if isinstance(op := graph.ops[station.node], Assume)]
         together = {name for op in assumed for name in _absent_together(op, question.place[0])}
         names = {name for op in assumed for name in op.names} - together
-        own_state = any(name.startswith(".") for name in names) and not names.isdisjoint(
-            {*own, question.place[0]}
-        )
-        if names & asked and not own_state:
+        fields = {name for name in names if name.startswith(".")}
+        arranged = not names.isdisjoint({*own, question.place[0]}) or not all(map(HAPPENED.search, fields))
+        if names & asked and not (fields and arranged):
             return frozenset(names & asked)
     return frozenset()
 
