@@ -6,6 +6,7 @@ from auditor.flow.effects import Handle
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Function
+from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome
 
@@ -13,8 +14,14 @@ FILLED = 3
 """The object, its field, and an item of that: what lies deeper is some other object's."""
 
 
-def filled(function: Function, source: Source, outcome: Outcome) -> Source | None:
+def note_filled(recogniser: Recogniser, source: Source, outcome: Outcome) -> None:
     """What its callers acquire in one of their arguments, if that is the only place where it is left."""
+    function = outcome.function
+    if function not in recogniser.acquiring and (told := _filled(function, source, outcome)):
+        recogniser.wrappers.setdefault(function, told)
+
+
+def _filled(function: Function, source: Source, outcome: Outcome) -> Source | None:
     places = {*(path for _, path in outcome.stored), *outcome.beside}
     roots = {path[0] for path in places}
     if outcome.returned is not None or outcome.acquisition.handle is not Handle.RESULT or len(roots) != 1:

@@ -2,6 +2,7 @@
 
 import ast
 
+from auditor.flow.effects import Position
 from auditor.flow.operands import operands
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Path
@@ -14,10 +15,8 @@ from auditor.project.meaning.source import Source
 def is_owed_here(function: Function, target: Function, call: ast.Call, source: Source) -> bool:
     """The argument is an object that this function made, or was given itself and may be told to fill."""
     bound = is_bound(target, call)
-    given = [
-        *enumerate(call.args),
-        *((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None),
-    ]
+    given: list[tuple[Position, ast.expr]] = list(enumerate(call.args))
+    given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
     for position, value in given:
         if parameter_for(target, position, bound) == source.into and isinstance(value, ast.Name):
             try:
