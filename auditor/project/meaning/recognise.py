@@ -106,8 +106,10 @@ class Recogniser(Releases):
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
             alone = self._shape_alone(function, call, target)
             found = None if alone else self._of_function(function, target, call)
-            if found is not None and found.into and not is_owed_here(function, target, call, found):
-                continue
+            if found is not None and found.into:
+                sure = len(targets) == 1 and not self.calls.guessed(function, call)
+                if not sure or not is_owed_here(function, target, call, found):
+                    continue
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
