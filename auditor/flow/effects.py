@@ -28,6 +28,7 @@ class Treatment:
     `maybe` marks a result that may be the same object. `moved_to` is the place that now holds it as well;
     `leaves` tells that the operand's own place no longer does (`list.pop`).
     `split`: on some ways through the callee this happens, on others nothing does; the two are followed apart.
+    `says`: what is known of the call's result then, without its name.
     """
 
     fate: Fate = Fate.BORROW
@@ -36,6 +37,7 @@ class Treatment:
     moved_to: Path | None = None
     leaves: bool = False
     split: bool = False
+    says: frozenset[tuple[str, bool]] = frozenset()
 
 
 BORROWED = Treatment()

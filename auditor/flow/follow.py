@@ -77,17 +77,37 @@ def follow_acquire(
     acquisition = replace(acquisition, listed=_marked_in_turns(graph, acquisition, loops))
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
+    return _follow(graph, effects, acquisition, site, lends, start, edges)
 
+
+def follow_given(
+    graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
+) -> Followed:
+    """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
+    start = [(ENTRY, starting(acquisition), known)]
+    return _follow(graph, effects, acquisition, -1, False, start, edges)
+
+
+def _follow(
+    graph: Graph,
+    effects: Effects,
+    acquisition: Acquisition,
+    site: int,
+    lends: bool,
+    start: list[tuple[int, Held, Knowledge]],
+    edges: frozenset[Edge],
+) -> Followed:
     def followed(
         trusted: frozenset[int], others: frozenset[str] = frozenset()
     ) -> tuple[Ownership, Solution[Held]]:
         domain = Ownership(graph, effects, acquisition, site, lends, trusted, others)
-        return domain, solve(graph, start, domain.step, edges)
+        return domain, solve(graph, start, domain.step, edges, domain.told)
 
     domain, solution = followed(frozenset())
     doubtful = frozenset(node for node in domain.endings.unknown if isinstance(graph.ops[node], Call))
     if doubtful:
-        trusted = _only_lent(*followed(_all_calls(graph)))
+        back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
+        trusted = _only_lent(*followed(_all_calls(graph)), back)
         if trusted:
             domain, solution = followed(trusted)
     others = _gone_on_with(graph, domain.endings)
@@ -100,17 +120,17 @@ def _all_calls(graph: Graph) -> frozenset[int]:
     return frozenset(node for node, op in enumerate(graph.ops) if isinstance(op, Call))
 
 
-def _only_lent(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
-    """Calls of unknown functions that were only lent the lease: afterwards this function gives it back,
-    returns it or hands it on. What was lent on one way was lent on the others."""
+def _only_lent(domain: Ownership, solution: Solution[Held], edges: frozenset[Edge]) -> frozenset[int]:
+    """Calls of unknown functions that were only lent the lease: afterwards, along such edges, this function
+    gives it back, returns it or hands it on. What was lent on one way was lent on the others."""
     endings = domain.endings
     pending = list(endings.released.items())
     handed_on = (*endings.returned, *sorted(endings.taken))
     pending += [(node, held) for node in handed_on for held in solution.states.get(node, ())]
     seen = set(pending)
     while pending:
-        for node, held, _ in solution.came_from.get(pending.pop(), ()):
-            if (node, held) not in seen:
+        for node, held, edge in solution.came_from.get(pending.pop(), ()):
+            if edge in edges and (node, held) not in seen:
                 seen.add((node, held))
                 pending.append((node, held))
     return frozenset(domain.trusting & {node for node, _ in seen})
@@ -140,12 +160,3 @@ def _returned_after(graph: Graph, node: int, name: str) -> bool:
                 seen.add(following)
                 pending.append(following)
     return False
-
-
-def follow_given(
-    graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
-) -> Followed:
-    """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
-    domain = Ownership(graph, effects, acquisition, -1, False)
-    start = [(ENTRY, starting(acquisition), known)]
-    return Followed(domain.endings, solve(graph, start, domain.step, edges))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
 from auditor.flow.held import Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
@@ -39,6 +40,7 @@ class Holding:
         self.parameters = frozenset(graph.parameters)
         self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
         self.endings = Endings()
+        self.told: dict[tuple[int, Held], Knowledge] = {}  # what a call's result says where it left the lease
 
     def _inside(self, held: Held, operand: Path) -> Path | None:
         """Where in the operand the lease is, over all its places."""

@@ -89,6 +89,9 @@ class Passing(Perhaps):
                 if treatment is None or treatment == BORROWED:
                     continue
                 split = split or treatment.split
+                if treatment.split and treatment.says and edge not in RAISING:
+                    told = frozenset((call.target[0] + key, truth) for key, truth in treatment.says)
+                    self.told[node, held] = told
                 passed = self._treated(node, call, after, edge, place, treatment)
                 if passed is None:
                     return (held,) if treatment.split else ()

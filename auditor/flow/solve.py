@@ -4,12 +4,13 @@ This is property simulation (Das, Lerner, Seigle: ESP, PLDI 2002): states that h
 same places are merged and their knowledge intersected; different ones stay apart. So the cost is bounded by
 the number of different ownership states, and branches that test the same condition still correlate."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from auditor.flow.knowledge import Knowledge, join, learn
+from auditor.flow.knowledge import NOTHING, Knowledge, join, learn
 from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Edge
@@ -38,8 +39,10 @@ def solve(
     start: Iterable[tuple[int, State, Knowledge]],
     step: Step[State],
     edges: frozenset[Edge],
+    told: Mapping[tuple[int, State], Knowledge] = MappingProxyType({}),
 ) -> Solution[State]:
-    """Propagate from `start` along `edges` until nothing changes. Raises TooManyStates.
+    """Propagate from `start` along `edges` until nothing changes. Raises TooManyStates. `told` is what a
+    state behind a node knows because it is that state; steps may add to it.
 
     A node waits for all that lead to it (reverse postorder), so that ways meet before they go on together."""
     solution: Solution[State] = Solution()
@@ -79,5 +82,5 @@ def solve(
                     origins = solution.came_from.setdefault((target, after), [])
                     if (node, state, edge) not in origins:
                         origins.append((node, state, edge))
-                    arrive(target, after, learned)
+                    arrive(target, after, learned | told.get((node, after), NOTHING))
     return solution

@@ -25,11 +25,12 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
 from auditor.project.idle.losses import with_idle
+from auditor.project.leases.filled import note_filled
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
-from auditor.project.leases.own_records import gives_back_its_records
+from auditor.project.leases.own_records import sees_to_its_records
 from auditor.project.leases.received import callers_of
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
@@ -185,6 +186,8 @@ class Analysis:
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 self._note_wrapper(function, its, outcome)
+            else:
+                note_filled(self.recogniser, its, outcome)
         if not reached:
             return
         self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))
@@ -204,11 +207,7 @@ class Analysis:
         assert outcome.returned is not None
         if OVER in outcome.returned:
             return  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
-        if outcome.recorded and any(path[0].startswith("@") for path in outcome.beside):
-            return  # the module keeps one for each key: whoever asks is shown it
-        if outcome.recorded and gives_back_its_records(
-            self.recogniser, function, outcome.beside, source.protocol
-        ):
+        if outcome.recorded and sees_to_its_records(self.recogniser, outcome):
             return
         made = Source(
             source.protocol,

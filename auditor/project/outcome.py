@@ -24,6 +24,7 @@ class Outcome:
     own: frozenset[tuple[str, bool]] = frozenset()
     unless: frozenset[str] = frozenset()
     asked: frozenset[tuple[str, bool]] = frozenset()
+    says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
     recorded: bool = False

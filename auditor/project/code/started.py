@@ -4,13 +4,17 @@ import ast
 
 from auditor.flow.effects import Position
 from auditor.ir.ops import Call, Path
+from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 
 DIRECTLY = {"spawn": 0, "spawn_n": 0, "submit": 0, "start_soon": 0, "call_soon": 0, "call_soon_threadsafe": 0,
             "call_later": 1, "spawn_later": 1, "spawn_after": 1, "run_in_executor": 1, "to_thread": 0,
             "deferToThread": 0, "callInThread": 0}  # fmt: skip
 """Calls that take a function and then its arguments, with the function's position."""
+
+TASKS = frozenset({"create_task", "ensure_future", "run_coroutine_threadsafe", "spawn", "gather"})
+"""Calls that run a coroutine which was made of its function's call."""
 
 AS_A_TUPLE = {"start_new_thread": 0, "Timer": 1, "apply_async": 0}
 NAMED = {"Thread": "target", "Process": "target"}
@@ -40,6 +44,19 @@ def started(
     if not 0 <= index < len(target.parameters):
         return None
     return target, target.parameters[index], inner
+
+
+def as_a_task(
+    model: ClassModel, function: Function, call: Call, position: Position
+) -> tuple[Function, str] | None:
+    """Of `create_task(self.serve(slot))` the coroutine, and the parameter by which it gets the operand."""
+    target = model.callee(function, call.at.func)
+    if not isinstance(target, Function) or not isinstance(target.node, ast.AsyncFunctionDef):
+        return None
+    if not any(last_part(each.func) in TASKS and call.at in each.args for each in function.calls):
+        return None
+    parameter = parameter_for(target, position, is_bound(target, call.at))
+    return (target, parameter) if parameter is not None else None
 
 
 def _runs(call: Call) -> tuple[ast.expr, int | None] | None:

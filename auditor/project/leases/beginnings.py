@@ -2,7 +2,7 @@
 
 import ast
 
-from auditor.flow.effects import Acquisition
+from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.ir.graph import Graph
@@ -18,6 +18,9 @@ def asked(op: Call) -> Knowledge:
 def handed_out(op: Call, acquisition: Acquisition) -> Knowledge:
     """What holds the lease is something, whatever flag says so later: `fits = pages is not None`; but for
     the number 0 that is not true."""
+    in_result = any(place[:1] == op.target for place in acquisition.places)
+    if acquisition.handle is Handle.RESULT and not in_result:
+        return NOTHING  # it lies in what the call was given
     given = "".join(op.target)
     some = (f"{given} is None", False)
     is_number = acquisition.from_zero and (acquisition.keyed or op.target in acquisition.places)

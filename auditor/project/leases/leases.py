@@ -44,6 +44,7 @@ from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import loops_around, site_nodes
 from auditor.project.meaning.source import Source
+from auditor.project.meaning.telling import said_by
 from auditor.project.outcome import Outcome, merged_outcome
 
 BEGINNING = re.compile(
@@ -154,6 +155,8 @@ class Follower:
             outcome.returned_at = frozenset(endings.returned)
             outcome.recorded = always_in_a_table(endings, own_name(self.function))
         outcome.stored = sorted(endings.left_in.items())
+        left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
+        outcome.says = said_by(self.graph, followed.solution, left)
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome

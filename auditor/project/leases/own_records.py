@@ -1,23 +1,25 @@
 """Whether an object that lends what it notes down gives all of it back itself: a step, a scope, an arena."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from auditor.ir.ops import Path
 from auditor.project.code.modules import Function
 from auditor.project.meaning.releases import Releases
+from auditor.project.outcome import Outcome
 from auditor.project.shapes.field_work import field_work, mentions
 
 
-def gives_back_its_records(
-    recogniser: Releases, lending: Function, beside: Iterable[Path], protocol: str
-) -> bool:
-    """Another method gives back what stands in that field, and nothing that it is told."""
+def sees_to_its_records(recogniser: Releases, outcome: Outcome) -> bool:
+    """Another method gives back what stands in that field, and nothing that it is told; or the module keeps
+    one for each key, which whoever asks is shown."""
+    lending, beside = outcome.function, outcome.beside
+    if any(path[0].startswith("@") for path in beside):
+        return True
     if lending.cls is None:
         return False
     fields = {path[1][1:] for path in beside if len(path) > 1 and path[1].startswith(".")}
     others = [method for method in lending.cls.methods.values() if method is not lending]
-    return any(_drains(recogniser, method, fields, protocol) for method in others)
+    return any(_drains(recogniser, method, fields, outcome.acquisition.protocol) for method in others)
 
 
 def _drains(recogniser: Releases, method: Function, fields: set[str], protocol: str) -> bool:

@@ -23,13 +23,14 @@ from auditor.project.code.kept_as_told import field_told, spellings
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.put_off import never_run
 from auditor.project.code.release_names import ENDING
-from auditor.project.code.started import started
+from auditor.project.code.started import as_a_task, started
 from auditor.project.meaning.exit_stacks import held_by_stack, put_on, stacks_of
-from auditor.project.meaning.later import Later
+from auditor.project.meaning.later import ON_SOME_WAYS, Later
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.summaries import PROCESS, Question, Summaries
+from auditor.project.meaning.telling import asked_of
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 
@@ -117,6 +118,9 @@ class FunctionEffects(OutsideEffects):
         worker = started(self.recogniser.calls.model, function, call, position, rest)
         if worker is not None:
             return self._later.worked_on(call, *worker, value, protocol)
+        task = as_a_task(self.recogniser.calls.model, function, call, position)
+        if task is not None and self._later.worked_on(call, *task, rest, value, protocol) == ON_SOME_WAYS:
+            return ON_SOME_WAYS
         if call.receiver is None and not rest and call.method in TAKING_APART and self.ends_itself(protocol):
             return BORROWED  # `sorted(file)`: the lines are not the file
         targets, constructed, dotted = self.recogniser.calls.targets(function, node)
@@ -206,10 +210,13 @@ class FunctionEffects(OutsideEffects):
             return self.outside(call, None, position, rest, value)
         question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
         answer = self.summaries.answer(question)
+        telling = answer.telling and asked_of(self.function.graph, call)
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:
-                return Treatment(moved_to=moved)
+                return Treatment(moved_to=moved, split=telling, says=answer.says)
+        if telling and answer.fate is not Fate.BORROW:
+            return replace(answer.treatment, split=True)
         treatment = answer.treatment
         if treatment.split and self._asked_again(call, target, answer.decided_by, bound):
             return replace(treatment, split=False)

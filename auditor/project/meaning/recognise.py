@@ -12,6 +12,7 @@ from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.named_twice import names_of_object
 from auditor.project.meaning.contexts import entered_by_hand
+from auditor.project.meaning.filling import is_owed_here, places_in_argument
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
@@ -105,6 +106,10 @@ class Recogniser(Releases):
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
             alone = self._shape_alone(function, call, target)
             found = None if alone else self._of_function(function, target, call)
+            if found is not None and found.into:
+                sure = len(targets) == 1 and not self.calls.guessed(function, call)
+                if not sure or not is_owed_here(function, target, call, found):
+                    continue
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
@@ -242,6 +247,8 @@ class Recogniser(Releases):
         return bool(reached) and reached <= self._numbering
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
+        if source.into:
+            return places_in_argument(self.calls.targets(function, call.at)[0], function, call, source)
         if source.handle is Handle.RESULT:
             return in_result(self.calls.model, function, call, source.rest)
         if source.handle is Handle.RECEIVER:

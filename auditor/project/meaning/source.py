@@ -18,7 +18,8 @@ class Source:
     parameters that are true or false there: `load(file, opened=True)` opens nothing; `given` is what that
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
     around it was made for the caller. `opened`: it holds something open. `from_zero`: the number may be 0.
-    `also` are further leases in it.
+    `also` are further leases in it. `into`: the parameter of whose argument `rest` is a place, not of the
+    result.
     """
 
     protocol: str
@@ -39,4 +40,5 @@ class Source:
     fresh: bool = False
     opened: bool = False
     from_zero: bool = False
+    into: str = ""
     also: tuple[Source, ...] = ()

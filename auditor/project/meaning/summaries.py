@@ -6,6 +6,7 @@ strongly connected components (networkx), within which recursion starts from "bo
 nothing changes."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -14,6 +15,8 @@ from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, 
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Held
 from auditor.flow.indirect import AT
+from auditor.flow.knowledge import NOTHING as NONE_KNOWN
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.limits import TooManyStates
 from auditor.flow.operands import operands
 from auditor.flow.trace import shortest_path
@@ -21,12 +24,18 @@ from auditor.ir.graph import TooLarge
 from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack, Way
 from auditor.project.code.calls import Calls, constants_passed, is_bound, parameter_for
 from auditor.project.code.modules import Function
+from auditor.project.meaning.telling import said_by, tells_apart
 
 EffectsOf = Callable[[Function], Effects]
 
 ROUNDS = 4
 """Recursive functions agree with themselves after one round or two; past this the answer is unknown."""
 
+
+HAPPENED = re.compile(
+    r"cancel|abort|fail|err|done|finish|complet|stop|clos|expire|skip|reject|drop|ok$|success|ready|valid|timed?_?out"
+)
+"""Fields by which an object tells what became of it, rather than how it was set up."""
 
 PROCESS: Path = ("<process>",)
 """The place of what the whole process holds."""
@@ -54,6 +63,8 @@ class Answer:
     decided_by: frozenset[str] = frozenset()
     stored: tuple[Path, ...] = ()
     dropped: bool = False
+    says: Knowledge = NONE_KNOWN  # of the result, where the lease was left as it was
+    telling: bool = False  # what the result is elsewhere is something else
     kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
 
     @property
@@ -61,7 +72,7 @@ class Answer:
         chosen = bool(self.decided_by)
         if self.fate is Fate.BORROW:
             return Treatment(result=self.result, maybe=self.sometimes, split=self.sometimes and chosen)
-        return Treatment(self.fate, split=chosen)
+        return Treatment(self.fate, split=chosen, says=self.says)
 
 
 NOTHING = Answer()
@@ -183,7 +194,7 @@ def _callers_choice(
     returned.
 
     `if self.pool is None: return` goes with how the lease was acquired; `if quick: return` is for the
-    caller to answer."""
+    caller to answer, and so is what became of something he passes on, `if request.cancelled: return`."""
     graph = question.function.graph
     own = set(question.function.parameters[:1]) if question.function.is_method else set()
     asked = set(graph.parameters) - own - {question.place[0]} - {name for name, _ in question.constants}
@@ -192,7 +203,9 @@ def _callers_choice(
         assumed = [op for station in path if isinstance(op := graph.ops[station.node], Assume)]
         together = {name for op in assumed for name in _absent_together(op, question.place[0])}
         names = {name for op in assumed for name in op.names} - together
-        if names & asked and not any(name.startswith(".") for name in names):
+        fields = {name for name in names if name.startswith(".")}
+        arranged = not names.isdisjoint({*own, question.place[0]}) or not all(map(HAPPENED.search, fields))
+        if names & asked and not (fields and arranged):
             return frozenset(names & asked)
     return frozenset()
 
@@ -232,9 +245,20 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         decided = _callers_choice(question, followed, kept)
         left = [(node, held) for node in endings.stored for held in followed.solution.states[node]]
         kept_by = _callers_choice(question, followed, left) if same else frozenset()
-        return Answer(Fate.RELEASE, sometimes=bool(kept or same), decided_by=decided, kept_by=kept_by)
+        unchanged = [*kept, *((node, held) for node, held in left if same)]
+        says = said_by(graph, followed.solution, unchanged)
+        return Answer(
+            Fate.RELEASE,
+            sometimes=bool(kept or same),
+            decided_by=decided,
+            kept_by=kept_by,
+            says=says,
+            telling=tells_apart(graph, followed.solution, says, unchanged, True),
+        )
     if elsewhere or endings.taken:
-        return Answer(Fate.TAKE, stored=elsewhere)
+        says = said_by(graph, followed.solution, kept)
+        telling = tells_apart(graph, followed.solution, says, kept, bool(endings.taken))
+        return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling)
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
         if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):

@@ -1,0 +1,39 @@
+"""Calls of functions that leave a lease in one of their arguments."""
+
+import ast
+
+from auditor.flow.effects import Position
+from auditor.flow.operands import operands
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Call, Path
+from auditor.project.code.bindings import own_name
+from auditor.project.code.calls import is_bound, parameter_for
+from auditor.project.code.modules import Function
+from auditor.project.meaning.source import Source
+
+
+def is_owed_here(function: Function, target: Function, call: ast.Call, source: Source) -> bool:
+    """The argument is an object that this function made, or was given itself and may be told to fill."""
+    bound = is_bound(target, call)
+    given: list[tuple[Position, ast.expr]] = list(enumerate(call.args))
+    given += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+    for position, value in given:
+        if parameter_for(target, position, bound) == source.into and isinstance(value, ast.Name):
+            try:
+                graph = function.graph
+            except (TooLarge, RecursionError):
+                return False
+            return value.id in graph.fresh_roots.union(graph.parameters) - {own_name(function)}
+    return False
+
+
+def places_in_argument(
+    targets: tuple[Function, ...], function: Function, call: Call, source: Source
+) -> tuple[Path, ...]:
+    """Where in the caller's words it lies."""
+    return tuple(
+        (*path, *source.rest)
+        for target in targets
+        for position, path in operands(call)
+        if parameter_for(target, position, is_bound(target, call.at)) == source.into
+    )[:1]
