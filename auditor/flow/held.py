@@ -39,6 +39,7 @@ class Endings:
 
     lost: list[tuple[Loss, int, Held]] = field(default_factory=list)
     released: dict[int, Held] = field(default_factory=dict)
+    sometimes: set[int] = field(default_factory=set)  # calls that give it back on some of their own ways only
     returned: dict[int, Path] = field(default_factory=dict)
     stored: dict[int, Path] = field(default_factory=dict)
     beside: set[tuple[int, Path]] = field(default_factory=set)  # where else it lies then, the result included

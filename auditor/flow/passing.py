@@ -119,6 +119,8 @@ class Passing(Perhaps):
         if treatment.fate is Fate.UNKNOWN and node in self.trusted:
             self.trusting.add(node)
             return held if edge in RAISING else replace(held, maybe=held.maybe | {call.target})
+        if treatment.split:
+            self.endings.sometimes.add(node)
         if treatment.fate is not Fate.BORROW:
             return self._ended(node, held, edge, treatment.fate)
         if edge in RAISING:

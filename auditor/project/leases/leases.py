@@ -205,6 +205,7 @@ class Follower:
             }
         if not acquisition.keyed or not released:
             return not released
+        released = {node: held for node, held in released.items() if node not in followed.endings.sometimes}
         return not any(
             all(
                 station.edge not in RAISING
