@@ -241,7 +241,7 @@ class Analysis:
 
     def _result(self) -> FlowResult:
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
+        fields = Fields(self.project, self.summaries, self.effects, self.recogniser).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self._lending, decided)

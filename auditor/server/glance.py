@@ -107,7 +107,7 @@ class Glance(Recurring):
         """The last whole result, but for what is said of the files in focus."""
         old = self.flow
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        fields = Fields(self.project, self.model, self.summaries, self.effects, self._pools).stored(outcomes)
+        fields = Fields(self.project, self.summaries, self.effects, self.recogniser).stored(outcomes)
         kept = [lease for lease in old.leases if lease.span.path not in self.focus]
         custom = customary(chain(kept, (outcome.lease for outcome in outcomes)), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]

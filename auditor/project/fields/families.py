@@ -14,7 +14,6 @@ from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.code.bindings import own_name
-from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.cutting import cut_off
@@ -29,6 +28,7 @@ from auditor.project.fields.exits import (
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.partial import rest_dropped, taken_apart
+from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
@@ -40,12 +40,13 @@ class Families:
     """Asks methods, by following the field from their entry on."""
 
     def __init__(
-        self, project: Project, model: ClassModel, summaries: Summaries, effects_of: EffectsOf
+        self, project: Project, summaries: Summaries, effects_of: EffectsOf, recogniser: Recogniser
     ) -> None:
         self.project = project
-        self.model = model
+        self.model = recogniser.calls.model
         self.summaries = summaries
         self.effects_of = effects_of
+        self.recogniser = recogniser
         self.whole: dict[Path, Path] = {}
         """Where in what a container holds the lease lies, by the container's path; of one lease."""
 

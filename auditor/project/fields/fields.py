@@ -14,7 +14,6 @@ from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
 from auditor.project.code.bindings import own_name
-from auditor.project.code.class_model import ClassModel
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
@@ -34,6 +33,7 @@ from auditor.project.fields.reckoning import takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refilling import LOCKING, OPENING, Refilling
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
+from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import EffectsOf, Summaries
 from auditor.project.outcome import Outcome
@@ -50,13 +50,12 @@ class Fields(Refilling):
     def __init__(
         self,
         project: Project,
-        model: ClassModel,
         summaries: Summaries,
         effects_of: EffectsOf,
-        pools: Set[Class],
+        recogniser: Recogniser,
     ) -> None:
-        super().__init__(project, model, summaries, effects_of)
-        self.pools = pools
+        super().__init__(project, summaries, effects_of, recogniser)
+        self.pools = {half.cls for half in recogniser.acquiring if half.cls is not None}
         self.elsewhere = Elsewhere(project, frozenset())
         self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
 

@@ -10,20 +10,18 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.flow.decisive import decisive
-from auditor.flow.effects import Fate, Value
+from auditor.flow.effects import Value
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Field, Leak, Loss, StoredField
-from auditor.flow.operands import operands
 from auditor.flow.trace import Station, shortest_path, span_of
 from auditor.ir.calls import LOGGING
-from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Leave, Op, Path, Store
 from auditor.model import Span
 from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
-from auditor.project.code.release_names import looks_releasing
+from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, starts_anew
@@ -90,7 +88,7 @@ class TakenOut(Families):
     def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
         """Functions that give back what is in a field so named, of another object than their own."""
         for module in self.project.parsed():
-            for function in module.by_node.values() if f".{field}" in module.text else ():
+            for function in list(module.by_node.values()) if f".{field}" in module.text else ():
                 if f".{field}" in function.text and self._gives_back(outcome, function, field):
                     yield function
 
@@ -98,23 +96,15 @@ class TakenOut(Families):
         return field in released_attributes(function, known=self._known_releases(outcome, function))
 
     def _known_releases(self, outcome: Outcome, function: Function) -> Set[ast.Call]:
-        try:
-            calls = [op for op in function.graph.ops if isinstance(op, Call)]
-        except (TooLarge, RecursionError):
-            return frozenset()
-        effects = self.effects_of(function)
-        value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
-        return {
-            op.at
-            for op in calls
-            for position, _ in operands(op)
-            if effects.treatment(op, position, (), value, protocol).fate is Fate.RELEASE
-        }
+        """By the names of what gives back to the pool: every function of the tree is asked, so that nothing
+        is followed here."""
+        names = self.recogniser.ending_names(outcome.acquisition.protocol)
+        return {call for call in function.calls if last_name(call) in names}
 
     def _releases(self, outcome: Outcome, function: Function) -> list[ast.Call]:
-        """By what they are known to do, and by their names."""
+        """By what they are known to do, and by their names, a mere hint of an end included."""
         known = self._known_releases(outcome, function)
-        return [call for call in function.calls if call in known or looks_releasing(call)]
+        return [call for call in function.calls if call in known or _may_end(call)]
 
     def _for_good(self, outcome: Outcome, method: Function) -> bool:
         """Nobody who gives things back calls the method."""
@@ -173,6 +163,11 @@ class TakenOut(Families):
             for each in others
             if each is not method and each.name not in INITIAL and names & set(_changed(each))
         )
+
+
+def _may_end(call: ast.Call) -> bool:
+    hinted = ENDING.search(last_name(call)) is not None and last_name(call) not in TAKING
+    return hinted or looks_releasing(call)
 
 
 def _changed(function: Function) -> Iterator[str]:

@@ -45,6 +45,12 @@ class Releases:
             for half in pair.releases:
                 self.releasing.setdefault(half.function, (pair, half))
 
+    def ending_names(self, protocol: str) -> frozenset[str]:
+        """Names of the functions that give back what the tree's own pools lend under this protocol."""
+        return frozenset(
+            function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
+        )
+
     def releases(
         self, function: Function, call: ast.Call, position: Position, protocol: str = ""
     ) -> bool | None:
