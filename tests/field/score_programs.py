@@ -21,7 +21,17 @@ from auditor.config import Settings
 from tests.field.score import FALSE_RATE_GOAL, NOT_JUDGED, RECALL_GOAL
 from tests.marked_code import audited
 
-SETS = ("strangers", "serving", "training", "services", "attention", "companies", "exam")
+SETS = (
+    "strangers",
+    "serving",
+    "training",
+    "services",
+    "attention",
+    "companies",
+    "exam",
+    "practice",
+    "verdicts",
+)
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
 _LABEL = re.compile(r"#\s*(leak|clean):\s*(.*)$")

@@ -1,0 +1,1 @@
+"""Disaggregated prefill: ships KV pages from prefill to decode workers."""

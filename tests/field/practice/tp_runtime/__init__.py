@@ -1,0 +1,4 @@
+from .buffers import CommBufferPool, scratch
+from .layers import ColumnParallelLinear, RowParallelLinear
+
+__all__ = ["CommBufferPool", "ColumnParallelLinear", "RowParallelLinear", "scratch"]

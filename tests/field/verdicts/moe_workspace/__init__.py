@@ -1,0 +1,4 @@
+from .manager import WorkspaceManager
+from .kernels import FusedExperts
+
+__all__ = ["WorkspaceManager", "FusedExperts"]
