@@ -72,10 +72,10 @@ class Passing(Perhaps):
         after = held if edge in RAISING else _without_removed(call, held)
         split = False
         given = self._operands(call)
-        sure = any(self._inside(held, operand) is not None for _, operand in given)
         for position, operand in given:
             perhaps = list(self._perhaps_given(call, position, operand, held))
-            if sure:  # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
+            if perhaps and any(self._inside(held, other) is not None for _, other in given):
+                # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
                 perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
                 if not self._lent_perhaps(node, operand, held, perhaps):

@@ -21,7 +21,7 @@ from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
 from auditor.project.code.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
 from auditor.project.idle.losses import with_idle
@@ -133,7 +133,7 @@ class Analysis:
         lending = {each.function for each in self.outcomes.values() if each.lease.in_context_manager}
         self.recogniser.contexts = lending
         self._wave(sorted(self.called.calling(self.project.sources, ENTERING)), words_of(lending))
-        outcomes, pools = self.outcomes.values(), self._pools
+        outcomes, pools = self.outcomes.values(), self.recogniser.pools
         while (found := openers(outcomes, self.model, self.summaries, pools)) != self.recogniser.openers:
             self.recogniser.add_openers(found)
             words = self._with_aliases(made_as(found, self.model))
@@ -143,11 +143,7 @@ class Analysis:
     @property
     def _lending(self) -> list[str]:
         """Files with a pool in them, as far as they were asked about."""
-        return sorted({pool.module.path for pool in self._pools}.intersection(self.relevant))
-
-    @property
-    def _pools(self) -> set[Class]:
-        return {half.cls for half in self.recogniser.acquiring if half.cls is not None}
+        return sorted({pool.module.path for pool in self.recogniser.pools}.intersection(self.relevant))
 
     def _with_aliases(self, words: set[str]) -> set[str]:
         return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))

@@ -6,7 +6,6 @@ import ast
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
-from auditor.project.code.bindings import own_name
 from auditor.project.code.bound_types import BoundTypes
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.code.project import dotted_name
@@ -165,15 +164,8 @@ class ClassModel(BoundTypes):
             if node.id in scope.nested:
                 return scope.nested[node.id]
             local = self.local_types(scope, node.id).get(node.id)
-            if local is not None and local is scope.cls and _is_its_class(scope, node.id):
-                return scope.cls
             if isinstance(local, Class) and scope.qualname != "<module>":
                 return self.method(local, "forward") or self.method(local, "__call__")
             scope = scope.parent
         found = named(self.project, function.module, node)
         return None if isinstance(found, Module) else found
-
-
-def _is_its_class(function: Function, name: str) -> bool:
-    """`cls` of a class method."""
-    return "classmethod" in function.decorators and name == own_name(function)

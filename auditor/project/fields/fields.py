@@ -55,7 +55,7 @@ class Fields(Refilling):
         recogniser: Recogniser,
     ) -> None:
         super().__init__(project, summaries, effects_of, recogniser)
-        self.pools = {half.cls for half in recogniser.acquiring if half.cls is not None}
+        self.pools = recogniser.pools
         self.elsewhere = Elsewhere(project, frozenset())
         self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
 

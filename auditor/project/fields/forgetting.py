@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from auditor.project.code.bindings import (
     assigned_by,
@@ -125,11 +125,17 @@ def _is_nothing(value: ast.expr) -> bool:
     return False
 
 
-def for_good(project: Project, method: Function) -> bool:
+def gives_back_by_name(function: Function) -> bool:
+    return any(map(looks_releasing, function.calls))
+
+
+def for_good(
+    project: Project, method: Function, gives_back: Callable[[Function], bool] = gives_back_by_name
+) -> bool:
     """Nobody who gives things back calls the method to strike them off a table afterwards."""
     name = method.name
     return not any(
-        last_name(call) == name and any(looks_releasing(other) for other in function.calls)
+        last_name(call) == name and gives_back(function)
         for module in project.parsed()
         if f"{name}(" in module.text
         for function in module.by_node.values()

@@ -24,7 +24,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
-from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, starts_anew
+from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, for_good, starts_anew
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
@@ -107,14 +107,7 @@ class TakenOut(Families):
         return [call for call in function.calls if call in known or _may_end(call)]
 
     def _for_good(self, outcome: Outcome, method: Function) -> bool:
-        """Nobody who gives things back calls the method."""
-        return not any(
-            last_name(call) == method.name and self._releases(outcome, function)
-            for module in self.project.parsed()
-            if f"{method.name}(" in module.text
-            for function in module.by_node.values()
-            for call in function.calls
-        )
+        return for_good(self.project, method, lambda each: bool(self._releases(outcome, each)))
 
     def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
         own, whole = method.parameters[0], self.whole.get(path, path)

@@ -7,11 +7,10 @@ from auditor.flow.effects import Handle
 from auditor.project.code.bindings import given_to
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
+from auditor.project.meaning.exit_stacks import CONTEXTS, MAKING
 
-ONTO_A_STACK = frozenset({"enter_context", "enter_async_context"})
-STACKS = frozenset({"ExitStack", "AsyncExitStack"})
 BY_HAND = frozenset({"__enter__", "__aenter__"})
-ENTERING = ONTO_A_STACK | BY_HAND
+ENTERING = CONTEXTS | BY_HAND
 
 
 def words_of(lending: Set[Function]) -> set[str]:
@@ -26,7 +25,7 @@ def entered_by_hand(
     and enters by its method. A stack under a `with` is ended by that."""
     match call:
         case ast.Call(func=ast.Attribute(value=ast.Name(id=stack), attr=way), args=[ast.Call() as made]) if (
-            way in ONTO_A_STACK
+            way in CONTEXTS
         ):
             owed = _is_made_here(function, stack) and call is _first_on(function, stack)
             return Handle.RECEIVER if owed and _lends(calls, lending, function, made) else None
@@ -49,7 +48,7 @@ def _lends(calls: Calls, lending: Set[Function], function: Function, made: ast.C
 def _is_made_here(function: Function, stack: str) -> bool:
     given = list(given_to(function, stack))
     return bool(given) and all(
-        isinstance(each, ast.Call) and last_part(each.func) in STACKS for each in given
+        isinstance(each, ast.Call) and last_part(each.func) in MAKING for each in given
     )
 
 
@@ -58,7 +57,7 @@ def _first_on(function: Function, stack: str) -> ast.Call:
         each
         for each in function.calls
         if isinstance(each.func, ast.Attribute)
-        and each.func.attr in ONTO_A_STACK
+        and each.func.attr in CONTEXTS
         and getattr(each.func.value, "id", None) == stack
     )
     return min(entering, key=lambda each: (each.lineno, each.col_offset))

@@ -24,7 +24,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.put_off import never_run
 from auditor.project.code.release_names import ENDING
 from auditor.project.code.started import as_a_task, started
-from auditor.project.meaning.exit_stacks import held_by_stack, put_on, stacks_of
+from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, stacks_of
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
@@ -84,7 +84,8 @@ class FunctionEffects(OutsideEffects):
         key = (id(call), position, rest, value, protocol)
         if key not in self._known:
             found = self._treat(call, position, rest, value, protocol)
-            self._known[key] = put_on(call, position, found, self._stacks)
+            stacked = found == TAKEN and position != -1 and call.method in PUTTING
+            self._known[key] = put_on(call, self._stacks) if stacked else found
         return self._known[key]
 
     @cached_property

@@ -1,7 +1,7 @@
 """`contextlib.ExitStack` in a local name: what is put on it is given back where it ends, unless `pop_all` has
 taken that away by then."""
 
-from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Fate, Position, Treatment
+from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Position, Treatment
 from auditor.flow.indirect import ON_EXIT
 from auditor.ir.ops import Call, Capture, Enter, Move, Path
 from auditor.project.code.bindings import is_dropped
@@ -9,9 +9,8 @@ from auditor.project.code.modules import Function
 
 MAKING = frozenset({"ExitStack", "AsyncExitStack"})
 ENDING = frozenset({"close", "aclose", "__exit__", "__aexit__"})
-PUTTING = frozenset(
-    {"callback", "push_async_callback", "push", "push_async_exit", "enter_context", "enter_async_context"}
-)
+CONTEXTS = frozenset({"enter_context", "enter_async_context"})
+PUTTING = CONTEXTS | {"callback", "push_async_callback", "push", "push_async_exit"}
 
 
 def stacks_of(function: Function) -> frozenset[Path]:
@@ -30,11 +29,11 @@ def stacks_of(function: Function) -> frozenset[Path]:
     return frozenset(path for path in made if path[0] not in shared)
 
 
-def put_on(call: Call, position: Position, treatment: Treatment, stacks: frozenset[Path]) -> Treatment:
+def put_on(call: Call, stacks: frozenset[Path]) -> Treatment:
     """The stack holds what it is told to give back."""
-    if treatment.fate is Fate.TAKE and position != -1 and call.method in PUTTING and call.receiver in stacks:
+    if call.receiver is not None and call.receiver in stacks:
         return Treatment(moved_to=(*call.receiver, ON_EXIT))
-    return treatment
+    return TAKEN
 
 
 def held_by_stack(function: Function, call: Call, position: Position) -> Treatment:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
 from auditor.flow.indirect import OVER
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
+from auditor.project.meaning.exit_stacks import PUTTING
 
 BORROWING = frozenset(
     {"Popen", "len", "print", "isinstance", "id", "type", "repr", "str", "hash", "bool", "hasattr", "any",
@@ -57,8 +58,7 @@ only a local name has is left to the thread for which it is set."""
 SERVING = frozenset({"server", "make_server"})
 """Functions of libraries that make a server, which works with what they are given as long as it runs."""
 
-GIVING_BACK = frozenset({"finalize", "callback", "push", "push_async_callback", "register", "enter_context",
-                         "enter_async_context", "closing_later", "addCleanup", "addfinalizer"})  # fmt: skip
+GIVING_BACK = PUTTING | {"finalize", "register", "closing_later", "addCleanup", "addfinalizer"}
 INTO_ORDER = frozenset({"heappush", "insort", "insort_left", "insort_right"})
 APPENDING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault"})
 EXTENDING = frozenset({"extend", "extendleft", "update", "union"})

@@ -66,6 +66,11 @@ class Recogniser(Releases):
                 self.releasing.setdefault(end, (pair, Half(end, half.name, Handle.RECEIVER)))
 
     @property
+    def pools(self) -> set[Class]:
+        """The classes that lend."""
+        return {half.cls for half in self.acquiring if half.cls is not None}
+
+    @property
     def words(self) -> set[str]:
         """Last names of calls that may acquire."""
         found = set(self._names) | {function.name for function in self.wrappers}

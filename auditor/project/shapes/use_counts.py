@@ -198,11 +198,7 @@ def _of_told(method: Function) -> Iterator[str]:
 def lowered_by(method: Function, partners: list[Function]) -> set[str]:
     """What is left of something, in a field: `get_credit()` lowers the number that `put_credit()` raises."""
     lowered = _counted(method, ast.Sub)
-    return (
-        {name for partner in partners for name in lowered & _counted(partner, ast.Add)}
-        if lowered
-        else lowered
-    )
+    return {name for partner in partners if lowered for name in lowered & _counted(partner, ast.Add)}
 
 
 def returns_the_count(method: Function, counts: Set[str]) -> bool:
