@@ -34,9 +34,11 @@ from auditor.project.shapes.pool_state import called, changes_state, own_paramet
 from auditor.project.shapes.shapes import shapes
 from auditor.project.shapes.use_counts import (
     lowered_by,
+    noted_under,
     permits,
     reference_counts,
     returns_what_it_is_told,
+    struck_off,
     use_counts,
 )
 from auditor.project.shapes.use_flags import marks_an_entry
@@ -108,13 +110,21 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
         got = tuple(
             replace(half, by_shape=True)
             for half in takers
-            if half is not None and half.handle is Handle.RESULT
+            if half is not None and (half.handle is Handle.RESULT or _is_key(half, givers))
         )
         if got:
             paired.update(half.function for half in got)
-            yield Pair(
-                cls.name, cls, got, tuple(Half(m, releasing, got[0].handle, _value_told(m)) for m in givers)
-            )
+            keyed = got[0].handle is Handle.ARGUMENT
+            back = (Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m)) for m in givers)
+            yield Pair(cls.name, cls, got, tuple(back))
+
+
+def _is_key(half: Half, givers: list[Function]) -> bool:
+    """`assign(request)` enters what it takes under the request, and `unassign(request)` strikes that off."""
+    told = own_parameters(half.function)
+    key = told[half.argument : half.argument + 1] if isinstance(half.argument, int) else (half.argument,)
+    noted = noted_under(half.function, key)
+    return any(noted & struck_off(giver) for giver in givers)
 
 
 def _value_told(giver: Function) -> Position:

@@ -12,9 +12,6 @@ from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.pieces import at_an_end, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
-FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
-"""Words in the names of fields that hold what nobody uses."""
-
 TAKING = REMOVERS - {"remove", "discard"}
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push", "extend",
                      "extendleft", "update", "append_n"})  # fmt: skip

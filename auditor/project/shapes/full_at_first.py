@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, Function
 from auditor.project.shapes.field_work import FILLING, FieldWork
-from auditor.protocols.vocabulary import POOLS, split
+from auditor.protocols.vocabulary import POOLS, singular, split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
 NUMBERING = frozenset({"range", "arange"})
@@ -42,9 +42,14 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
 def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str) -> bool:
     """The same of what is called a pool: whoever makes one brings what it lends. What is to be done is not
     given back."""
-    words = split(cls.name) if cls is not None else ()
-    called_so = not POOLS.isdisjoint(words) and TO_DO.isdisjoint(words)
+    called_so = cls is not None and not POOLS.isdisjoint(split(cls.name)) and not things_to_do(cls)
     return called_so and given_at_first(begun, name)
+
+
+def things_to_do(cls: Class | None, *fields: str) -> bool:
+    """Whether the names speak of work."""
+    names = (cls.name if cls is not None else "", *fields)
+    return not TO_DO.isdisjoint(singular(word) for name in names for word in split(name))
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:

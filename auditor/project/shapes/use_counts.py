@@ -1,25 +1,13 @@
 """Counts told by their shape: `begin_request` raises a number that `end_request` lowers."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, field_work, mentions
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import COUNTING, PAIRS, Name, pairs_with, split, take_apart
-
-OPPOSITES = (
-    (frozenset({"begin", "start", "enter"}), frozenset({"end", "finish", "stop", "leave", "exit", "done"})),
-    (frozenset({"hold", "use", "occupy"}), frozenset({"release", "unhold", "unuse", "vacate", "drop"})),
-    (frozenset({"attach", "join"}), frozenset({"detach", "leave", "unjoin"})),
-    (frozenset({"charge"}), frozenset({"refund", "uncharge"})),
-    (
-        frozenset({"suspend", "pause", "block", "disable"}),
-        frozenset({"resume", "unpause", "unblock", "enable"}),
-    ),
-)
-"""What begins and what ends, where both work on one number. What was added to something may stay there."""
+from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
 
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
@@ -31,17 +19,17 @@ USERS = frozenset(
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
 
-BEGINNINGS = frozenset().union(*(begins for begins, _ in OPPOSITES))
-ENDINGS = frozenset().union(*(ends for _, ends in OPPOSITES))
-
-
 def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
-    """Methods of one class, the one counting up what the other counts down."""
-    up = [(method, name, _counted(method, ast.Add)) for method, name in _named(methods, BEGINNINGS)]
-    down = [(method, name, _counted(method, ast.Sub)) for method, name in _named(methods, ENDINGS)]
-    for begins, its, raised in up:
-        for ends, other, lowered in down:
-            if raised & lowered and _opposite(its, other):
+    """Methods of one class, called like halves of a pair, the one counting up what the other counts down; or
+    down, what it asks for, and up again."""
+    named = [method for method in methods if not method.name.startswith("__")]
+    up = {method: _counted(method, ast.Add) for method in named}
+    down = {method: _counted(method, ast.Sub) for method in named}
+    for begins in named:
+        for ends in named:
+            used = up[begins] & down[ends]
+            left = {name for name in down[begins] & up[ends] if _asks(field_work(begins), name)}
+            if (used or left) and undoes(ends.name, begins.name):
                 yield begins, ends
 
 
@@ -98,7 +86,8 @@ def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     for begins in counting:
         for ends in (work for work in counting if work is not begins):
             down = {name for name, way in begins.counted if way < 0 and (name, 1) in ends.counted}
-            if any(_asks(begins, name) for name in down) and _noted(begins) & _struck_off(ends):
+            noted = noted_under(begins.method, own_parameters(begins.method)[:1])
+            if any(_asks(begins, name) for name in down) and noted & struck_off(ends.method):
                 yield begins.method, ends.method
 
 
@@ -111,16 +100,17 @@ def _asks(work: FieldWork, field: str) -> bool:
     )
 
 
-def _noted(work: FieldWork) -> set[str]:
-    """Tables in which it notes what it is told first."""
-    told = set(own_parameters(work.method)[:1])
+def noted_under(method: Function, told: Iterable[str]) -> set[str]:
+    """Tables in which it notes something under one of these."""
+    work, told = field_work(method), {*told}
     under = {put.field for put in work.put if put.key is not None and mentions(put.key, told, frozenset())}
     return under | {each.field for each in work.marked if each.on and mentions(each.place, told, frozenset())}
 
 
-def _struck_off(work: FieldWork) -> set[str]:
-    told = set(own_parameters(work.method)[:1])
-    return {field for field, key in work.removed if mentions(key, told, frozenset())}
+def struck_off(method: Function) -> set[str]:
+    """Tables out of which it takes what is there under the first thing that it is told."""
+    told = set(own_parameters(method)[:1])
+    return {field for field, key in field_work(method).removed if mentions(key, told, frozenset())}
 
 
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
@@ -166,11 +156,18 @@ def returns_what_it_is_told(method: Function) -> bool:
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
+    """Not what lies under it: `self.loaded[name]`."""
+    keys = {
+        id(name)
+        for node in ast.walk(value)
+        if isinstance(node, ast.Subscript)
+        for name in ast.walk(node.slice)
+    }
     calls = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
     fields = [node for node in ast.walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
     parts = {id(node.value) for node in fields}
     named = (node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in told)
-    return any(id(node) not in parts for node in named)
+    return any(id(node) not in parts | keys for node in named)
 
 
 def counts_through(method: Function, partners: list[Function]) -> bool:
@@ -213,13 +210,6 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
     )
 
 
-def _named(methods: list[Function], verbs: frozenset[str]) -> Iterator[tuple[Function, Name]]:
-    for method in methods:
-        name = take_apart(method.name, verbs)
-        if name is not None and not method.name.startswith("__"):
-            yield method, name
-
-
 def _counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, that it changes one way only."""
     own = own_name(method)
@@ -233,19 +223,22 @@ def _counted(method: Function, way: type[ast.operator]) -> set[str]:
 
 
 def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
-    """`self.used[name] += 1`, and `n = self.used.get(name, 0)` with `self.used[name] = n + 1`."""
+    """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, `self.left =
+    min(self.limit, self.left + n)`."""
     for node in ast.walk(method.node):
         match node:
             case ast.AugAssign(target=target, op=op):
                 yield target, op
-            case ast.Assign(
-                targets=[ast.Subscript(value=table) as target], value=ast.BinOp(left=left, op=op)
-            ):
-                before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
-                if any(ast.unparse(table) in ast.unparse(each) for each in before):
-                    yield target, op
+            case ast.Assign(targets=[ast.Subscript(value=place) | (ast.Attribute() as place) as target], value=value):
+                for left, op in _sums(value):
+                    before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
+                    if any(ast.unparse(place) in ast.unparse(each) for each in before):
+                        yield target, op
 
 
-def _opposite(begins: Name, ends: Name) -> bool:
-    alike = not begins.affix or not ends.affix or bool(begins.affix & ends.affix)
-    return alike and any(begins.verb in some and ends.verb in others for some, others in OPPOSITES)
+def _sums(value: ast.expr) -> Iterator[tuple[ast.expr, ast.operator]]:
+    match value:
+        case ast.BinOp(left=left, op=op):
+            yield left, op
+        case ast.Call(func=ast.Name(id="min" | "max"), args=args):
+            yield from ((each.left, each.op) for each in args if isinstance(each, ast.BinOp))

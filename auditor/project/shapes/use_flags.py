@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from auditor.project.code.bindings import own_name, statements_of
 from auditor.project.code.modules import Function
-from auditor.project.shapes.field_work import FREE, FieldWork
-from auditor.project.shapes.marked_places import USED
-from auditor.project.shapes.markings import is_nothing
+from auditor.project.shapes.field_work import FieldWork
+from auditor.project.shapes.markings import FREE, USED, is_nothing, state_of
 from auditor.protocols.vocabulary import ends, split
 
 OWNERS = frozenset({"owner", "holder", "tenant", "occupant", "borrower", "lessee", "client", "user", "rid",
@@ -81,7 +80,8 @@ def _says_what_is_used(flag: str, value: bool) -> bool:
 
 
 def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
-    """`entry.in_use = True`, `entry["in_use"] = True`: the entry's name and the flag."""
+    """`entry.in_use = True`, `entry["in_use"] = True`, `entry.state = State.BUSY`: the entry's name and the
+    flag."""
     for node in statements_of(function.node):
         match node:
             case ast.Assign(
@@ -94,6 +94,10 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
                 value=ast.Constant(value=bool() as value),
             ):
                 yield entry, (flag, value)
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=state) if (
+                used := state_of(state)
+            ) is not None:
+                yield entry, (f"{flag}_in_use", used)
 
 
 def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
