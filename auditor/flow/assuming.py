@@ -43,8 +43,8 @@ class Assuming(Passing):
 
     @cached_property
     def answers(self) -> frozenset[Path]:
-        """`slot` of `slot = pool.assign(request)`, which is owed under the request: where it is below 0, nothing
-        was taken. A name that is given something else as well says nothing."""
+        """`slot` of `slot = pool.assign(request)`, which is owed under the request: where it is below 0,
+        nothing was taken. A name that is given something else as well says nothing."""
         site = self.graph.ops[self.site] if self.site >= 0 else None
         if not isinstance(site, Call):
             return frozenset()

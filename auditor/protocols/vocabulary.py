@@ -135,9 +135,13 @@ RUN_TOGETHER = {"getconn": ("get", "conn"), "putconn": ("put", "conn"), "getreso
 """Well-known methods of pools that are written as one word."""
 
 
-JOINED = frozenset({"giveback", "putback", "handback", "takeback", "sendback", "bringback", "checkout", "checkin",
-                    "handout", "handin", "letgo", "addref", "dropref", "removeref"})  # fmt: skip
-"""Verbs that are written as two words."""
+TWO_WORDS = frozenset({
+    "give_back", "put_back", "hand_back", "take_back", "send_back", "bring_back", "check_out",
+    "check_in", "hand_out", "hand_in", "give_out", "take_in", "let_go", "log_in", "log_out", "sign_in",
+    "sign_out", "add_ref", "drop_ref", "remove_ref"
+})  # fmt: skip
+JOINED = {words.replace("_", ""): words for words in sorted(TWO_WORDS)}
+"""Verbs that are written as one word or as two, by the one."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -179,17 +183,21 @@ def pairs_with(acquire: Name, release: Name) -> bool:
     return False
 
 
-HANDING_OUT = frozenset({"take", "pick", "grab", "draw", "pull", "hire", "summon", "issue", "grant", "lend", "borrow",
-                         "lease", "rent", "book", "claim", "mint", "assign", "admit", "allot", "carve", "engage",
-                         "recruit", "seize", "obtain", "acquire", "reserve", "dispense", "consume", "spend",
-                         "deduct", "charge", "debit", "occupy", "checkout", "handout", "allocate", "alloc",
-                         "next", "request", "secure", "place", "select", "provide", "loan"})  # fmt: skip
-TAKING_BACK = frozenset({"return", "give", "giveback", "putback", "handback", "takeback", "sendback", "bringback",
-                         "handin", "letgo", "drop", "dismiss", "restore", "reclaim", "revoke", "retire",
-                         "surrender", "relinquish", "redeem", "refund", "repay", "cancel", "vacate", "discharge",
-                         "absorb", "merge", "recycle", "release", "free", "reinstate", "credit", "replenish",
-                         "withdraw", "expel", "banish", "burn", "fire", "checkin", "quit", "leave", "forfeit",
-                         "yield", "end", "finish", "done"})  # fmt: skip
+HANDING_OUT = frozenset({
+    "take", "pick", "grab", "draw", "pull", "hire", "summon", "issue", "grant", "lend", "borrow",
+    "lease", "rent", "book", "claim", "mint", "assign", "admit", "allot", "carve", "engage", "recruit",
+    "seize", "obtain", "acquire", "reserve", "dispense", "consume", "spend", "deduct", "charge",
+    "debit", "occupy", "checkout", "handout", "allocate", "alloc", "next", "request", "secure", "place",
+    "select", "provide", "loan", "giveout", "enlist", "enroll", "park", "hand"
+})  # fmt: skip
+TAKING_BACK = frozenset({
+    "return", "give", "giveback", "putback", "handback", "takeback", "sendback", "bringback", "handin",
+    "letgo", "drop", "dismiss", "restore", "reclaim", "revoke", "retire", "surrender", "relinquish",
+    "redeem", "refund", "repay", "cancel", "vacate", "discharge", "absorb", "merge", "recycle",
+    "release", "free", "reinstate", "credit", "replenish", "withdraw", "expel", "banish", "burn",
+    "fire", "checkin", "quit", "leave", "forfeit", "yield", "end", "finish", "done", "restock",
+    "takein", "unpark"
+})  # fmt: skip
 
 UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (HANDING_OUT, TAKING_BACK),
@@ -199,7 +207,9 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"create", "spawn", "make"}),
      frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss"})),
     (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),
-    (frozenset({"hold", "use"}), frozenset({"release", "vacate", "drop"})),
+    (frozenset({"hold", "use", "keep", "park"}), frozenset({"release", "vacate", "drop", "letgo"})),
+    (frozenset({"login", "logon", "signin", "dock", "board"}),
+     frozenset({"logout", "logoff", "signout", "disembark"})),
     (frozenset({"suspend", "pause", "block", "disable"}),
      frozenset({"resume", "unpause", "unblock", "enable"})),
 )  # fmt: skip
@@ -227,6 +237,7 @@ def _without_prefixes(name: str) -> tuple[str, ...]:
 
 
 UNDOERS = frozenset().union(*(others for _, others in UNDOING))
+UNDONE = frozenset().union(*(some for some, _ in UNDOING))
 
 
 def some_undo_others(names: Iterable[str]) -> bool:

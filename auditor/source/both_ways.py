@@ -58,7 +58,8 @@ _OWNED = re.compile(
 )
 _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
 _STATE = re.compile(
-    rb"\.(?:state|status) = (?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT|[\"'](?:idle|free|available|unused|vacant))\b"
+    rb"\.(?:state|status) = (?:(?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)"
+    rb"|[\"'](?:idle|free|available|unused|vacant))\b"
 )
 _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"

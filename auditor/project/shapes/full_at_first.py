@@ -25,7 +25,12 @@ def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> boo
     """`self.slots = list(range(count))`, `for _ in range(count): self.slots.append(Slot())`, the same as the
     default of a dataclass's field."""
     body = taker.cls.node.body if taker.cls is not None else []
-    return any(_fills(work.method, name) for work in begun) or any(_is_default(each, name) for each in body)
+    of_module = taker.module.assigned.get(name) if taker.cls is None else None
+    return (
+        any(_fills(work.method, name) for work in begun)
+        or any(_is_default(each, name) for each in body)
+        or (of_module is not None and _counts(of_module))
+    )
 
 
 def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:

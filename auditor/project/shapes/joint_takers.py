@@ -9,7 +9,7 @@ from auditor.project.shapes.field_work import FieldWork, Put, field_work
 from auditor.project.shapes.for_good import takes_for_good
 from auditor.project.shapes.full_at_first import beginning, full_at_first
 from auditor.project.shapes.marked_places import marked_fields, marks_back, searches_and_marks
-from auditor.project.shapes.own_helpers import Works, all_put, by_name
+from auditor.project.shapes.own_helpers import all_put, by_name
 from auditor.project.shapes.shapes import ENDING
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.protocols.vocabulary import RELEASE_WORDS, split, take_apart

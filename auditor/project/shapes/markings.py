@@ -85,7 +85,7 @@ def is_nothing(value: ast.expr) -> bool:
 
 
 def state_of(value: ast.expr) -> bool | None:
-    """Whether `State.BUSY`, `State.IDLE`, `"busy"`, `"free"` say that it is in use: what no state says is neither."""
+    """Whether `State.BUSY`, `State.IDLE`, `"busy"`, `"free"` say that it is in use."""
     match value:
         case ast.Attribute(attr=name) if name.isupper():
             return FREE.isdisjoint(split(name))

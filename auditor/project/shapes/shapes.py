@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import ways
+from auditor.project.code.bindings import given_to, ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.amounts import carries_the_amount
 from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
@@ -264,9 +264,19 @@ def _without_id(value: ast.expr) -> ast.expr:
 
 def _numbered(work: FieldWork, key: ast.expr) -> bool:
     """`self.granted[self.number] = size`, and the number, counted up before, is returned."""
-    counted = {field for field, _ in work.counted}
-    own = isinstance(key, ast.Attribute) and key.attr in counted
+    given = given_to(work.method, key.id) if isinstance(key, ast.Name) else iter((key,))
+    own = any(_is_number(value, {field for field, _ in work.counted}) for value in given)
     return own and ast.unparse(key) in {ast.unparse(value) for value in work.returned}
+
+
+def _is_number(value: ast.expr, counted: set[str]) -> bool:
+    """`self.number`, `next(self.numbers)`, `uuid.uuid4().hex`"""
+    match value:
+        case ast.Attribute(value=ast.Name(), attr=attr):
+            return attr in counted
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name())]):
+            return True
+    return any(isinstance(each, ast.Attribute) and each.attr.startswith("uuid") for each in ast.walk(value))
 
 
 def _strikes(work: FieldWork, name: str) -> bool:

@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterable, Iterator, Set
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import given_to, given_to_field, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work, mentions
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
@@ -19,6 +19,7 @@ USERS = frozenset(
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
 
+
 def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """Methods of one class, called like halves of a pair, the one counting up what the other counts down; or
     down, what it asks for, and up again."""
@@ -28,7 +29,11 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     for begins in named:
         for ends in named:
             used = up[begins] & down[ends]
-            left = {name for name in down[begins] & up[ends] if _asks(field_work(begins), name)}
+            left = {
+                name
+                for name in down[begins] & up[ends]
+                if _asks(field_work(begins), name) or _is_semaphore(begins, name)
+            }
             if (used or left) and undoes(ends.name, begins.name):
                 yield begins, ends
 
@@ -79,15 +84,18 @@ def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tu
 
 
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
-    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up.
-    Whoever only counts what it notes asks no number first."""
+    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up;
+    or is refused where too many are noted. Whoever only counts what it notes asks no number first."""
     works = [field_work(method) for method in methods if not method.name.startswith("__")]
-    counting = [work for work in works if work.counted]
-    for begins in counting:
-        for ends in (work for work in counting if work is not begins):
+    for begins in works:
+        noted = noted_under(begins.method, own_parameters(begins.method)[:1])
+        for ends in works if noted else ():
+            struck = noted & struck_off(ends.method) if ends is not begins else set()
             down = {name for name, way in begins.counted if way < 0 and (name, 1) in ends.counted}
-            noted = noted_under(begins.method, own_parameters(begins.method)[:1])
-            if any(_asks(begins, name) for name in down) and noted & struck_off(ends.method):
+            called = undoes(ends.method.name, begins.method.name)
+            if struck and (
+                any(_asks(begins, name) for name in down) or (called and _has_room(begins, struck))
+            ):
                 yield begins.method, ends.method
 
 
@@ -97,6 +105,21 @@ def _asks(work: FieldWork, field: str) -> bool:
         for node in ast.walk(work.method.node)
         if isinstance(node, ast.If | ast.While | ast.Assert)
         for each in ast.walk(node.test)
+    )
+
+
+def _has_room(work: FieldWork, tables: Set[str]) -> bool:
+    """`if len(self.active) >= self.limit: return False`, or it raises: nobody else is put out instead."""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.body[-1], ast.Return | ast.Raise)
+        and any(
+            isinstance(test, ast.Compare)
+            and isinstance(test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq)
+            and any(isinstance(each, ast.Attribute) and each.attr in tables for each in ast.walk(test))
+            for test in ast.walk(node.test)
+        )
+        for node in statements_of(work.method.node)
     )
 
 
@@ -214,7 +237,7 @@ def _counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, that it changes one way only."""
     own = own_name(method)
     changed: dict[str, set[type[ast.operator]]] = {}
-    for target, op in _changed(method) if own is not None else ():
+    for target, op in (*_changed(method), *_semaphores(method)) if own is not None else ():
         place = target.value if isinstance(target, ast.Subscript) else target
         attribute = own_attribute(place, own or "")
         if attribute is not None:
@@ -229,11 +252,32 @@ def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
         match node:
             case ast.AugAssign(target=target, op=op):
                 yield target, op
-            case ast.Assign(targets=[ast.Subscript(value=place) | (ast.Attribute() as place) as target], value=value):
+            case ast.Assign(
+                targets=[ast.Subscript(value=place) | (ast.Attribute() as place) as target], value=value
+            ):
                 for left, op in _sums(value):
                     before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
                     if any(ast.unparse(place) in ast.unparse(each) for each in before):
                         yield target, op
+
+
+def _semaphores(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
+    """`self.slots.acquire()` of a semaphore is one less, `self.slots.release()` one more."""
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Attribute() as field, attr="acquire" | "release" as way) if (
+                _is_semaphore(method, field.attr)
+            ):
+                yield field, ast.Sub() if way == "acquire" else ast.Add()
+
+
+def _is_semaphore(method: Function, field: str) -> bool:
+    methods = method.cls.methods.values() if method.cls is not None else ()
+    return any(
+        isinstance(value, ast.Call) and last_part(value.func).endswith("Semaphore")
+        for each in methods
+        for value in given_to_field(each, field)
+    )
 
 
 def _sums(value: ast.expr) -> Iterator[tuple[ast.expr, ast.operator]]:

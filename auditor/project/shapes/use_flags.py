@@ -1,7 +1,7 @@
 """Pools that mark their entries: `entry.in_use = True` when one is handed out, `False` when it is back."""
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_name, statements_of
 from auditor.project.code.modules import Function
@@ -107,6 +107,28 @@ def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=value):
                 if not OWNERS.isdisjoint(split(flag)):
                     yield entry, (flag, not is_nothing(value))
+                elif is_nothing(value) or flag in _asked_for(function):
+                    yield entry, (f"{flag}_owner", not is_nothing(value))
+
+
+def _asked_for(function: Function) -> Set[str]:
+    """`vessel` of `next(b for b in self.berths if b.vessel is None)`: which of them has none."""
+    return {
+        test.left.attr
+        for node in ast.walk(function.node)
+        for each in _conditions(node)
+        for test in ast.walk(each)
+        if isinstance(test, ast.Compare) and isinstance(test.left, ast.Attribute)
+        if isinstance(test.ops[0], ast.Is) and is_nothing(test.comparators[0])
+    }
+
+
+def _conditions(node: ast.AST) -> Iterator[ast.expr]:
+    match node:
+        case ast.For(body=body):
+            yield from (each.test for each in body if isinstance(each, ast.If))
+        case ast.comprehension(ifs=ifs):
+            yield from ifs
 
 
 def _root(node: ast.expr) -> str:
