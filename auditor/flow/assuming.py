@@ -28,7 +28,8 @@ class Assuming(Passing):
             return held
         if self.acquisition.keyed:
             zero = self.acquisition.from_zero and op.kind == "truth"
-            return None if op.subject in self.answers and not zero else held
+            told = not held.stale and not zero and op.subject in self.answers
+            return None if told else held
         if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
             return held  # `self.ok()` does not speak of what lies in its fields
         if self.acquisition.from_zero and op.kind == "truth" and op.subject in held.places:

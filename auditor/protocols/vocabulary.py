@@ -188,22 +188,22 @@ HANDING_OUT = frozenset({
     "lease", "rent", "book", "claim", "mint", "assign", "admit", "allot", "carve", "engage", "recruit",
     "seize", "obtain", "acquire", "reserve", "dispense", "consume", "spend", "deduct", "charge",
     "debit", "occupy", "checkout", "handout", "allocate", "alloc", "next", "request", "secure", "place",
-    "select", "provide", "loan", "giveout", "enlist", "enroll", "park", "hand"
+    "select", "provide", "loan", "giveout", "enlist", "enroll", "expose", "seat", "park", "hand"
 })  # fmt: skip
 TAKING_BACK = frozenset({
     "return", "give", "giveback", "putback", "handback", "takeback", "sendback", "bringback", "handin",
     "letgo", "drop", "dismiss", "restore", "reclaim", "revoke", "retire", "surrender", "relinquish",
     "redeem", "refund", "repay", "cancel", "vacate", "discharge", "absorb", "merge", "recycle",
     "release", "free", "reinstate", "credit", "replenish", "withdraw", "expel", "banish", "burn",
-    "fire", "checkin", "quit", "leave", "forfeit", "yield", "end", "finish", "done", "restock",
-    "takein", "unpark"
+    "fire", "checkin", "quit", "leave", "forfeit", "yield", "end", "finish", "done", "restock", "accept",
+    "regain", "takein", "unpark"
 })  # fmt: skip
 
 UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (HANDING_OUT, TAKING_BACK),
     (frozenset({"begin", "start", "enter", "open", "join"}),
      frozenset({"end", "finish", "stop", "leave", "exit", "done", "close", "seal", "abort", "complete",
-                "cancel"})),
+                "cancel", "part"})),
     (frozenset({"create", "spawn", "make"}),
      frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss"})),
     (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),

@@ -20,6 +20,11 @@ from auditor.protocols.vocabulary import Name
 def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
+    for begins, ends in reference_counts([m for m in methods if m not in paired]):
+        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
+        if returns_what_it_is_told(begins):
+            half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
     for begins, ends in use_counts(
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     ):
@@ -31,8 +36,3 @@ def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) ->
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
-    for begins, ends in reference_counts([m for m in methods if m not in paired]):
-        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
-        if returns_what_it_is_told(begins):
-            half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
-        yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))

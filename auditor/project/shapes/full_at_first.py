@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, Function
-from auditor.project.shapes.field_work import FILLING, FieldWork
+from auditor.project.shapes.field_work import FILLING, FieldWork, field_work
+from auditor.project.shapes.markings import FREE
 from auditor.protocols.vocabulary import POOLS, singular, split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
@@ -61,6 +62,12 @@ def _is_told(value: ast.expr, told: Set[str]) -> bool:
     parts = list(ast.walk(value))
     around = all(getattr(part.func, "id", "") in AROUND for part in parts if isinstance(part, ast.Call))
     return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
+
+
+def takes_work(taker: Function) -> bool:
+    """`self.jobs.popleft()`: what is to be done is no thing that goes back."""
+    taken = {name for name, _ in field_work(taker).taken}
+    return bool(taken) and all(things_to_do(None, name) and FREE.isdisjoint(split(name)) for name in taken)
 
 
 def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:

@@ -11,7 +11,7 @@ MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like"
 """Functions of torch and numpy that make a new tensor."""
 
 MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn", "reg",
-                    "register", "alloc", "allocate", "malloc", "maker", "creator", "builder", "ctor"})  # fmt: skip
+                    "register", "alloc", "allocate", "malloc", "maker", "builder", "ctor"})  # fmt: skip
 """Words in the names of methods and fields that make something new."""
 
 

@@ -120,7 +120,7 @@ def _takes_out_of(work: FieldWork, name: str) -> bool:
 
 def _puts_into(work: FieldWork, name: str) -> bool:
     """What it is told, or something of it."""
-    return any(work.is_from_told(put.value) for put in work.put if put.field == name)
+    return any(work.is_from_told(put.thing) for put in work.put if put.field == name)
 
 
 def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:

@@ -116,11 +116,21 @@ def _has_room(work: FieldWork, tables: Set[str]) -> bool:
         and any(
             isinstance(test, ast.Compare)
             and isinstance(test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq)
-            and any(isinstance(each, ast.Attribute) and each.attr in tables for each in ast.walk(test))
+            and any(
+                isinstance(each, ast.Attribute)
+                and (each.attr in tables or _shows(work.method, each.attr, tables))
+                for each in ast.walk(test)
+            )
             for test in ast.walk(node.test)
         )
         for node in statements_of(work.method.node)
     )
+
+
+def _shows(method: Function, name: str, tables: Set[str]) -> bool:
+    """`self.spoken_for`, a property that goes over the table."""
+    shown = method.cls.methods.get(name) if method.cls is not None else None
+    return shown is not None and any(f".{table}" in shown.text for table in tables)
 
 
 def noted_under(method: Function, told: Iterable[str]) -> set[str]:
