@@ -14,15 +14,15 @@ VERBS = (
 )  # fmt: skip
 """Verbs by which a class that defines both halves may be a pool; weaker ones need a pool's name too."""
 
-ENTERED = frozenset({"register", "map", "mount", "bind"})
-"""Verbs that only `un` undoes."""
-
-_UNDOING = "|".join(
-    JOINED.get(verb, verb).replace("_", "_?")
-    for verb in sorted(
-        UNDOERS | {prefix + verb for prefix in ("un", "de", "dis") for verb in UNDONE | ENTERED}
-    )
-).encode()
+_UNDOING = (
+    rb"un(?!i|k|til|pack|wrap|pad|squee|flat|scal|swiz|fold|shuf|shard|patch|norm|quot|esc|pick|zip)[a-z]+|"
+    + "|".join(
+        JOINED.get(verb, verb).replace("_", "_?")
+        for verb in sorted(
+            UNDOERS | {prefix + verb for prefix in ("de", "dis") for verb in (*UNDONE, "register")}
+        )
+    ).encode()
+)
 
 UNDOING = (
     Clue(b"def ", rb"def _*(?:%b)(?:_\w+)?\((?:self|cls), \w" % _UNDOING),

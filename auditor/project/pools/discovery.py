@@ -31,7 +31,7 @@ from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
 from auditor.project.shapes.shapes import shapes
-from auditor.project.shapes.use_counts import lowered_by, noted_under, struck_off
+from auditor.project.shapes.use_counts import counts_what_it_returns, lowered_by, noted_under, struck_off
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -213,6 +213,7 @@ def _behaving(
             and (
                 marks_an_entry(function, [other])
                 or lowered_by(function, [other])
+                or counts_what_it_returns(function, [other])
                 or hands_on(function, [other])
                 or not (is_store(function, name, other) or passes_on(function, name, its))
             )

@@ -116,9 +116,7 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
 def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
     of_class = {*split(function.cls.name if function.cls else "")}
     if (name.verb == "pop" or takes_work(function)) and not of_class & POOL_WORDS:
-        return (
-            False  # an operand stack, an undo list; a job that is claimed may be released to be tried again
-        )
+        return False  # an operand stack, an undo list; a job that is claimed may be released to be retried
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK - COUNTING:
