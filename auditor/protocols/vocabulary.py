@@ -195,12 +195,13 @@ TAKING_BACK = frozenset({
     "letgo", "drop", "dismiss", "restore", "reclaim", "revoke", "retire", "surrender", "relinquish",
     "redeem", "refund", "repay", "cancel", "vacate", "discharge", "absorb", "merge", "recycle",
     "release", "free", "reinstate", "credit", "replenish", "withdraw", "expel", "banish", "burn",
-    "fire", "checkin", "quit", "leave", "forfeit", "yield", "end", "finish", "done", "restock", "accept",
+    "fire", "checkin", "quit", "leave", "forfeit", "yield", "restock", "accept",
     "regain", "takein", "unpark"
 })  # fmt: skip
 
 UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (HANDING_OUT, TAKING_BACK),
+    (frozenset({"lease"}), frozenset({"end"})),
     (frozenset({"begin", "start", "enter", "open", "join"}),
      frozenset({"end", "finish", "stop", "leave", "exit", "done", "close", "seal", "abort", "complete",
                 "cancel", "part"})),
