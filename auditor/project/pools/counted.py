@@ -28,11 +28,11 @@ def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) ->
     for begins, ends in use_counts(
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     ):
-        half = marking_half(begins, up, [ends])
-        if half is not None and hands_out_what_ends(begins, ends):
-            half = Half(begins, up, value=value_of(begins))
-        if half is not None:
-            yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
+        marking = marking_half(begins, up, [ends])
+        if marking is not None and hands_out_what_ends(begins, ends):
+            marking = Half(begins, up, value=value_of(begins))
+        if marking is not None:
+            yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
