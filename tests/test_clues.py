@@ -26,6 +26,10 @@ def relevant(text: str, settings: AnalysisSettings | None = None) -> bool:
         "b = self.pool.get_buffer(8)",
         "b = pools[0].inner.get_buffer(8)",
         "m.get_new_blocks(3)",
+        "    def undock(self, ship): ...",
+        "    def let_go(self, worker): ...",
+        "x = 1\ndef drop_context(context): ...",
+        "class A:\n    def f(self, lane):\n        lane.status = 'idle'\n        self.n = 1",
     ],
 )
 def test_pool_code(text: str) -> None:
@@ -42,6 +46,8 @@ def test_pool_code(text: str) -> None:
         "# it may allocate, free or release memory\n",
         "f = open('x')",
         "queue.put(1); d.get(2)",
+        "    def unpack(self, rows): ...\n    def close(self): ...\n    def decode(self, text): ...",
+        "x = 1\ndef drop(x): ...",
     ],
 )
 def test_other_code(text: str) -> None:

@@ -1,13 +1,14 @@
 """What conditions say about one lease: branches that are not taken while it is held, or that end it."""
 
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.effects import Value
 from auditor.flow.held import Held
 from auditor.flow.indirect import lies_within
 from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
-from auditor.ir.ops import ANY_ITEM, Assume, Next, Path, Unpack
+from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Move, Next, Path, Unpack
 
 
 class Assuming(Passing):
@@ -23,8 +24,12 @@ class Assuming(Passing):
             return None
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
-        if op.subject is None or not op.says_absent or self.acquisition.keyed:
+        if op.subject is None or not op.says_absent:
             return held
+        if self.acquisition.keyed:
+            zero = self.acquisition.from_zero and op.kind == "truth"
+            told = not held.stale and not zero and op.subject in self.answers
+            return None if told else held
         if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
             return held  # `self.ok()` does not speak of what lies in its fields
         if self.acquisition.from_zero and op.kind == "truth" and op.subject in held.places:
@@ -36,6 +41,22 @@ class Assuming(Passing):
             self.endings.unknown.add(node)
             return None
         return held
+
+    @cached_property
+    def answers(self) -> frozenset[Path]:
+        """`slot` of `slot = pool.assign(request)`, which is owed under the request: where it is below 0,
+        nothing was taken. A name that is given something else as well says nothing."""
+        site = self.graph.ops[self.site] if self.site >= 0 else None
+        if not isinstance(site, Call):
+            return frozenset()
+        found = {site.target}
+        for op in self.graph.ops:
+            if isinstance(op, Move | Await) and op.source in found and len(op.target) == 1:
+                found.add(op.target)
+        return frozenset(path for path in found if path == site.target or self._written(path) == 1)
+
+    def _written(self, name: Path) -> int:
+        return sum(getattr(op, "target", None) == name for op in self.graph.ops)
 
     def _another_element(self, op: Assume, held: Held) -> Held | None:
         """`for buffer in buffers: if buffer is None: return`: that is not the one that was acquired, which is

@@ -135,6 +135,15 @@ RUN_TOGETHER = {"getconn": ("get", "conn"), "putconn": ("put", "conn"), "getreso
 """Well-known methods of pools that are written as one word."""
 
 
+TWO_WORDS = frozenset({
+    "give_back", "put_back", "hand_back", "take_back", "send_back", "bring_back", "check_out",
+    "check_in", "hand_out", "hand_in", "give_out", "take_in", "let_go", "log_in", "log_out", "sign_in",
+    "sign_out", "add_ref", "drop_ref", "remove_ref"
+})  # fmt: skip
+JOINED = {words.replace("_", ""): words for words in sorted(TWO_WORDS)}
+"""Verbs that are written as one word or as two, by the one."""
+
+
 @lru_cache(maxsize=1 << 14)
 def split(name: str) -> tuple[str, ...]:
     """The words of a name, small: of `KVRing` "kv" and "ring". A project asks of few names many times."""
@@ -142,16 +151,7 @@ def split(name: str) -> tuple[str, ...]:
     words = [word for each in spaced.split("_") if each for word in RUN_TOGETHER.get(each, (each,))]
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] + word in (
-            "giveback",
-            "putback",
-            "handback",
-            "checkout",
-            "checkin",
-            "addref",
-            "dropref",
-            "removeref",
-        ):
+        if joined and joined[-1] + word in JOINED:
             joined[-1] += word
         else:
             joined.append(word)
@@ -183,52 +183,68 @@ def pairs_with(acquire: Name, release: Name) -> bool:
     return False
 
 
-UNDOING: tuple[tuple[str, frozenset[str]], ...] = (
-    ("open", frozenset({"close", "seal"})),
-    ("lease", frozenset({"revoke", "end"})),
-    ("issue", frozenset({"revoke", "retire", "withdraw"})),
-    ("begin", frozenset({"end", "finish", "abort"})),
-    ("start", frozenset({"stop", "finish", "end"})),
-    ("create", frozenset({"destroy", "release", "free"})),
-    ("connect", frozenset({"disconnect"})),
-    ("allot", frozenset({"reclaim", "deallot"})),
-    ("take", frozenset({"drop", "return", "give"})),
-    ("enter", frozenset({"leave", "exit"})),
-    ("spawn", frozenset({"reap", "kill", "retire", "dismiss"})),
-    ("attach", frozenset({"detach"})),
-    ("next", frozenset({"return"})),
-    ("summon", frozenset({"dismiss", "banish"})),
-    ("hire", frozenset({"fire", "dismiss"})),
-    ("grant", frozenset({"give", "revoke", "ungrant"})),
-    ("lend", frozenset({"restore", "return", "reclaim"})),
-    ("mint", frozenset({"burn", "redeem"})),
-    ("admit", frozenset({"discharge", "dismiss", "expel"})),
-    ("carve", frozenset({"absorb", "merge"})),
-)
+HANDING_OUT = frozenset({
+    "take", "pick", "grab", "draw", "pull", "hire", "summon", "issue", "grant", "lend", "borrow",
+    "lease", "rent", "book", "claim", "mint", "assign", "admit", "allot", "carve", "engage", "recruit",
+    "seize", "obtain", "acquire", "reserve", "dispense", "consume", "spend", "deduct", "charge",
+    "debit", "occupy", "checkout", "handout", "allocate", "alloc", "next", "request", "secure", "place",
+    "select", "provide", "loan", "giveout", "enlist", "enroll", "expose", "seat", "park", "hand"
+})  # fmt: skip
+TAKING_BACK = frozenset({
+    "return", "give", "giveback", "putback", "handback", "takeback", "sendback", "bringback", "handin",
+    "letgo", "drop", "dismiss", "restore", "reclaim", "revoke", "retire", "surrender", "relinquish",
+    "redeem", "refund", "repay", "cancel", "vacate", "discharge", "absorb", "merge", "recycle",
+    "release", "free", "reinstate", "credit", "replenish", "withdraw", "expel", "banish", "burn",
+    "fire", "checkin", "quit", "leave", "forfeit", "yield", "restock", "accept",
+    "regain", "takein", "unpark"
+})  # fmt: skip
+
+UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
+    (HANDING_OUT, TAKING_BACK),
+    (frozenset({"lease"}), frozenset({"end"})),
+    (frozenset({"begin", "start", "enter", "open", "join"}),
+     frozenset({"end", "finish", "stop", "leave", "exit", "done", "close", "seal", "abort", "complete",
+                "cancel", "part"})),
+    (frozenset({"create", "spawn", "make"}),
+     frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss"})),
+    (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),
+    (frozenset({"hold", "use", "keep", "park"}), frozenset({"release", "vacate", "drop", "letgo"})),
+    (frozenset({"login", "logon", "signin", "dock", "board"}),
+     frozenset({"logout", "logoff", "signout", "disembark"})),
+    (frozenset({"suspend", "pause", "block", "disable"}),
+     frozenset({"resume", "unpause", "unblock", "enable"})),
+)  # fmt: skip
 """Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""
 
 
 def undoes(release: str, acquire: str) -> bool:
     """`untake` and `take`, `deregister_region` and `register_region`, `close_lane` and `open_lane`,
     `end_lease` and `lease_lane`."""
-    first, second = split(acquire), split(release)
+    first, second = _without_prefixes(acquire), _without_prefixes(release)
     if not first or not second:
         return False
     verb, undoing = first[0], second[0]
     opposite = undoing in ("un" + verb, "de" + verb, "dis" + verb) or any(
-        verb == one and undoing in others for one, others in UNDOING
+        verb in some and undoing in others for some, others in UNDOING
     )
     about, other = ({singular(word) for word in words[1:]} - {verb} for words in (first, second))
     return opposite and (not about or not other or bool(about & other))
 
 
+def _without_prefixes(name: str) -> tuple[str, ...]:
+    """`try_take` takes; `new` and the like may be what it is about."""
+    words = split(name)
+    return words[1:] if len(words) > 1 and words[0] in ("try", "maybe", "async", "do", "force") else words
+
+
 UNDOERS = frozenset().union(*(others for _, others in UNDOING))
+UNDONE = frozenset().union(*(some for some, _ in UNDOING))
 
 
 def some_undo_others(names: Iterable[str]) -> bool:
     """Whether the names of any two say that one undoes the other."""
     known = list(names)
-    undoing = [name for name in known if _may_undo(split(name)[:1])]
+    undoing = [name for name in known if _may_undo(_without_prefixes(name)[:1])]
     return any(undoes(one, other) for one in undoing for other in known)
 
 

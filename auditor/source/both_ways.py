@@ -15,9 +15,12 @@ _DONE = re.compile(
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
             |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )))
-    |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0)|(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
+    |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0|(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)\b
+        |["'](?:idle|free|available|unused|vacant)["'])
+        |(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
     |(?P<cut>\[[:-])
     |\ =\ (?:(?P<joined>self\.\1\ \+\ |\[\*|\w++\ \+\ self\.\1|(?:torch|np|numpy)\.\w*(?:cat|append))
+            |m(?:in|ax)\([^\n]*?self\.\1\ (?:(?P<plus>\+)|(?P<minus>-))
         |(?P<lit>self\.\1\ \|\ )))""",
     re.VERBOSE,
 )
@@ -31,7 +34,7 @@ _UNDONE = (
     (("got",), ("queued",)),
     (("first",), (*_ENTERED, "emptied")),
     (("emptied",), _ENTERED),
-    (("fewer", "less"), ("raised", "more")),
+    (("fewer", "less", "minus"), ("raised", "more", "plus")),
     (("fewer",), _ENTERED),
 )
 _UNDONE_OF_FREE = ((("cut",), _JOINED), (("struck", "less"), ("added", "updated", "also")))
@@ -54,6 +57,10 @@ _OWNED = re.compile(
     rb"\.((?:\w+_)?(?:owner|holder|tenant|occupant|borrower|lessee|client|user|req(?:uest)?|rid|job|task))$"
 )
 _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
+_STATE = re.compile(
+    rb"\.(?:state|status) = (?:(?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)"
+    rb"|[\"'](?:idle|free|available|unused|vacant))\b"
+)
 _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
 )
@@ -120,9 +127,12 @@ def _popped(data: bytes) -> set[bytes]:
 
 
 def _flagged(data: bytes) -> bool:
-    """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`."""
+    """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`;
+    `slot.state = State.IDLE`."""
     flags = set(_before(b" = True", _FLAG, data))
     if flags and not flags.isdisjoint(_before(b" = False", _FLAG, data)):
+        return True
+    if (b".state = " in data or b".status = " in data) and _STATE.search(data):
         return True
     owners = set(_before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)

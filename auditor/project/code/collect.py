@@ -45,6 +45,10 @@ class _Collector:
                         self._class(made, prefix)
                     else:
                         self.module.assigned.setdefault(name, value)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if (
+                    parent is None and cls is None
+                ):
+                    self.module.assigned.setdefault(name, value)
                 case _:
                     for block in _blocks(node):
                         self.statements(block, prefix, cls, parent)

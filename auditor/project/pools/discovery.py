@@ -14,7 +14,8 @@ from auditor.flow.effects import Handle, Position
 from auditor.project.code.candidates import may_have_shape, names_pair
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, Module
-from auditor.project.pools.bodies import hands_out_what_ends, not_shared
+from auditor.project.pools.bodies import not_shared
+from auditor.project.pools.counted import counted_pairs
 from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.halves import (
     LENDING,
@@ -22,23 +23,15 @@ from auditor.project.pools.halves import (
     Pair,
     acquiring_half,
     hands_out,
-    marking_half,
     only_passes,
 )
-from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import endings_of, lent_class
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
 from auditor.project.shapes.shapes import shapes
-from auditor.project.shapes.use_counts import (
-    lowered_by,
-    permits,
-    reference_counts,
-    returns_what_it_is_told,
-    use_counts,
-)
+from auditor.project.shapes.use_counts import counts_what_it_returns, lowered_by, noted_under, struck_off
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -49,6 +42,7 @@ from auditor.protocols.vocabulary import (
     SETTLING,
     WEAK,
     Name,
+    ends,
     pairs_with,
     split,
     take_apart,
@@ -67,17 +61,27 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         ending = list(_self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
-        shaped = list(_by_shape(cls, methods, paired))
+        shaped = list(_by_shape(cls.name, cls, methods, paired))
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
-        yield from _counts(cls, methods, paired)
+        yield from counted_pairs(cls, methods, paired)
     plain = [
         f
         for name, f in sorted(module.functions.items())
         if f.cls is None and f.parent is None and name != "<module>"
     ]
-    yield from _pairs_of(module.path.rpartition("/")[2].removesuffix(".py"), None, plain)
+    name = module.path.rpartition("/")[2].removesuffix(".py")
+    named = list(_pairs_of(name, None, plain))
+    yield from named
+    if module.assigned and len(plain) > 1:
+        paired = {half.function for pair in named for half in pair.acquires}
+        yield from _by_shape(name, None, [f for f in plain if _has_opposite(f, plain)], paired)
+
+
+def _has_opposite(function: Function, plain: list[Function]) -> bool:
+    """Functions of a module have only their names to say that they are about the same thing."""
+    return any(ends(function.name, other.name) or ends(other.name, function.name) for other in plain)
 
 
 def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iterator[Pair]:
@@ -95,11 +99,10 @@ def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iter
             yield Pair(cls.name, cls, (Half(method, name),), releases)
 
 
-def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
-    words = split(cls.name)
-    passing = not PASSING_ON.isdisjoint(words[-1:])  # a `ChannelRegistry` is no channel
-    if passing or not may_have_shape(cls.text):
+    passing = not PASSING_ON.isdisjoint(split(name)[-1:])  # a `ChannelRegistry` is no channel
+    if passing or (cls is not None and not may_have_shape(cls.text)):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
@@ -108,13 +111,21 @@ def _by_shape(cls: Class, methods: list[Function], paired: set[Function]) -> Ite
         got = tuple(
             replace(half, by_shape=True)
             for half in takers
-            if half is not None and half.handle is Handle.RESULT
+            if half is not None and (half.handle is Handle.RESULT or _is_key(half, givers))
         )
         if got:
             paired.update(half.function for half in got)
-            yield Pair(
-                cls.name, cls, got, tuple(Half(m, releasing, got[0].handle, _value_told(m)) for m in givers)
-            )
+            keyed = got[0].handle is Handle.ARGUMENT
+            back = (Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m)) for m in givers)
+            yield Pair(name, cls, got, tuple(back))
+
+
+def _is_key(half: Half, givers: list[Function]) -> bool:
+    """`assign(request)` enters what it takes under the request, and `unassign(request)` strikes that off."""
+    told = own_parameters(half.function)
+    key = told[half.argument : half.argument + 1] if isinstance(half.argument, int) else (half.argument,)
+    noted = noted_under(half.function, key)
+    return any(noted & struck_off(giver) for giver in givers)
 
 
 def _value_told(giver: Function) -> Position:
@@ -159,29 +170,10 @@ def _beside_bases(
         if not are_filled(fields, inherited):
             continue
         found = list(_pairs_of(base.name, base, inherited))
-        shaped = _by_shape(base, inherited, {half.function for pair in found for half in pair.acquires})
+        shaped = _by_shape(
+            base.name, base, inherited, {half.function for pair in found for half in pair.acquires}
+        )
         yield from _jointly(cls, methods, [*inherited, *methods], [*found, *shaped], paired)
-
-
-def _counts(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
-    """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
-    up, down = Name("incr", frozenset()), Name("decr", frozenset())
-    for begins, ends in use_counts(
-        [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
-    ):
-        half = marking_half(begins, up, [ends])
-        if half is not None and hands_out_what_ends(begins, ends):
-            half = Half(begins, up, value=value_of(begins))
-        if half is not None:
-            yield Pair(cls.name, cls, (replace(half, by_shape=True),), (Half(ends, down, half.handle),))
-    for begins, ends in permits([m for m in methods if m not in paired]):
-        half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
-        yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
-    for begins, ends in reference_counts([m for m in methods if m not in paired]):
-        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
-        if returns_what_it_is_told(begins):
-            half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
-        yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
@@ -221,6 +213,7 @@ def _behaving(
             and (
                 marks_an_entry(function, [other])
                 or lowered_by(function, [other])
+                or counts_what_it_returns(function, [other])
                 or hands_on(function, [other])
                 or not (is_store(function, name, other) or passes_on(function, name, its))
             )

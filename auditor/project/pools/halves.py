@@ -20,6 +20,7 @@ from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
 from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
+from auditor.project.shapes.full_at_first import takes_work
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
 from auditor.project.shapes.use_counts import (
@@ -96,7 +97,7 @@ def acquiring_half(
 
 def marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
     """It marks an object that exists: its first argument, or the receiver (`acquire(block)`, `release()`)."""
-    if not (changes_state(function) or counts_through(function, partners)):
+    if not any((changes_state(function), counts_through(function, partners), lowered_by(function, partners))):
         return None
     if name.verb not in COUNTING and lowered_by(function, partners):
         name = Name("incr", name.affix)  # `get_credit()`, `borrow_credit()`: one user more
@@ -114,8 +115,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
 
 def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
     of_class = {*split(function.cls.name if function.cls else "")}
-    if name.verb == "pop" and not of_class & POOL_WORDS:
-        return False  # an operand stack, an undo list
+    if (name.verb == "pop" or takes_work(function)) and not of_class & POOL_WORDS:
+        return False  # an operand stack, an undo list; a job that is claimed may be released to be retried
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK - COUNTING:

@@ -12,9 +12,6 @@ from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.pieces import at_an_end, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
-FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
-"""Words in the names of fields that hold what nobody uses."""
-
 TAKING = REMOVERS - {"remove", "discard"}
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push", "extend",
                      "extendleft", "update", "append_n"})  # fmt: skip
@@ -138,21 +135,23 @@ def field_work(method: Function) -> FieldWork:
 def _read(method: Function) -> FieldWork:
     work = FieldWork(method, frozenset(own_parameters(method)))
     own = own_name(method)
-    if own is None or isinstance(method.node, (ast.Module, ast.Lambda)):
+    of_module = method.module.assigned if method.cls is None and method.parent is None else {}
+    if (own is None and not of_module) or isinstance(method.node, (ast.Module, ast.Lambda)):
         return work
-    reader = _Reader(own, work)
+    reader = _Reader(own or "", work, of_module.keys() - work.told)
     for node in statements_of(method.node):
         reader.read(node)
     return work
 
 
 class _Reader:
-    """Follows `spare = self._bins.get(size)` so that `spare.pop()` takes out of `_bins`."""
+    """Follows `spare = self._bins.get(size)` so that `spare.pop()` takes out of `_bins`; what a module has
+    is what its functions have in common."""
 
-    def __init__(self, own: str, work: FieldWork) -> None:
+    def __init__(self, own: str, work: FieldWork, of_module: Set[str]) -> None:
         self.own = own
         self.work = work
-        self.aliases: dict[str, str] = {}
+        self.aliases: dict[str, str] = {name: name for name in of_module}
 
     def read(self, statement: ast.stmt) -> None:
         match statement:
@@ -189,8 +188,8 @@ class _Reader:
             match node:
                 case ast.Attribute(value=ast.Name(id=self.own), attr=attr):
                     return attr
-                case ast.Subscript(value=inner):
-                    node = inner
+                case ast.Subscript(value=inner) | ast.Attribute(value=ast.Subscript() as inner):
+                    node = inner  # `self.shards[key].free` is one of theirs
                 case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in LOOKING_UP:
                     node = inner
                 case ast.Name(id=name):

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, Function
-from auditor.project.shapes.field_work import FILLING, FieldWork
-from auditor.protocols.vocabulary import POOLS, split
+from auditor.project.shapes.field_work import FILLING, FieldWork, field_work
+from auditor.project.shapes.markings import FREE
+from auditor.protocols.vocabulary import POOLS, singular, split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
 NUMBERING = frozenset({"range", "arange"})
@@ -25,7 +26,12 @@ def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> boo
     """`self.slots = list(range(count))`, `for _ in range(count): self.slots.append(Slot())`, the same as the
     default of a dataclass's field."""
     body = taker.cls.node.body if taker.cls is not None else []
-    return any(_fills(work.method, name) for work in begun) or any(_is_default(each, name) for each in body)
+    of_module = taker.module.assigned.get(name) if taker.cls is None else None
+    return (
+        any(_fills(work.method, name) for work in begun)
+        or any(_is_default(each, name) for each in body)
+        or (of_module is not None and _counts(of_module))
+    )
 
 
 def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
@@ -42,15 +48,26 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
 def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str) -> bool:
     """The same of what is called a pool: whoever makes one brings what it lends. What is to be done is not
     given back."""
-    words = split(cls.name) if cls is not None else ()
-    called_so = not POOLS.isdisjoint(words) and TO_DO.isdisjoint(words)
+    called_so = cls is not None and not POOLS.isdisjoint(split(cls.name)) and not things_to_do(cls)
     return called_so and given_at_first(begun, name)
+
+
+def things_to_do(cls: Class | None, *fields: str) -> bool:
+    """Whether the names speak of work."""
+    names = (cls.name if cls is not None else "", *fields)
+    return not TO_DO.isdisjoint(singular(word) for name in names for word in split(name))
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
     parts = list(ast.walk(value))
     around = all(getattr(part.func, "id", "") in AROUND for part in parts if isinstance(part, ast.Call))
     return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
+
+
+def takes_work(taker: Function) -> bool:
+    """`self.jobs.popleft()`: what is to be done is no thing that goes back."""
+    taken = {name for name, _ in field_work(taker).taken}
+    return bool(taken) and all(things_to_do(None, name) and FREE.isdisjoint(split(name)) for name in taken)
 
 
 def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:

@@ -5,11 +5,11 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.modules import Function
-from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.shapes.field_work import FieldWork, Put, field_work
+from auditor.project.shapes.for_good import takes_for_good
 from auditor.project.shapes.full_at_first import beginning, full_at_first
 from auditor.project.shapes.marked_places import marked_fields, marks_back, searches_and_marks
-from auditor.project.shapes.own_helpers import Works, all_put, by_name
-from auditor.project.shapes.pieces import is_cut
+from auditor.project.shapes.own_helpers import all_put, by_name
 from auditor.project.shapes.shapes import ENDING
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.protocols.vocabulary import RELEASE_WORDS, split, take_apart
@@ -30,7 +30,7 @@ def joint_takers(methods: Sequence[Function], givers: Sequence[Function]) -> Ite
     for work in works:
         if work in giving or work in begun or not _may_take(work.method, fixed):
             continue
-        taken = any(_takes_for_good(work, store, named) for store in sorted(stores))
+        taken = any(takes_for_good(work, store, named) for store in sorted(stores))
         if taken or any(_marks(work, giving, field, on) for field, on in marked_fields([work])):
             yield work.method
 
@@ -71,57 +71,3 @@ def _may_take(method: Function, fixed: bool) -> bool:
 
 def _marks(work: FieldWork, giving: Sequence[FieldWork], field: str, on: bool) -> bool:
     return searches_and_marks(work, field, on) and any(marks_back(each, field, on) for each in giving)
-
-
-def _takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
-    """It hands out what it took, and does not put that back: who looks up in a cache of the last used puts
-    it to the end."""
-    cut = is_cut(work.method, store)
-    taken = {id(node) for field, node in work.taken if field == store and (cut or isinstance(node, ast.Call))}
-    if not taken or not work.hands_out(taken):
-        return False
-    back = [(put, at) for put, at in all_put(work, works) if put.field == store]
-    return not any(_is_handed_out(work, put, taken) and not _given_up(work, at) for put, at in back)
-
-
-def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:
-    """The same that a return mentions; of what a loop puts back, the list that it goes over."""
-    returned = {name for value in work.returned for name in _names(value)}
-    same = work.of_one_kind(returned)
-    names = set(_names(put.value))
-    over = {
-        name
-        for loop in ast.walk(work.method.node)
-        if isinstance(loop, ast.For) and names & set(_names(loop.target)) and _within(loop, put.value)
-        for name in _names(loop.iter)
-    }
-    return mentions(put.value, frozenset(), taken) or bool((over or names) & same)
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
-
-
-def _within(loop: ast.AST, node: ast.AST) -> bool:
-    return any(each is node for each in ast.walk(loop))
-
-
-def _given_up(work: FieldWork, at: ast.AST) -> bool:
-    """The block in which it is put back hands nothing out: it ends in a raise, a `return None`, a
-    `return []`, a `continue`."""
-    bodies = (
-        body
-        for node in ast.walk(work.method.node)
-        for body in (getattr(node, "body", ()), getattr(node, "orelse", ()))
-        if isinstance(body, list) and body
-    )
-    return any(_hands_out_nothing(body[-1]) and any(_within(each, at) for each in body) for body in bodies)
-
-
-def _hands_out_nothing(last: ast.stmt) -> bool:
-    match last:
-        case ast.Raise() | ast.Continue() | ast.Return(value=None | ast.Constant()):
-            return True
-        case ast.Return(value=ast.List(elts=[]) | ast.Tuple(elts=[])):
-            return True
-    return False

@@ -10,7 +10,8 @@ from auditor.protocols.vocabulary import split
 MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
 """Functions of torch and numpy that make a new tensor."""
 
-MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn"})
+MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn", "reg",
+                    "register", "alloc", "allocate", "malloc", "maker", "builder", "ctor"})  # fmt: skip
 """Words in the names of methods and fields that make something new."""
 
 
@@ -53,7 +54,7 @@ def is_new(value: ast.expr, counted: Set[str]) -> bool:
         case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name(), attr=attr)]):
             return attr in counted
         case ast.Call(func=ast.Name(id=name)):
-            return name[:1].isupper() or name in ("bytearray", "object")
+            return name[:1].isupper() or name in ("bytearray", "object") or not MAKING.isdisjoint(split(name))
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr), args=args):
             return attr in MAKERS and not (args and isinstance(args[0], ast.Constant) and args[0].value == 0)
         case ast.Call(func=ast.Attribute(attr=attr)):

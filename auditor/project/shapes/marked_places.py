@@ -5,14 +5,10 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import given_to, own_attribute, own_name
 from auditor.project.code.modules import Function
-from auditor.project.shapes.field_work import FREE, FieldWork, Put, field_work, mentions
+from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
 from auditor.project.shapes.full_at_first import full_at_first, true_at_first
-from auditor.project.shapes.markings import Marking, is_nothing
+from auditor.project.shapes.markings import FREE, USED, Marking, is_nothing
 from auditor.protocols.vocabulary import ends, split
-
-USED = frozenset({"taken", "used", "use", "busy", "allocated", "leased", "borrowed", "reserved", "occupied",
-                  "claimed", "lent", "assigned"})  # fmt: skip
-"""Words in the names of fields that hold what somebody uses."""
 
 MEASURING = frozenset({"range", "len", "min", "max", "islice", "arange"})
 """Functions which what says how many is given to."""

@@ -7,6 +7,15 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from auditor.protocols.vocabulary import split
+
+FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "spare", "vacant"})
+"""Words in the names of fields that hold what nobody uses, and of states in which nobody uses it."""
+
+USED = frozenset({"taken", "used", "use", "busy", "allocated", "leased", "borrowed", "reserved", "occupied",
+                  "claimed", "lent", "assigned"})  # fmt: skip
+"""Words in the names of fields that hold what somebody uses."""
+
 ENTERING = frozenset({"add", "update"})
 LEAVING = frozenset({"discard", "remove", "difference_update"})
 BOTH = (True, False)
@@ -64,13 +73,25 @@ def marked_by(node: ast.AST) -> Iterator[Mark]:
 
 
 def is_nothing(value: ast.expr) -> bool:
-    """`None`, `False`, `0`, `-1`"""
+    """`None`, `False`, `0`, `-1`, `State.IDLE`"""
     match value:
+        case ast.Attribute() | ast.Constant(value=str()) if (state := state_of(value)) is not None:
+            return not state
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):
             return True
         case ast.Constant(value=each):
             return not each
     return False
+
+
+def state_of(value: ast.expr) -> bool | None:
+    """Whether `State.BUSY`, `State.IDLE`, `"busy"`, `"free"` say that it is in use."""
+    match value:
+        case ast.Attribute(attr=name) if name.isupper():
+            return FREE.isdisjoint(split(name))
+        case ast.Constant(value=str() as name):
+            return FREE.isdisjoint(split(name)) if name else None
+    return None
 
 
 def _changes(op: ast.operator, value: ast.expr) -> Iterator[tuple[ast.expr, bool, bool]]:

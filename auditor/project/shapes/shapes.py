@@ -14,11 +14,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import ways
+from auditor.project.code.bindings import given_to, ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.amounts import carries_the_amount
-from auditor.project.shapes.field_work import FREE, FieldWork, Put, field_work, mentions
-from auditor.project.shapes.full_at_first import beginning, full_at_first, given_at_first, given_to_a_pool
+from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.shapes.for_good import takes_for_good
+from auditor.project.shapes.full_at_first import (
+    beginning,
+    full_at_first,
+    given_at_first,
+    given_to_a_pool,
+    things_to_do,
+)
 from auditor.project.shapes.linked_stores import linked_again, piled_again
 from auditor.project.shapes.made_new import is_new, makes_where_empty
 from auditor.project.shapes.marked_places import (
@@ -29,6 +36,7 @@ from auditor.project.shapes.marked_places import (
     marks_back,
     searches_and_marks,
 )
+from auditor.project.shapes.markings import FREE
 from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import is_cut
 from auditor.project.shapes.stocked import stocked_with_memory
@@ -62,14 +70,17 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     begun = beginning(works)
     named = [work for work in works if not work.method.name.startswith("__")]
     lending = [work for work in named if not ENDING.match(work.method.name)]
+    helpers = by_name(works)
     queues: set[str] = set()
     for name in sorted({name for work in named for name, _ in work.taken}):
         takers = [work for work in lending if _takes_out_of(work, name)]
-        stocked = stocked_with_memory(begun, by_name(works), name)
+        stocked = stocked_with_memory(begun, helpers, name)
         givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
-        takers = [work for work in takers if not any(put.field == name for put in work.put)]
+        takers = [work for work in takers if takes_for_good(work, name, helpers)]
         if takers and givers:
-            brought = given_at_first(begun, name) and _there_and_back(name, takers, givers, named)
+            brought = given_at_first(begun, name) and (
+                _there_and_back(name, takers, givers, named) or _called_so(name, takers, givers)
+            )
             back = brought or given_to_a_pool(begun, takers[0].method.cls, name)
             if back or stocked or _is_free(name, takers, begun):
                 yield Shape(_methods(takers), _methods(givers))
@@ -109,7 +120,7 @@ def _takes_out_of(work: FieldWork, name: str) -> bool:
 
 def _puts_into(work: FieldWork, name: str) -> bool:
     """What it is told, or something of it."""
-    return any(work.is_from_told(put.value) for put in work.put if put.field == name)
+    return any(work.is_from_told(put.thing) for put in work.put if put.field == name)
 
 
 def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:
@@ -130,6 +141,13 @@ def _there_and_back(
         any(_strikes(work, other) for work in givers)
         and all(work in givers for work in named if _strikes(work, other))
         for other in kept
+    )
+
+
+def _called_so(name: str, takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> bool:
+    """`hire()` and `dismiss(crane)`; a task that is claimed may be released to be tried again."""
+    return not things_to_do(takers[0].method.cls, name) and any(
+        undoes(giver.method.name, taker.method.name) for taker in takers for giver in givers
     )
 
 
@@ -246,9 +264,19 @@ def _without_id(value: ast.expr) -> ast.expr:
 
 def _numbered(work: FieldWork, key: ast.expr) -> bool:
     """`self.granted[self.number] = size`, and the number, counted up before, is returned."""
-    counted = {field for field, _ in work.counted}
-    own = isinstance(key, ast.Attribute) and key.attr in counted
+    given = given_to(work.method, key.id) if isinstance(key, ast.Name) else iter((key,))
+    own = any(_is_number(value, {field for field, _ in work.counted}) for value in given)
     return own and ast.unparse(key) in {ast.unparse(value) for value in work.returned}
+
+
+def _is_number(value: ast.expr, counted: set[str]) -> bool:
+    """`self.number`, `next(self.numbers)`, `uuid.uuid4().hex`"""
+    match value:
+        case ast.Attribute(value=ast.Name(), attr=attr):
+            return attr in counted
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name())]):
+            return True
+    return any(isinstance(each, ast.Attribute) and each.attr.startswith("uuid") for each in ast.walk(value))
 
 
 def _strikes(work: FieldWork, name: str) -> bool:

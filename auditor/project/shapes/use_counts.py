@@ -1,25 +1,13 @@
 """Counts told by their shape: `begin_request` raises a number that `end_request` lowers."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import given_to, given_to_field, own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work, mentions
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import COUNTING, PAIRS, Name, pairs_with, split, take_apart
-
-OPPOSITES = (
-    (frozenset({"begin", "start", "enter"}), frozenset({"end", "finish", "stop", "leave", "exit", "done"})),
-    (frozenset({"hold", "use", "occupy"}), frozenset({"release", "unhold", "unuse", "vacate", "drop"})),
-    (frozenset({"attach", "join"}), frozenset({"detach", "leave", "unjoin"})),
-    (frozenset({"charge"}), frozenset({"refund", "uncharge"})),
-    (
-        frozenset({"suspend", "pause", "block", "disable"}),
-        frozenset({"resume", "unpause", "unblock", "enable"}),
-    ),
-)
-"""What begins and what ends, where both work on one number. What was added to something may stay there."""
+from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
 
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
@@ -31,17 +19,22 @@ USERS = frozenset(
 
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
 
-BEGINNINGS = frozenset().union(*(begins for begins, _ in OPPOSITES))
-ENDINGS = frozenset().union(*(ends for _, ends in OPPOSITES))
-
 
 def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
-    """Methods of one class, the one counting up what the other counts down."""
-    up = [(method, name, _counted(method, ast.Add)) for method, name in _named(methods, BEGINNINGS)]
-    down = [(method, name, _counted(method, ast.Sub)) for method, name in _named(methods, ENDINGS)]
-    for begins, its, raised in up:
-        for ends, other, lowered in down:
-            if raised & lowered and _opposite(its, other):
+    """Methods of one class, called like halves of a pair, the one counting up what the other counts down; or
+    down, what it asks for, and up again."""
+    named = [method for method in methods if not method.name.startswith("__")]
+    up = {method: _counted(method, ast.Add) for method in named}
+    down = {method: _counted(method, ast.Sub) for method in named}
+    for begins in named:
+        for ends in named:
+            used = up[begins] & down[ends]
+            left = {
+                name
+                for name in down[begins] & up[ends]
+                if _asks(field_work(begins), name) or _is_semaphore(begins, name)
+            }
+            if (used or left) and undoes(ends.name, begins.name):
                 yield begins, ends
 
 
@@ -91,14 +84,18 @@ def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tu
 
 
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
-    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up.
-    Whoever only counts what it notes asks no number first."""
+    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up;
+    or is refused where too many are noted. Whoever only counts what it notes asks no number first."""
     works = [field_work(method) for method in methods if not method.name.startswith("__")]
-    counting = [work for work in works if work.counted]
-    for begins in counting:
-        for ends in (work for work in counting if work is not begins):
+    for begins in works:
+        noted = noted_under(begins.method, own_parameters(begins.method)[:1])
+        for ends in works if noted else ():
+            struck = noted & struck_off(ends.method) if ends is not begins else set()
             down = {name for name, way in begins.counted if way < 0 and (name, 1) in ends.counted}
-            if any(_asks(begins, name) for name in down) and _noted(begins) & _struck_off(ends):
+            called = undoes(ends.method.name, begins.method.name)
+            if struck and (
+                any(_asks(begins, name) for name in down) or (called and _has_room(begins, struck))
+            ):
                 yield begins.method, ends.method
 
 
@@ -111,16 +108,42 @@ def _asks(work: FieldWork, field: str) -> bool:
     )
 
 
-def _noted(work: FieldWork) -> set[str]:
-    """Tables in which it notes what it is told first."""
-    told = set(own_parameters(work.method)[:1])
+def _has_room(work: FieldWork, tables: Set[str]) -> bool:
+    """`if len(self.active) >= self.limit: return False`, or it raises: nobody else is put out instead."""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.body[-1], ast.Return | ast.Raise)
+        and any(
+            isinstance(test, ast.Compare)
+            and isinstance(test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq)
+            and any(
+                isinstance(each, ast.Attribute)
+                and (each.attr in tables or _shows(work.method, each.attr, tables))
+                for each in ast.walk(test)
+            )
+            for test in ast.walk(node.test)
+        )
+        for node in statements_of(work.method.node)
+    )
+
+
+def _shows(method: Function, name: str, tables: Set[str]) -> bool:
+    """`self.spoken_for`, a property that goes over the table."""
+    shown = method.cls.methods.get(name) if method.cls is not None else None
+    return shown is not None and any(f".{table}" in shown.text for table in tables)
+
+
+def noted_under(method: Function, told: Iterable[str]) -> set[str]:
+    """Tables in which it notes something under one of these."""
+    work, told = field_work(method), {*told}
     under = {put.field for put in work.put if put.key is not None and mentions(put.key, told, frozenset())}
     return under | {each.field for each in work.marked if each.on and mentions(each.place, told, frozenset())}
 
 
-def _struck_off(work: FieldWork) -> set[str]:
-    told = set(own_parameters(work.method)[:1])
-    return {field for field, key in work.removed if mentions(key, told, frozenset())}
+def struck_off(method: Function) -> set[str]:
+    """Tables out of which it takes what is there under the first thing that it is told."""
+    told = set(own_parameters(method)[:1])
+    return {field for field, key in field_work(method).removed if mentions(key, told, frozenset())}
 
 
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
@@ -166,11 +189,18 @@ def returns_what_it_is_told(method: Function) -> bool:
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
+    """Not what lies under it: `self.loaded[name]`."""
+    keys = {
+        id(name)
+        for node in ast.walk(value)
+        if isinstance(node, ast.Subscript)
+        for name in ast.walk(node.slice)
+    }
     calls = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
     fields = [node for node in ast.walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
     parts = {id(node.value) for node in fields}
     named = (node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in told)
-    return any(id(node) not in parts for node in named)
+    return any(id(node) not in parts | keys for node in named)
 
 
 def counts_through(method: Function, partners: list[Function]) -> bool:
@@ -209,18 +239,11 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
     )
 
 
-def _named(methods: list[Function], verbs: frozenset[str]) -> Iterator[tuple[Function, Name]]:
-    for method in methods:
-        name = take_apart(method.name, verbs)
-        if name is not None and not method.name.startswith("__"):
-            yield method, name
-
-
 def _counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, that it changes one way only."""
     own = own_name(method)
     changed: dict[str, set[type[ast.operator]]] = {}
-    for target, op in _changed(method) if own is not None else ():
+    for target, op in (*_changed(method), *_semaphores(method)) if own is not None else ():
         place = target.value if isinstance(target, ast.Subscript) else target
         attribute = own_attribute(place, own or "")
         if attribute is not None:
@@ -229,19 +252,43 @@ def _counted(method: Function, way: type[ast.operator]) -> set[str]:
 
 
 def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
-    """`self.used[name] += 1`, and `n = self.used.get(name, 0)` with `self.used[name] = n + 1`."""
+    """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, `self.left =
+    min(self.limit, self.left + n)`."""
     for node in ast.walk(method.node):
         match node:
             case ast.AugAssign(target=target, op=op):
                 yield target, op
             case ast.Assign(
-                targets=[ast.Subscript(value=table) as target], value=ast.BinOp(left=left, op=op)
+                targets=[ast.Subscript(value=place) | (ast.Attribute() as place) as target], value=value
             ):
-                before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
-                if any(ast.unparse(table) in ast.unparse(each) for each in before):
-                    yield target, op
+                for left, op in _sums(value):
+                    before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
+                    if any(ast.unparse(place) in ast.unparse(each) for each in before):
+                        yield target, op
 
 
-def _opposite(begins: Name, ends: Name) -> bool:
-    alike = not begins.affix or not ends.affix or bool(begins.affix & ends.affix)
-    return alike and any(begins.verb in some and ends.verb in others for some, others in OPPOSITES)
+def _semaphores(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
+    """`self.slots.acquire()` of a semaphore is one less, `self.slots.release()` one more."""
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Attribute() as field, attr="acquire" | "release" as way) if (
+                _is_semaphore(method, field.attr)
+            ):
+                yield field, ast.Sub() if way == "acquire" else ast.Add()
+
+
+def _is_semaphore(method: Function, field: str) -> bool:
+    methods = method.cls.methods.values() if method.cls is not None else ()
+    return any(
+        isinstance(value, ast.Call) and last_part(value.func).endswith("Semaphore")
+        for each in methods
+        for value in given_to_field(each, field)
+    )
+
+
+def _sums(value: ast.expr) -> Iterator[tuple[ast.expr, ast.operator]]:
+    match value:
+        case ast.BinOp(left=left, op=op):
+            yield left, op
+        case ast.Call(func=ast.Name(id="min" | "max"), args=args):
+            yield from ((each.left, each.op) for each in args if isinstance(each, ast.BinOp))

@@ -1,13 +1,12 @@
 """Pools that mark their entries: `entry.in_use = True` when one is handed out, `False` when it is back."""
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_name, statements_of
 from auditor.project.code.modules import Function
-from auditor.project.shapes.field_work import FREE, FieldWork
-from auditor.project.shapes.marked_places import USED
-from auditor.project.shapes.markings import is_nothing
+from auditor.project.shapes.field_work import FieldWork
+from auditor.project.shapes.markings import FREE, USED, is_nothing, state_of
 from auditor.protocols.vocabulary import ends, split
 
 OWNERS = frozenset({"owner", "holder", "tenant", "occupant", "borrower", "lessee", "client", "user", "rid",
@@ -81,7 +80,8 @@ def _says_what_is_used(flag: str, value: bool) -> bool:
 
 
 def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
-    """`entry.in_use = True`, `entry["in_use"] = True`: the entry's name and the flag."""
+    """`entry.in_use = True`, `entry["in_use"] = True`, `entry.state = State.BUSY`: the entry's name and the
+    flag."""
     for node in statements_of(function.node):
         match node:
             case ast.Assign(
@@ -94,6 +94,10 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
                 value=ast.Constant(value=bool() as value),
             ):
                 yield entry, (flag, value)
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=state) if (
+                used := state_of(state)
+            ) is not None:
+                yield entry, (f"{flag}_in_use", used)
 
 
 def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
@@ -103,6 +107,28 @@ def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=value):
                 if not OWNERS.isdisjoint(split(flag)):
                     yield entry, (flag, not is_nothing(value))
+                elif is_nothing(value) or flag in _asked_for(function):
+                    yield entry, (f"{flag}_owner", not is_nothing(value))
+
+
+def _asked_for(function: Function) -> Set[str]:
+    """`vessel` of `next(b for b in self.berths if b.vessel is None)`: which of them has none."""
+    return {
+        test.left.attr
+        for node in ast.walk(function.node)
+        for each in _conditions(node)
+        for test in ast.walk(each)
+        if isinstance(test, ast.Compare) and isinstance(test.left, ast.Attribute)
+        if isinstance(test.ops[0], ast.Is) and is_nothing(test.comparators[0])
+    }
+
+
+def _conditions(node: ast.AST) -> Iterator[ast.expr]:
+    match node:
+        case ast.For(body=body):
+            yield from (each.test for each in body if isinstance(each, ast.If))
+        case ast.comprehension(ifs=ifs):
+            yield from ifs
 
 
 def _root(node: ast.expr) -> str:
