@@ -26,9 +26,9 @@ def relevant(text: str, settings: AnalysisSettings | None = None) -> bool:
         "b = self.pool.get_buffer(8)",
         "b = pools[0].inner.get_buffer(8)",
         "m.get_new_blocks(3)",
-        "    def undock(self, ship): ...",
-        "    def let_go(self, worker): ...",
-        "x = 1\ndef drop_context(context): ...",
+        "class Port:\n    def dock(self): ...\n    def undock(self, ship): ...",
+        "class Desk:\n    def pick_worker(self): ...\n    def let_go(self, worker): ...",
+        "def take_context(size): ...\ndef drop_context(context): ...",
         "class A:\n    def f(self, lane):\n        lane.status = 'idle'\n        self.n = 1",
     ],
 )
@@ -47,7 +47,9 @@ def test_pool_code(text: str) -> None:
         "f = open('x')",
         "queue.put(1); d.get(2)",
         "    def unpack(self, rows): ...\n    def close(self): ...\n    def decode(self, text): ...",
-        "x = 1\ndef drop(x): ...",
+        "x = 1\ndef drop_context(x): ...",
+        "def flatten_rows(x): ...\ndef unflatten_rows(x): ...",
+        "class A:\n    def __enter__(self): ...\n    def __exit__(self, *error): ...",
     ],
 )
 def test_other_code(text: str) -> None:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.vocabulary import JOINED, UNDOERS, UNDONE
 from auditor.source.clue import Clue
 
 VERBS = (
@@ -13,22 +12,6 @@ VERBS = (
     "recycle", "give_back", "put_back", "claim",
 )  # fmt: skip
 """Verbs by which a class that defines both halves may be a pool; weaker ones need a pool's name too."""
-
-_UNDOING = (
-    rb"un(?!i|k|til|pack|wrap|pad|squee|flat|scal|swiz|fold|shuf|shard|patch|norm|quot|esc|pick|zip)[a-z]+|"
-    + "|".join(
-        JOINED.get(verb, verb).replace("_", "_?")
-        for verb in sorted(
-            UNDOERS | {prefix + verb for prefix in ("de", "dis") for verb in (*UNDONE, "register")}
-        )
-    ).encode()
-)
-
-UNDOING = (
-    Clue(b"def ", rb"def _*(?:%b)(?:_\w+)?\((?:self|cls), \w" % _UNDOING),
-    Clue(b"\ndef ", rb"\ndef _*(?:%b)_\w+\((?!self\b)\w" % _UNDOING),
-)
-"""Methods, and functions of a module, that are told what they take back or strike off, by their names."""
 
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 _WILD = re.compile(r"[*?.]+")
@@ -41,7 +24,6 @@ def clues(protocols: Iterable[Protocol]) -> tuple[Clue, ...]:
     found.append(
         Clue(b"pool", rb"pool\w*\.(?:take|get|fetch|give|put|grab|pop)(?:_\w+)?\(")
     )  # weaker verbs, of a pool
-    found += UNDOING
     owned: dict[str, list[str]] = {}
     for owner, name in _owners_and_names(protocols):
         if owner:

@@ -211,10 +211,17 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"hold", "use", "keep", "park"}), frozenset({"release", "vacate", "drop", "letgo"})),
     (frozenset({"login", "logon", "signin", "dock", "board"}),
      frozenset({"logout", "logoff", "signout", "disembark"})),
-    (frozenset({"suspend", "pause", "block", "disable"}),
-     frozenset({"resume", "unpause", "unblock", "enable"})),
+    (frozenset({"suspend", "pause", "block"}), frozenset({"resume", "unpause", "unblock"})),
 )  # fmt: skip
 """Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""
+
+CONVERTING = frozenset({
+    "activate", "code", "compile", "compress", "escape", "flatten", "fold", "folding", "freeze", "fuse",
+    "init", "merge", "normalise", "normalize", "pack", "pad", "patchify", "permute", "quantize", "quote",
+    "scale", "serialise", "serialize", "set", "shape", "shard", "shuffle", "sort", "squeeze", "stack",
+    "swizzle", "tokenize", "window", "windowed", "wrap", "zip"
+})  # fmt: skip
+"""Verbs whose opposite changes a thing back, and gives nothing back."""
 
 
 def undoes(release: str, acquire: str) -> bool:
@@ -224,9 +231,8 @@ def undoes(release: str, acquire: str) -> bool:
     if not first or not second:
         return False
     verb, undoing = first[0], second[0]
-    opposite = undoing in ("un" + verb, "de" + verb, "dis" + verb) or any(
-        verb in some and undoing in others for some, others in UNDOING
-    )
+    negated = verb not in CONVERTING and undoing in ("un" + verb, "de" + verb, "dis" + verb)
+    opposite = negated or any(verb in some and undoing in others for some, others in UNDOING)
     about, other = ({singular(word) for word in words[1:]} - {verb} for words in (first, second))
     return opposite and (not about or not other or bool(about & other))
 
@@ -243,7 +249,7 @@ UNDONE = frozenset().union(*(some for some, _ in UNDOING))
 
 def some_undo_others(names: Iterable[str]) -> bool:
     """Whether the names of any two say that one undoes the other."""
-    known = list(names)
+    known = [name for name in names if not name.startswith("__")]
     undoing = [name for name in known if _may_undo(_without_prefixes(name)[:1])]
     return any(undoes(one, other) for one in undoing for other in known)
 

@@ -4,7 +4,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from auditor.protocols.vocabulary import some_undo_others
 from auditor.source.both_ways import works_both_ways
+
+_DEFINED = re.compile(rb"def(?<!\wdef)[ \t]+(\w+)\(")  # a literal first: searched several times as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,12 @@ def is_relevant(data: bytes, looked_for: tuple[Clue, ...]) -> bool:
             for clue in clues:
                 if clue.needle in data and _compiled(clue.pattern).search(data):
                     return True
-    return bool(looked_for) and works_both_ways(data)
+    return bool(looked_for) and (_defines_opposites(data) or works_both_ways(data))
+
+
+def _defines_opposites(data: bytes) -> bool:
+    """Functions of which one, by its name, undoes another."""
+    return some_undo_others({name.decode(errors="replace") for name in _DEFINED.findall(data)})
 
 
 @cache
