@@ -104,12 +104,15 @@ class TPCommunicator:
 
     def stage(self, x: Tensor) -> None:
         assert self.pool is not None
-        self._staged = self.pool.acquire(x.shape, x.dtype)  # leak: staging twice overwrites the held buffer
+        self._staged = self.pool.acquire(x.shape, x.dtype)  # leak: with a single rank commit() forgets it
         self._staged.copy_(x)
 
     def commit(self) -> Optional[Tensor]:
         if self._staged is None:
             return None
+        if self.world == 1:
+            out, self._staged = self._staged.clone(), None
+            return out
         dist.all_reduce(self._staged)
         out = self._staged.clone()
         self.pool.release(self._staged)

@@ -72,7 +72,7 @@ class ShardWriter:
     def write_double_buffered(self, name, t):
         raw = t.detach().cpu().contiguous().view(torch.uint8).flatten()
         front = self.pool.take()  # leak: the loop swaps in new buffers and only the last pair goes back
-        back = self.pool.take()  # clean: swapped to the front and returned there
+        back = self.pool.take()  # leak: after the second round it is displaced too
         start = self.data.tell()
         for off in range(0, raw.numel(), self.pool.nbytes):
             part = raw[off:off + self.pool.nbytes]

@@ -85,6 +85,8 @@ class AdapterManager:
 
     def reload(self, name: str, weights: dict[str, torch.Tensor]) -> None:
         slot = self.slots.obtain()  # leak: a name that is pinned already loses its earlier slot
+        if name in self.pinned:
+            LOG.info("replacing weights of %s", name)
         self.pinned[name] = slot
         self.a[slot].copy_(weights["lora_a"])
         self.b[slot].copy_(weights["lora_b"])
