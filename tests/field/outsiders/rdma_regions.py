@@ -57,6 +57,7 @@ class TransferEngine:
         self.scratch = self.nic.register(torch.empty(size, dtype=torch.uint8))  # leak: close() does not know the scratch region
 
     def register_named(self, tensors: Dict[str, torch.Tensor]) -> None:
+        tensors = {n: t for n, t in tensors.items() if n not in self.by_name}
         done: List[Region] = []
         try:
             for name, t in tensors.items():
