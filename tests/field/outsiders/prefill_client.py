@@ -118,8 +118,10 @@ class PrefillClient:
         self.bound[request_id] = await self.pools[peer].acquire_channel()  # clean: unbind() hands it in
 
     async def rebind(self, request_id: str, peer: str) -> None:
-        self.bound.pop(request_id, None)
-        self.bound[request_id] = await self.pools[peer].acquire_channel()  # clean: near miss, this one is handed in by unbind(); the loss is the popped one
+        old = self.bound.pop(request_id, None)
+        if old is not None:
+            self.pools[old.peer].release_channel(old)
+        self.bound[request_id] = await self.pools[peer].acquire_channel()  # clean: near miss, the former channel was handed in before
 
     async def unbind(self, request_id: str) -> None:
         ch = self.bound.pop(request_id, None)
