@@ -59,7 +59,12 @@ class TransferWorker:
     def reserve_for(self, sizes: dict[str, int]) -> dict[str, list[BlockHandle]]:
         table: dict[str, list[BlockHandle]] = {}
         for key, n in sizes.items():
-            table[key] = self._staging(n)  # clean: the whole table is returned
+            try:
+                table[key] = self._staging(n)  # clean: near miss, what is in the table is freed before the exception goes on
+            except PoolExhausted:
+                for blocks in table.values():
+                    self.pool.free_many(blocks)
+                raise
         return table
 
     def preflight(self, sizes: dict[str, int]) -> bool:

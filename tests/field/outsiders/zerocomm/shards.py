@@ -113,13 +113,15 @@ class ShardedModule:
 
     def norms(self) -> Dict[str, float]:
         out = {}
-        for name in self.params:
-            t = self.gather(name)  # leak: parameters with a nan norm are skipped without partition()
-            if t is None:
-                continue
-            norm = float(t.norm())
+        for name, p in self.params.items():
+            chunk = self.arena.claim()  # leak: parameters with a nan norm are skipped before the chunk goes back
+            if chunk is None:
+                break
+            full = self.arena.view(chunk, p.numel)
+            dist.all_gather_into_tensor(full, p.shard)
+            norm = float(full.norm())
             if norm != norm:
                 continue
             out[name] = norm
-            self.partition(name)
+            self.arena.disclaim(chunk)
         return out
