@@ -85,7 +85,7 @@ class Tokenizer(threading.Thread):
             except queue.Full:
                 self.skipped += 1
 
-    def run_bounded_strict(self) -> None:
+    def run_nowait(self) -> None:
         for text in self.texts:
             frame = self.pool.get_frame()  # clean: near miss, a full queue gives the frame back
             ids = self.encode(text)[: self.limit]

@@ -120,7 +120,7 @@ class Scheduler:
         seq.blocks.extend(extra)
         return extra
 
-    def reserve_lookahead_checked(self, seq: Sequence, steps: int) -> bool:
+    def reserve_lookahead_window(self, seq: Sequence, steps: int) -> bool:
         extra: list[int] = []
         for _ in range(steps):
             block = self.allocator.allocate()  # clean: near miss, the partial list is freed before giving up

@@ -57,7 +57,7 @@ def int8_gemm_bias(a, b, scale, bias: Optional[torch.Tensor] = None):
     return out
 
 
-def int8_gemm_bias_fixed(a, b, scale, bias=None):
+def int8_gemm_post_bias(a, b, scale, bias=None):
     ws = acquire_workspace()  # clean: near miss, released between the use and the branch
     acc = _carve(ws, (a.shape[0], b.shape[1]), torch.float32)
     torch.matmul(a.float(), b.float(), out=acc)

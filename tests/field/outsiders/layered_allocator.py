@@ -53,7 +53,7 @@ class QuotaAllocator:
             return None
         return pages
 
-    def alloc_strict(self, n: int) -> Optional[List[int]]:
+    def alloc_quota(self, n: int) -> Optional[List[int]]:
         pages = self.inner.alloc(n)  # clean: near miss, over quota the inner allocator gets them back
         if self.inner.count > self.quota:
             self.inner.dealloc(pages)
@@ -78,7 +78,7 @@ class GroupManager(ABC):
         missing = self.pages_needed(tokens) - len(table)
         if missing <= 0:
             return True
-        pages = self.alloc.alloc_strict(missing)  # clean: extends the request's table, free() empties it
+        pages = self.alloc.alloc_quota(missing)  # clean: extends the request's table, free() empties it
         if pages is None:
             return False
         table.extend(pages)
@@ -102,16 +102,20 @@ class SlidingWindowGroup(GroupManager):
         return -(-min(tokens, self.window) // self.page_size)
 
     def restart(self, rid: str, tokens: int) -> bool:
-        pages = self.alloc.alloc_strict(self.pages_needed(tokens))  # leak: the table entry that is replaced may still list pages
+        pages = self.alloc.alloc_quota(self.pages_needed(tokens))  # leak: an unknown request is refused after the pages are there
         if pages is None:
             return False
-        log.info("restart of %s drops %d pages", rid, len(self.tables.get(rid, [])))
+        old = self.tables.get(rid)
+        if old is None:
+            log.error("restart of unknown request %s", rid)
+            return False
+        self.alloc.dealloc(old)
         self.tables[rid] = pages
         return True
 
-    def restart_clean(self, rid: str, tokens: int) -> bool:
+    def restart_from(self, rid: str, tokens: int) -> bool:
         self.free(rid)
-        pages = self.alloc.alloc_strict(self.pages_needed(tokens))  # clean: near miss, the old entry was freed first
+        pages = self.alloc.alloc_quota(self.pages_needed(tokens))  # clean: near miss, the old entry was freed first
         if pages is None:
             return False
         self.tables[rid] = pages
@@ -119,7 +123,7 @@ class SlidingWindowGroup(GroupManager):
 
     def slide(self, rid: str) -> int:
         """Replaces the page that left the window; returns the new page."""
-        fresh = self.alloc.alloc_strict(1)  # clean: takes the place of the freed first page
+        fresh = self.alloc.alloc_quota(1)  # clean: takes the place of the freed first page
         if fresh is None:
             return -1
         table = self.tables[rid]

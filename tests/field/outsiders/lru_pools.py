@@ -41,7 +41,7 @@ class EvictingPool:
             return page
         return None
 
-    def get_good_page_keep(self) -> Page | None:
+    def get_good_page_scan(self) -> Page | None:
         bad: list[Page] = []
         found = None
         while self._free:
@@ -108,7 +108,7 @@ class EvictingPool:
             self._free.append(page)
         return len(tags)
 
-    def forget_tagged(self, prefix: str) -> int:
+    def invalidate_tagged(self, prefix: str) -> int:
         n = 0
         for t in list(self._lru):
             if t.startswith(prefix):

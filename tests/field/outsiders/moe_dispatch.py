@@ -51,7 +51,7 @@ class ExpertLayer(nn.Module):
         counts = torch.bincount(ids[:, 0], minlength=len(self.experts)).tolist()
         return Dispatch(send, recv, counts)
 
-    def dispatch_safe(self, x: Tensor, ids: Tensor) -> Optional[Dispatch]:
+    def dispatch_pair(self, x: Tensor, ids: Tensor) -> Optional[Dispatch]:
         send = self.pool.grab()  # clean: near miss, put back when its partner is missing
         if send is None:
             return None
@@ -69,7 +69,7 @@ class ExpertLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         w, ids = self.route(x)
-        d = self.dispatch_safe(x, ids)  # clean: released after combine
+        d = self.dispatch_pair(x, ids)  # clean: released after combine
         if d is None:
             return self.local_forward(x, w, ids)
         y = self.run_experts(d)
@@ -87,7 +87,7 @@ class ExpertLayer(nn.Module):
 
     def forward_capacity(self, x: Tensor, capacity: int) -> Tensor:
         w, ids = self.route(x)
-        d = self.dispatch_safe(x, ids)  # leak: overflowing tokens in drop mode return x with the dispatch unreleased
+        d = self.dispatch_pair(x, ids)  # leak: overflowing tokens in drop mode return x with the dispatch unreleased
         if d is None:
             return self.local_forward(x, w, ids)
         if self.drop_tokens and max(d.counts) > capacity:

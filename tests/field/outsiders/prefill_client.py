@@ -77,7 +77,7 @@ class PrefillClient:
         self.pools[peer].release_channel(ch)
         return data
 
-    async def pull_discarding(self, peer: str, block: bytes) -> Optional[bytes]:
+    async def pull_optional(self, peer: str, block: bytes) -> Optional[bytes]:
         pool = self.pools[peer]
         ch = await pool.acquire_channel()  # clean: near miss, the handler discards it, which lowers the count
         try:

@@ -104,7 +104,7 @@ class RingAttention:
         return o
 
     def backward(self, q, k, v, grad_out):
-        cur = self._load(k, v)  # leak: in every round but the first the former chunk is overwritten
+        cur = self._load(k, v)  # leak: the first round rebinds cur without putting it back
         dq = torch.zeros_like(q)
         for _ in range(self.world - 1):
             nxt = self.pool.get_chunk()  # leak: overwrites the name of the chunk before, only the last is put back

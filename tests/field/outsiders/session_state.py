@@ -99,7 +99,7 @@ class MambaStateManager:
         self.parked.extend(slots)
         return slots
 
-    def fork_n_atomic(self, rid: str, n: int) -> list[int]:
+    def fork_group(self, rid: str, n: int) -> list[int]:
         parent = self.requests[rid]
         slots: list[int] = []
         try:

@@ -108,7 +108,7 @@ class SpecDecoder:
         self._commit(req, best_slots)
         return best
 
-    def tree_step_v2(self, req: str, roots: list[int]) -> list[int]:
+    def tree_step_ranked(self, req: str, roots: list[int]) -> list[int]:
         best: list[int] = []
         best_slots: list[int] = []
         for root in roots:
