@@ -205,8 +205,8 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"begin", "start", "enter", "open", "join"}),
      frozenset({"end", "finish", "stop", "leave", "exit", "done", "close", "seal", "abort", "complete",
                 "cancel", "part"})),
-    (frozenset({"create", "spawn", "make"}),
-     frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss"})),
+    (frozenset({"create", "spawn", "make", "new"}),
+     frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss", "drop", "discard"})),
     (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),
     (frozenset({"hold", "use", "keep", "park"}), frozenset({"release", "vacate", "drop", "letgo"})),
     (frozenset({"login", "logon", "signin", "dock", "board"}),
@@ -231,10 +231,18 @@ def undoes(release: str, acquire: str) -> bool:
     if not first or not second:
         return False
     verb, undoing = first[0], second[0]
-    negated = verb not in CONVERTING and undoing in ("un" + verb, "de" + verb, "dis" + verb)
-    opposite = negated or any(verb in some and undoing in others for some, others in UNDOING)
+    opposite = _negates(undoing, verb) or any(verb in some and undoing in others for some, others in UNDOING)
     about, other = ({singular(word) for word in words[1:]} - {verb} for words in (first, second))
     return opposite and (not about or not other or bool(about & other))
+
+
+def negates(release: str, acquire: str) -> bool:
+    """`uncarve` and `carve`: nothing but a pair is called so."""
+    return undoes(release, acquire) and _negates(_without_prefixes(release)[0], _without_prefixes(acquire)[0])
+
+
+def _negates(undoing: str, verb: str) -> bool:
+    return verb not in CONVERTING and undoing in ("un" + verb, "de" + verb, "dis" + verb)
 
 
 def _without_prefixes(name: str) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
-    rb"|available|unused|spare|vacant)"
+    rb"|available|unused|spare|vacant|flight|outstanding)"
 )
 _SAID = re.compile(_SAYING)
 _OWNED = re.compile(

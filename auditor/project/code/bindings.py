@@ -37,11 +37,7 @@ def own_attribute(target: ast.expr, owner: str) -> str | None:
 
 def own_name(function: Function) -> str | None:
     """`self`: what a method does to its own fields is asked of the class's family instead."""
-    return (
-        function.parameters[0]
-        if function.is_method and function.parameters and not function.is_static
-        else None
-    )
+    return function.owner
 
 
 def names_bound(node: ast.stmt) -> Iterator[str]:

@@ -37,6 +37,8 @@ class Function:
     _calls: list[ast.Call] | None = None
     field_work: "FieldWork | None" = None
     """What it does to fields, once somebody asked."""
+    of_first: bool = False
+    """A plain function seen as a method of what it is told first: `rent_tile(pool)`."""
 
     @property
     def name(self) -> str:
@@ -79,6 +81,12 @@ class Function:
     @property
     def is_method(self) -> bool:
         return self.cls is not None and self.parent is None
+
+    @property
+    def owner(self) -> str | None:
+        """The name of the object whose method it is: `self`."""
+        own = self.of_first or (self.is_method and not self.is_static)
+        return self.parameters[0] if own and self.parameters else None
 
     @property
     def is_static(self) -> bool:

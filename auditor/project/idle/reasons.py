@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
-from auditor.project.shapes.field_work import FILLING, mentions
+from auditor.project.shapes.name_bindings import FILLING, mentions
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
 

@@ -12,9 +12,10 @@ from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
 from auditor.project.idle.supply import Supply, comes_back_by_itself, read_off, taken_ids
-from auditor.project.shapes.field_work import FILLING, FieldWork, field_work, mentions
+from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.full_at_first import AROUND, INITIAL, NUMBERING, beginning, given_to_a_pool
 from auditor.project.shapes.made_new import MAKERS
+from auditor.project.shapes.name_bindings import FILLING, mentions
 
 NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", "deque"}
 

@@ -8,9 +8,10 @@ from functools import cached_property
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
-from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.full_at_first import AROUND, NUMBERING
 from auditor.project.shapes.made_new import hands_out_new
+from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
 

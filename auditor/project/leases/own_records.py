@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from auditor.project.code.modules import Function
 from auditor.project.meaning.releases import Releases
 from auditor.project.outcome import Outcome
-from auditor.project.shapes.field_work import field_work, mentions
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.name_bindings import mentions
 
 
 def sees_to_its_records(recogniser: Releases, outcome: Outcome) -> bool:

@@ -6,7 +6,7 @@ from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
 from auditor.project.code.bindings import given_to, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
-from auditor.project.shapes.pool_state import own_parameters, own_state, owner_name
+from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
 
 SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})
@@ -83,7 +83,7 @@ def _returns_what_it_is_told(function: Function, partners: list[Function]) -> bo
 
 def returns_itself(function: Function) -> bool:
     """`return self` of `lock()`: the object is marked, and handed on for a chain of calls."""
-    own = owner_name(function)
+    own = function.owner
     returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
     return any(isinstance(value, ast.Name) and value.id == own for value in returned)
 
@@ -91,7 +91,7 @@ def returns_itself(function: Function) -> bool:
 def kept_under_parameter(function: Function) -> Position | None:
     """The lease stays in the pool's own table under a key that the caller gave: the key is the handle."""
     parameters = own_parameters(function)
-    owner = owner_name(function)
+    owner = function.owner
     derived = {name: index for index, name in enumerate(parameters)}
     for node in ast.walk(function.node):
         if isinstance(node, (ast.For, ast.comprehension)):

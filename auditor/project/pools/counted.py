@@ -8,12 +8,12 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import hands_out_what_ends
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
-from auditor.project.shapes.use_counts import (
-    permits,
+from auditor.project.shapes.reference_counts import (
+    counts_of_what_is_returned,
     reference_counts,
     returns_what_it_is_told,
-    use_counts,
 )
+from auditor.project.shapes.use_counts import permits, use_counts
 from auditor.protocols.vocabulary import Name
 
 
@@ -25,6 +25,9 @@ def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) ->
         if returns_what_it_is_told(begins):
             half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
+    for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):
+        half = Half(begins, up, value=value_of(begins), by_shape=True)
+        yield Pair(cls.name, cls, (half,), (Half(ends, down),))
     for begins, ends in use_counts(
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     ):

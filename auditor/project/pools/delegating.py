@@ -7,11 +7,27 @@ from collections.abc import Iterator
 from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.pools.queues import POOL_WORDS
-from auditor.project.shapes.pool_state import own_parameters, owner_name
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, split, take_apart
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.protocols.vocabulary import (
+    ACQUIRE_WORDS,
+    RELEASE_WORDS,
+    ends,
+    pairs_with,
+    split,
+    take_apart,
+    undoes,
+)
 
 Asked = tuple[str, ast.Call, str]
 """A field of the method's own object, the call of one of its methods, and that method's name."""
+
+
+def handing_on(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """Methods of which one undoes another by name, and hands to the same what the other got there."""
+    for one in methods:
+        for other in methods:
+            if undoes(other.name, one.name) and hands_on(one, [other]):
+                yield one, other
 
 
 def hands_on(function: Function, partners: list[Function]) -> bool:
@@ -27,7 +43,7 @@ def hands_on(function: Function, partners: list[Function]) -> bool:
 
 
 def _asked(function: Function) -> Iterator[Asked]:
-    owner = owner_name(function)
+    owner = function.owner
     for call in function.calls if owner is not None else ():
         match call.func:
             case ast.Attribute(value=ast.Attribute() as field, attr=name) if owner is not None:
@@ -38,6 +54,8 @@ def _asked(function: Function) -> Iterator[Asked]:
 
 def _is_pair(field: str, taking: str, giving: str) -> bool:
     """`get` and `put` alone are a store's as well as a pool's."""
+    if undo_in_one_word(giving, taking):
+        return True
     acquiring, releasing = take_apart(taking, ACQUIRE_WORDS), take_apart(giving, RELEASE_WORDS)
     if acquiring is None or releasing is None or not pairs_with(acquiring, releasing):
         return False
@@ -45,6 +63,14 @@ def _is_pair(field: str, taking: str, giving: str) -> bool:
         return False  # `get_free_size()` is not what `free(block)` ends
     plain = acquiring.verb in ("get", "take", "fetch", "pop") and not acquiring.affix
     return not plain or not POOL_WORDS.isdisjoint(split(field))
+
+
+def undo_in_one_word(giving: str, taking: str) -> bool:
+    """`ncclCommRegister` and `ncclCommDeregister`, `cudaMalloc` and `cudaFree`: the rest says of what."""
+    pairs = list(zip(split(giving), split(taking), strict=False))
+    other = [(one, another) for one, another in pairs if one != another]
+    same_length = len(split(giving)) == len(split(taking)) == len(pairs)
+    return same_length and len(pairs) > 1 and len(other) == 1 and ends(*other[0])
 
 
 def _is_told_of(call: ast.Call, function: Function) -> bool:

@@ -16,7 +16,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared
 from auditor.project.pools.counted import counted_pairs
-from auditor.project.pools.delegating import hands_on
+from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.halves import (
     LENDING,
     Half,
@@ -25,13 +25,16 @@ from auditor.project.pools.halves import (
     hands_out,
     only_passes,
 )
+from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import endings_of, lent_class
+from auditor.project.pools.of_functions import as_methods, of_functions
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
+from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.project.shapes.shapes import shapes
-from auditor.project.shapes.use_counts import counts_what_it_returns, lowered_by, noted_under, struck_off
+from auditor.project.shapes.use_counts import lowered_by, noted_under, struck_off
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -66,17 +69,37 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
         yield from counted_pairs(cls, methods, paired)
+        yield from _handing_on(cls, [m for m in methods if m not in paired])
     plain = [
         f
         for name, f in sorted(module.functions.items())
         if f.cls is None and f.parent is None and name != "<module>"
     ]
+    yield from _of_functions(module, plain)
+
+
+def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
+    """Of a pool that they are told first; of what they have in common, the module."""
     name = module.path.rpartition("/")[2].removesuffix(".py")
-    named = list(_pairs_of(name, None, plain))
+    seen = list(as_methods(plain))
+    by_name = list(_pairs_of(name, None, seen))
+    halves = {half.function for pair in by_name for half in pair.acquires}
+    of_first = [*by_name, *_by_shape(name, None, [f for f in seen if f not in halves], set())]
+    yield from (of_functions(pair, plain) for pair in of_first)
+    taken = {half.function.qualname for pair in of_first for half in pair.acquires}
+    rest = [function for function in plain if function.qualname not in taken]
+    named = list(_pairs_of(name, None, rest))
     yield from named
-    if module.assigned and len(plain) > 1:
+    if module.assigned and len(rest) > 1:
         paired = {half.function for pair in named for half in pair.acquires}
-        yield from _by_shape(name, None, [f for f in plain if _has_opposite(f, plain)], paired)
+        yield from _by_shape(name, None, [f for f in rest if _has_opposite(f, rest)], paired)
+
+
+def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
+    acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
+    for taker, giver in handing_on(methods):
+        half = Half(taker, acquiring, value=value_of(taker), by_shape=True)
+        yield Pair(cls.name, cls, (half,), (Half(giver, releasing),))
 
 
 def _has_opposite(function: Function, plain: list[Function]) -> bool:

@@ -23,13 +23,12 @@ from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
 from auditor.project.shapes.full_at_first import takes_work
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
-from auditor.project.shapes.use_counts import (
+from auditor.project.shapes.reference_counts import (
     counts_through,
     counts_what_it_returns,
-    lowered_by,
-    returns_the_count,
     returns_what_it_is_told,
 )
+from auditor.project.shapes.use_counts import lowered_by, returns_the_count
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from auditor.flow.effects import Value
 from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function, last_part
-from auditor.project.shapes.field_work import FILLING
-from auditor.project.shapes.pool_state import called, cut_short, owner_name
+from auditor.project.shapes.name_bindings import FILLING
+from auditor.project.shapes.pool_state import called, cut_short
 from auditor.protocols.vocabulary import split
 
 NUMBERED = frozenset({"slot", "slots", "block", "blocks", "page", "pages", "index", "indices", "row",
@@ -42,7 +42,7 @@ def value_of(function: Function) -> Value:
     owner_words = split(function.cls.name) if function.cls is not None else ()
     if NUMBERED & {*split(function.name), *owner_words}:
         return Value.INDEX
-    owner = owner_name(function)
+    owner = function.owner
     for node in statements_of(function.node):
         match node:
             case ast.Assign(targets=[target], value=value):
@@ -62,7 +62,7 @@ def value_of(function: Function) -> Value:
 def _in_the_store(function: Function) -> Value:
     """What the list was filled with that a method without an annotation takes from:
     `self.free.put(torch.zeros(n))`, `self.ids = list(range(n))`."""
-    owner = owner_name(function)
+    owner = function.owner
     if owner is None or function.cls is None or _returns_another(function):
         return Value.OBJECT
     taken = {name for call in function.calls if (name := _taken_from(call, owner)) is not None}
@@ -98,7 +98,7 @@ def _taken_from(call: ast.Call, owner: str) -> str | None:
 
 def _filled_with(method: Function) -> Iterator[tuple[str, ast.expr]]:
     """Fields of a method's own object, and what it assigns to them or puts into them."""
-    owner = owner_name(method) or ""
+    owner = method.owner or ""
     for node in statements_of(method.node):
         match node:
             case (

@@ -6,15 +6,14 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from auditor.project.code.bindings import own_name, statements_of, ways
+from auditor.project.code.bindings import own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import Marking, marked_by
+from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.pieces import at_an_end, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
 TAKING = REMOVERS - {"remove", "discard"}
-FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push", "extend",
-                     "extendleft", "update", "append_n"})  # fmt: skip
 SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
 LOOKING_UP = frozenset({"get", "setdefault", "values", "items"})
 
@@ -34,29 +33,19 @@ class Put:
         return self.key if is_set and self.key is not None else self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """Names that a statement gives a value, and what that mentions."""
-
-    bound: frozenset[str]
-    names: frozenset[str]
-    nodes: frozenset[int]
-
-    def mentions(self, names: Set[str], marked: Set[int]) -> bool:
-        return not (self.names.isdisjoint(names) and self.nodes.isdisjoint(marked))
-
-
 @dataclass(slots=True)
 class FieldWork:
     """Everything in the order of the text. `taken` are fields with the expression that takes, `removed`
-    fields with what is named to go, `counted` fields with 1 or -1, `summed` those that change by more, as
-    `amounts` say. `counters` are fields that count by themselves."""
+    fields with what is named to go, `added_under` fields with the key under which something is added,
+    `counted` fields with 1 or -1, `summed` those that change by more, as `amounts` say. `counters` are fields
+    that count by themselves."""
 
     method: Function
     told: frozenset[str]
     taken: list[tuple[str, ast.expr]] = field(default_factory=list)
     put: list[Put] = field(default_factory=list)
     removed: list[tuple[str, ast.expr]] = field(default_factory=list)
+    added_under: list[tuple[str, ast.expr]] = field(default_factory=list)
     counted: list[tuple[str, int]] = field(default_factory=list)
     summed: set[str] = field(default_factory=set)
     amounts: list[tuple[str, int, ast.expr]] = field(default_factory=list)
@@ -81,14 +70,14 @@ class FieldWork:
     def met_by_told(self) -> Set[str]:
         """With names of loops that look for it: `for i, each in enumerate(self.all): if each is buffer:`."""
         looking = (node for node in statements_of(self.method.node) if isinstance(node, ast.For))
-        met = {name for loop in looking for name in _bound(loop.target) if self._is_compared(loop)}
+        met = {name for loop in looking for name in bound_by(loop.target) if self._is_compared(loop)}
         return self.derived(self.from_told | met, frozenset()) if met else self.from_told
 
     def _is_compared(self, loop: ast.For) -> bool:
         return any(
             len({self.is_from_told(side) for side in (test.left, *test.comparators)}) == 2
             and any(isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) for op in test.ops)
-            and mentions(test, set(_bound(loop.target)), frozenset())
+            and mentions(test, set(bound_by(loop.target)), frozenset())
             for node in ast.walk(loop)
             if isinstance(node, ast.If)
             for test in ast.walk(node.test)
@@ -121,7 +110,7 @@ class FieldWork:
     def bindings(self) -> list[Binding]:
         if self._bindings is None:
             statements = statements_of(self.method.node)
-            self._bindings = [made for node in statements for made in _bindings(node)]
+            self._bindings = [made for node in statements for made in bindings(node)]
         return self._bindings
 
 
@@ -152,6 +141,7 @@ class _Reader:
         self.own = own
         self.work = work
         self.aliases: dict[str, str] = {name: name for name in of_module}
+        self.loops: dict[str, ast.expr] = {}
 
     def read(self, statement: ast.stmt) -> None:
         match statement:
@@ -165,6 +155,10 @@ class _Reader:
             case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
                 if (name := self.field_of(container)) is not None:
                     self.work.removed.append((name, key))
+                    self._taken_in_loop(name)
+            case ast.For(iter=over):
+                if (name := self.field_of(_gone_over(over))) is not None:
+                    self.loops[name] = over
             case ast.Return(value=ast.expr() as value):
                 self.work.returned.append(value)
         self._marked(statement)
@@ -177,6 +171,11 @@ class _Reader:
                 if name is not None and isinstance(node.ctx, ast.Load) and at_an_end(node.slice):
                     self.work.taken.append((name, node))
 
+    def _taken_in_loop(self, name: str) -> None:
+        """`for at, page in enumerate(self.idle):` with `del self.idle[at]`: the page is taken."""
+        if name in self.loops:
+            self.work.taken.append((name, self.loops[name]))
+
     def _marked(self, node: ast.AST) -> None:
         for mark in marked_by(node):
             if (name := self.field_of(mark.container)) is not None:
@@ -186,8 +185,13 @@ class _Reader:
         """The field at the root of `self.bins[size]`, `self.bins.get(size)` or a local name of it."""
         while True:
             match node:
-                case ast.Attribute(value=ast.Name(id=self.own), attr=attr):
+                case (
+                    ast.Attribute(value=ast.Name(id=self.own), attr=attr)
+                    | ast.Subscript(value=ast.Name(id=self.own), slice=ast.Constant(value=str() as attr))
+                ):
                     return attr
+                case ast.Name(id=self.own) if self.work.method.of_first:
+                    return self.own  # what it is told is the list itself
                 case ast.Subscript(value=inner) | ast.Attribute(value=ast.Subscript() as inner):
                     node = inner  # `self.shards[key].free` is one of theirs
                 case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in LOOKING_UP:
@@ -237,21 +241,36 @@ class _Reader:
                 looked_up = way == "get" and args and not is_queue(self.work.method, container)
                 if way in TAKING and not looked_up:
                     self.work.taken.append((name, call))
+                if way in FILLING and (key := _key_within(container)) is not None:
+                    self.work.added_under.append((name, key))
                 if way in FILLING and args:
                     self.work.put.append(Put(name, None, args[-1]))
                 if way in ("remove", "discard", "pop") and args:
                     self.work.removed.append((name, args[0]))
+                    self._taken_in_loop(name)
+
+
+def _gone_over(over: ast.expr) -> ast.expr:
+    """The container of `enumerate(self.idle)` and of `list(self.idle)`."""
+    match over:
+        case ast.Call(
+            func=ast.Name(id="enumerate" | "list" | "reversed" | "tuple" | "sorted"), args=[each, *_]
+        ):
+            return _gone_over(each)
+    return over
+
+
+def _key_within(container: ast.expr) -> ast.expr | None:
+    """`request` of `self.held[request]` and of `self.held.setdefault(request, [])`."""
+    match container:
+        case ast.Subscript(slice=key) | ast.Call(func=ast.Attribute(attr="setdefault"), args=[key, *_]):
+            return key
+    return None
 
 
 def _counts_by_itself(value: ast.expr) -> bool:
     """`itertools.count(1)`."""
     return isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
-
-
-def mentions(node: ast.AST, names: Set[str], marked: Set[int]) -> bool:
-    return any(
-        id(inner) in marked or (isinstance(inner, ast.Name) and inner.id in names) for inner in ast.walk(node)
-    )
 
 
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
@@ -261,36 +280,3 @@ def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(child)
         elif isinstance(child, ast.withitem):
             yield from ast.walk(child.context_expr)
-
-
-def _bindings(node: ast.stmt) -> Iterator[Binding]:
-    match node:
-        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if len(
-            targets
-        ) == len(values):
-            for target, value in zip(targets, values, strict=True):
-                yield _made(set(_bound(target)), value)
-        case ast.Assign(targets=targets, value=value):
-            yield _made({name for target in targets for name in _bound(target)}, value)
-        case (
-            ast.AnnAssign(target=target, value=ast.expr() as value)
-            | ast.AugAssign(target=ast.Name() as target, value=value)
-            | ast.For(target=target, iter=value)
-        ):
-            yield _made(set(_bound(target)), value)
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=into, attr=way), args=[*_, value])) if (
-            way in FILLING
-        ):
-            yield _made({each.id for each in ways(into) if isinstance(each, ast.Name)}, value)
-
-
-def _made(bound: set[str], value: ast.expr) -> Binding:
-    nodes = list(ast.walk(value))
-    names = frozenset(node.id for node in nodes if isinstance(node, ast.Name))
-    return Binding(frozenset(bound), names, frozenset(map(id, nodes)))
-
-
-def _bound(target: ast.expr) -> Iterator[str]:
-    return (
-        node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )

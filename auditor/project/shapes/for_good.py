@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.shapes.field_work import FieldWork, Put, mentions
+from auditor.project.shapes.field_work import FieldWork, Put
+from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.own_helpers import Works, all_put
 from auditor.project.shapes.pieces import is_cut
 

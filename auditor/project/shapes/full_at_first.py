@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Class, Function
-from auditor.project.shapes.field_work import FILLING, FieldWork, field_work
+from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.markings import FREE
+from auditor.project.shapes.name_bindings import FILLING
 from auditor.protocols.vocabulary import POOLS, singular, split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
@@ -35,8 +36,12 @@ def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> boo
 
 
 def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
-    """`self.resting = list(people)`; a history begins empty."""
+    """`self.resting = list(people)`, `for each in people: self.resting.put(each)`; a history begins empty."""
     return any(
+        isinstance(node, ast.For) and _is_told(node.iter, work.told) and _within(node, name)
+        for work in begun
+        for node in statements_of(work.method.node)
+    ) or any(
         isinstance(target, ast.Attribute) and target.attr == name and _is_told(node.value, work.told)
         for work in begun
         for node in statements_of(work.method.node)

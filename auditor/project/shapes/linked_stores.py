@@ -5,7 +5,8 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import assignments, own_attribute, own_name
-from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.project.shapes.field_work import FieldWork
+from auditor.project.shapes.name_bindings import mentions
 
 Taken = tuple[FieldWork, list[FieldWork]]
 """A method that takes, and those that give back."""

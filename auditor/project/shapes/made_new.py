@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import ways
-from auditor.project.shapes.field_work import FieldWork, mentions
+from auditor.project.shapes.field_work import FieldWork
+from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import split
 
 MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})

@@ -1,13 +1,14 @@
 """Places of a field that one method finds, marks and hands out, and another, which is told one, clears."""
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.project.code.bindings import given_to, own_attribute, own_name
 from auditor.project.code.modules import Function
-from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.shapes.field_work import FieldWork, Put, field_work
 from auditor.project.shapes.full_at_first import full_at_first, true_at_first
 from auditor.project.shapes.markings import FREE, USED, Marking, is_nothing
+from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import ends, split
 
 MEASURING = frozenset({"range", "len", "min", "max", "islice", "arange"})
@@ -81,6 +82,8 @@ def keeps_count(taker: FieldWork, giver: FieldWork, field: str, on: bool, begun:
 
 def _hands_out(work: FieldWork, mark: Marking) -> bool:
     own = own_name(work.method)
+    if own is not None and own_attribute(mark.place, own) is not None:
+        return _is_tested(work, mark) and _same(mark.place, work.returned)
     names = {*_names(mark.place)} - {own}
     names = names or {*work.derived(frozenset(), _mentioned(work, mark.field))} - work.told
     told = work.derived(_told_itself(work), frozenset())
@@ -94,6 +97,17 @@ def _hands_out(work: FieldWork, mark: Marking) -> bool:
     return any(
         mentions(value, known, frozenset()) and not mentions(value, kept, shown) for value in work.returned
     )
+
+
+def _is_tested(work: FieldWork, mark: Marking) -> bool:
+    """`if self.last not in self.in_flight:`"""
+    nodes = _mentioned(work, mark.field)
+    tests = (test for node in ast.walk(work.method.node) for test in _tests(node))
+    return any(mentions(test, frozenset(), nodes) and _same(mark.place, ast.walk(test)) for test in tests)
+
+
+def _same(place: ast.expr, nodes: Iterable[ast.AST]) -> bool:
+    return any(ast.unparse(place) == ast.unparse(node) for node in nodes)
 
 
 def _names(node: ast.AST) -> Iterator[str]:

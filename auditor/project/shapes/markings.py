@@ -13,7 +13,8 @@ FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "s
 """Words in the names of fields that hold what nobody uses, and of states in which nobody uses it."""
 
 USED = frozenset({"taken", "used", "use", "busy", "allocated", "leased", "borrowed", "reserved", "occupied",
-                  "claimed", "lent", "assigned"})  # fmt: skip
+                  "claimed", "lent", "assigned", "ref", "refs", "refcount", "refcounts", "refcnt",
+                  "flight", "inflight", "outstanding"})  # fmt: skip
 """Words in the names of fields that hold what somebody uses."""
 
 ENTERING = frozenset({"add", "update"})
@@ -59,6 +60,12 @@ def marked_by(node: ast.AST) -> Iterator[Mark]:
             yield Mark(table, place, bool(value))
         case ast.Delete(targets=[ast.Subscript(value=table, slice=place)]):
             yield Mark(table, place, False)
+        case ast.AugAssign(
+            target=ast.Subscript(value=table, slice=place),
+            op=ast.Add() | ast.Sub() as op,
+            value=ast.Constant(),
+        ):
+            yield Mark(table, place, isinstance(op, ast.Add))  # a count of its users
         case ast.AugAssign(target=target, op=op, value=value):
             for place, on, bit in _changes(op, value):
                 yield Mark(target, place, on, bit)

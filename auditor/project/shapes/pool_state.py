@@ -22,11 +22,12 @@ ORDERING = frozenset({"heappop", "heappush", "heappushpop", "heapreplace", "heap
 def own_parameters(function: Function) -> tuple[str, ...]:
     """Without `self`."""
     names = function.parameters
-    return names[1:] if function.is_method and not function.is_static else names
+    return names[1:] if function.of_first or (function.is_method and not function.is_static) else names
 
 
 def own_state(node: ast.AST, owner: str | None) -> bool:
-    """An attribute of self, or a module's global, at the root of an expression."""
+    """An attribute of self, or a module's global, at the root of an expression. What a function is told first
+    may be the container itself."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         if isinstance(node, ast.Call):
             node = node.func
@@ -37,15 +38,9 @@ def own_state(node: ast.AST, owner: str | None) -> bool:
     return isinstance(node, ast.Name) and owner is None and node.id.startswith("_")
 
 
-def owner_name(function: Function) -> str | None:
-    if function.is_method and not function.is_static and function.parameters:
-        return function.parameters[0]
-    return None
-
-
 def changes_state(function: Function) -> bool:
     """It assigns to, or fills and empties, what belongs to the pool."""
-    owner = owner_name(function)
+    owner = function.owner
     shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
     aliases = _state_aliases(function, owner, own_parameters(function))
     for node in statements_of(function.node):
@@ -110,7 +105,7 @@ def _rooted(node: ast.AST, owner: str | None, aliases: frozenset[str]) -> bool:
 
 def removes_from_state(function: Function) -> bool:
     """Takes something out of the pool: a pop, a queue's get, a free list cut short, a use count raised."""
-    owner = owner_name(function)
+    owner = function.owner
     aliases = _state_aliases(function, owner) - frozenset(own_parameters(function))
     for call in _calls(function):
         changed = _changed(call, frozenset())

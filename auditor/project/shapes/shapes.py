@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import given_to, ways
+from auditor.project.code.bindings import ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.amounts import carries_the_amount
-from auditor.project.shapes.field_work import FieldWork, Put, field_work, mentions
+from auditor.project.shapes.field_work import FieldWork, Put, field_work
 from auditor.project.shapes.for_good import takes_for_good
 from auditor.project.shapes.full_at_first import (
     beginning,
@@ -37,23 +37,19 @@ from auditor.project.shapes.marked_places import (
     searches_and_marks,
 )
 from auditor.project.shapes.markings import FREE
+from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import is_cut
+from auditor.project.shapes.registers import registers, strikes
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
-from auditor.protocols.vocabulary import ends, split, undoes
+from auditor.protocols.vocabulary import ends, negates, split, undoes
 
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
     r"|complete|end|collect|extract)"
 )
 """Names of methods that hand out what is to go for good."""
-
-
-LISTENERS = re.compile(
-    r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
-)
-"""What is registered for good as often as not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
                 _there_and_back(name, takers, givers, named) or _called_so(name, takers, givers)
             )
             back = brought or given_to_a_pool(begun, takers[0].method.cls, name)
-            if back or stocked or _is_free(name, takers, begun):
-                yield Shape(_methods(takers), _methods(givers))
+            if back or stocked or _is_free(name, takers, begun) or _named_as_halves(takers, givers):
+                yield Shape(_methods(takers), _methods(_not_undone(givers)))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
     yield from _put_elsewhere(lending, named)
@@ -93,7 +89,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     yield from _marked(lending, given, begun)
     yield from _undone(lending, given)
     yield from _counts(lending, given)
-    yield from _registers(lending, given)
+    for taker, giver in registers(lending, given):
+        yield from _shape([taker], [giver])
 
 
 def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Iterator[Shape]:
@@ -102,6 +99,12 @@ def _shape(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> Iterator
     lending = [work for work in takers if not any(ends(work.method.name, name) for name in names)]
     if lending and givers:
         yield Shape(_methods(lending), _methods(givers))
+
+
+def _not_undone(givers: Sequence[FieldWork]) -> list[FieldWork]:
+    """`carve` puts back what is left over, and `uncarve` what `carve` took: only the second gives back."""
+    names = [work.method.name for work in givers]
+    return [work for work in givers if not any(undoes(name, work.method.name) for name in names)]
 
 
 def _methods(works: Sequence[FieldWork]) -> tuple[Function, ...]:
@@ -131,6 +134,11 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
     )
 
 
+def _named_as_halves(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> bool:
+    """`carve` and `uncarve`: no queue is called so."""
+    return any(negates(giver.method.name, taker.method.name) for taker in takers for giver in givers)
+
+
 def _there_and_back(
     name: str, takers: Sequence[FieldWork], givers: Sequence[FieldWork], named: Sequence[FieldWork]
 ) -> bool:
@@ -138,8 +146,8 @@ def _there_and_back(
     struck off the second list without coming back is done."""
     kept = {put.field for work in takers for put in work.put if _comes_from(work, name, put)} - {name}
     return any(
-        any(_strikes(work, other) for work in givers)
-        and all(work in givers for work in named if _strikes(work, other))
+        any(strikes(work, other) for work in givers)
+        and all(work in givers for work in named if strikes(work, other))
         for other in kept
     )
 
@@ -160,7 +168,7 @@ def _counters(begun: Sequence[FieldWork]) -> set[str]:
     return set().union(*(work.counters for work in begun))
 
 
-# Places, counts, registers ----------------------------------------------------------------------------------
+# Places, counts ----------------------------------------------------------------------------------
 
 
 def _places(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
@@ -229,58 +237,6 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
         for value in work.returned
         for way in ways(value)
     )
-
-
-def _registers(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
-    for taker in (work for work in lending if work.put):
-        for giver in (work for work in given if work.removed):
-            if (
-                giver is not taker
-                and undoes(giver.method.name, taker.method.name)
-                and any(_records(taker, put) and _strikes(giver, put.field) for put in taker.put)
-            ):
-                yield from _shape([taker], [giver])
-
-
-def _records(work: FieldWork, put: Put) -> bool:
-    """What it made, or numbered, itself, and hands out: not what it was told."""
-    if put.key is not None and isinstance(put.value, ast.Name) and put.value.id in work.told:
-        return _numbered(work, put.key) and not LISTENERS.search(
-            f"{work.method.name}_{put.value.id}_{put.field}"
-        )
-    recorded = {ast.unparse(_without_id(each)) for each in (put.key, put.value) if each is not None}
-    returned = {ast.unparse(value) for value in work.returned} - work.told
-    of_returned = {text for text in recorded if text.partition(".")[0] in returned}
-    return bool(recorded & returned or of_returned)
-
-
-def _without_id(value: ast.expr) -> ast.expr:
-    """`buffer` of `self.lent.add(id(buffer))`."""
-    match value:
-        case ast.Call(func=ast.Name(id="id"), args=[each]):
-            return each
-    return value
-
-
-def _numbered(work: FieldWork, key: ast.expr) -> bool:
-    """`self.granted[self.number] = size`, and the number, counted up before, is returned."""
-    given = given_to(work.method, key.id) if isinstance(key, ast.Name) else iter((key,))
-    own = any(_is_number(value, {field for field, _ in work.counted}) for value in given)
-    return own and ast.unparse(key) in {ast.unparse(value) for value in work.returned}
-
-
-def _is_number(value: ast.expr, counted: set[str]) -> bool:
-    """`self.number`, `next(self.numbers)`, `uuid.uuid4().hex`"""
-    match value:
-        case ast.Attribute(value=ast.Name(), attr=attr):
-            return attr in counted
-        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name())]):
-            return True
-    return any(isinstance(each, ast.Attribute) and each.attr.startswith("uuid") for each in ast.walk(value))
-
-
-def _strikes(work: FieldWork, name: str) -> bool:
-    return any(each == name and work.is_from_told(key) for each, key in work.removed)
 
 
 def _put_elsewhere(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:

@@ -5,19 +5,10 @@ from collections.abc import Iterable, Iterator, Set
 
 from auditor.project.code.bindings import given_to, given_to_field, own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function, last_part
-from auditor.project.shapes.field_work import FieldWork, field_work, mentions
+from auditor.project.shapes.field_work import FieldWork, field_work
+from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
-
-REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
-"""Words in the names of counts of those who need an object."""
-
-USERS = frozenset(
-    {"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"}
-)
-"""The same of others, where the last to go is asked for: uses alone may be statistics."""
-
-COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
+from auditor.protocols.vocabulary import undoes
 
 
 def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
@@ -32,55 +23,10 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
             left = {
                 name
                 for name in down[begins] & up[ends]
-                if _asks(field_work(begins), name) or _is_semaphore(begins, name)
+                if asks(field_work(begins), name) or _is_semaphore(begins, name)
             }
             if (used or left) and undoes(ends.name, begins.name):
                 yield begins, ends
-
-
-def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
-    """`retain(page)` raises the `page.refs` that `drop(page)` lowers: the count is the object's own; or
-    `self.refs[page]`, of each of those that it is told."""
-    cls = methods[0].cls if methods else None
-    if cls is not None and not any(word in cls.text for word in ("ref", "pin", *USERS)):
-        return
-    raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
-    lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
-    for begins in methods:
-        for ends in methods:
-            both = {name for name in raised[id(begins)] & lowered[id(ends)] if _of_users(ends, name)}
-            if both and not (raised[id(ends)] or lowered[id(begins)]):
-                yield begins, ends
-
-
-def counts_what_it_returns(function: Function, partners: list[Function]) -> bool:
-    """`worker.load += 1; return worker`, where a partner lowers the load of the one that it is told."""
-    lowered = {
-        count
-        for partner in partners
-        for name, count in _counts_of_names(partner, ast.Sub)
-        if name in own_parameters(partner)
-    }
-    returned = {
-        node.value.id
-        for node in statements_of(function.node)
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
-    }
-    told = own_parameters(function)
-    return any(
-        name in returned and name not in told and count in lowered
-        for name, count in _counts_of_names(function, ast.Add)
-    )
-
-
-def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
-    """`worker` and `load` of `worker.load += 1`."""
-    own = own_name(function)
-    for node in statements_of(function.node):
-        match node:
-            case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=count), op=op):
-                if isinstance(op, way) and name != own:
-                    yield name, count
 
 
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
@@ -94,12 +40,12 @@ def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
             down = {name for name, way in begins.counted if way < 0 and (name, 1) in ends.counted}
             called = undoes(ends.method.name, begins.method.name)
             if struck and (
-                any(_asks(begins, name) for name in down) or (called and _has_room(begins, struck))
+                any(asks(begins, name) for name in down) or (called and _has_room(begins, struck))
             ):
                 yield begins.method, ends.method
 
 
-def _asks(work: FieldWork, field: str) -> bool:
+def asks(work: FieldWork, field: str) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == field
         for node in ast.walk(work.method.node)
@@ -137,6 +83,7 @@ def noted_under(method: Function, told: Iterable[str]) -> set[str]:
     """Tables in which it notes something under one of these."""
     work, told = field_work(method), {*told}
     under = {put.field for put in work.put if put.key is not None and mentions(put.key, told, frozenset())}
+    under |= {field for field, key in work.added_under if mentions(key, told, frozenset())}
     return under | {each.field for each in work.marked if each.on and mentions(each.place, told, frozenset())}
 
 
@@ -144,85 +91,6 @@ def struck_off(method: Function) -> set[str]:
     """Tables out of which it takes what is there under the first thing that it is told."""
     told = set(own_parameters(method)[:1])
     return {field for field, key in field_work(method).removed if mentions(key, told, frozenset())}
-
-
-def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
-    """Numbers of references, by their names, of the first thing that it is told."""
-    told = own_parameters(method)[:1]
-    changed = [
-        node.target
-        for node in statements_of(method.node)
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, way)
-    ]
-    of_object = {
-        target.attr
-        for target in changed
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.value, ast.Name)
-        and target.value.id in told
-    }
-    in_table = {own for target in changed if (own := _table_of_told(method, target)) is not None}
-    return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
-
-
-def _of_users(ends: Function, name: str) -> bool:
-    """`if page.uses == 0:`, `if not page.users:`"""
-    return not REFERENCES.isdisjoint(split(name)) or _asks(field_work(ends), name)
-
-
-def _table_of_told(method: Function, target: ast.expr) -> str | None:
-    """`refs` of `self.refs[page]`, where it is told the page, or pages."""
-    own = own_name(method)
-    if own is None or not isinstance(target, ast.Subscript):
-        return None
-    told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())
-    of_told = mentions(target.slice, told, frozenset())
-    return own_attribute(target.value, own) if of_told else None
-
-
-def returns_what_it_is_told(method: Function) -> bool:
-    """`return [*pages]`: the references are those of what is returned; not `return page.data`."""
-    work = field_work(method)
-    told = work.derived(set(own_parameters(method)[:1]), frozenset())
-    answers = [value for value in work.returned if not isinstance(value, ast.Constant)]
-    return bool(answers) and all(_is_told(value, told) for value in answers)
-
-
-def _is_told(value: ast.expr, told: Set[str]) -> bool:
-    """Not what lies under it: `self.loaded[name]`."""
-    keys = {
-        id(name)
-        for node in ast.walk(value)
-        if isinstance(node, ast.Subscript)
-        for name in ast.walk(node.slice)
-    }
-    calls = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
-    fields = [node for node in ast.walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
-    parts = {id(node.value) for node in fields}
-    named = (node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in told)
-    return any(id(node) not in parts | keys for node in named)
-
-
-def counts_through(method: Function, partners: list[Function]) -> bool:
-    """`lock_path(node)` calls `node.lock()`, `node.parent.lock()`, and a partner calls `unlock` of what it is
-    told."""
-    up = [name for call in _of_told(method) if (name := take_apart(call, COUNTING)) is not None]
-    down = [
-        name
-        for partner in partners
-        for call in _of_told(partner)
-        if (name := take_apart(call, COUNTED_DOWN)) is not None
-    ]
-    return any(pairs_with(one, other) for one in up for other in down)
-
-
-def _of_told(method: Function) -> Iterator[str]:
-    """Methods that it calls of the first thing it is told, or of what that leads to."""
-    told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())
-    for call in method.calls:
-        match call.func:
-            case ast.Attribute(value=owner, attr=attr) if mentions(owner, told, frozenset()):
-                yield attr
 
 
 def lowered_by(method: Function, partners: list[Function]) -> set[str]:

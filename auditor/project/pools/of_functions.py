@@ -1,0 +1,45 @@
+"""Pools that functions of a module work on, without a class: `rent_tile(pool)`, `unrent_tile(pool, tile)`."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from auditor.flow.effects import Handle
+from auditor.project.code.modules import Function
+from auditor.project.pools.halves import Half, Pair
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.protocols.vocabulary import ends
+
+
+def as_methods(plain: Iterable[Function]) -> Iterator[Function]:
+    """Functions of which one, by its name, undoes another, and which are told the same thing first, as
+    methods of that."""
+    told = [function for function in plain if function.parameters]
+    for one in told:
+        if any(_work_together(one, other) or _work_together(other, one) for other in told):
+            yield replace(one, of_first=True, field_work=None)
+
+
+def _work_together(taker: Function, giver: Function) -> bool:
+    return taker.parameters[0] == giver.parameters[0] and ends(giver.name, taker.name)
+
+
+def of_functions(pair: Pair, plain: Iterable[Function]) -> Pair:
+    """The pair with the functions themselves for halves: what they are told is known by its name."""
+    themselves = {function.qualname: function for function in plain}
+    acquires, releases = (
+        tuple(_of_function(half, themselves[half.function.qualname]) for half in side)
+        for side in (pair.acquires, pair.releases)
+    )
+    return replace(pair, acquires=acquires, releases=releases)
+
+
+def _of_function(half: Half, function: Function) -> Half:
+    told = own_parameters(half.function)
+    named = (
+        isinstance(half.argument, int) and half.handle is not Handle.RECEIVER and half.argument < len(told)
+    )
+    return replace(
+        half,
+        function=function,
+        argument=told[half.argument] if named and isinstance(half.argument, int) else half.argument,
+    )

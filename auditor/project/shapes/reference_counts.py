@@ -1,0 +1,158 @@
+"""Counts of those who need an object: `retain(page)` raises the `page.refs` that `drop(page)` lowers."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.name_bindings import mentions
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.project.shapes.use_counts import asks
+from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
+
+REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
+"""Words in the names of counts of those who need an object."""
+
+USERS = frozenset(
+    {"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"}
+)
+"""The same of others, where the last to go is asked for: uses alone may be statistics."""
+
+COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
+
+
+def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`retain(page)` raises the `page.refs` that `drop(page)` lowers: the count is the object's own; or
+    `self.refs[page]`, of each of those that it is told."""
+    cls = methods[0].cls if methods else None
+    if cls is not None and not any(word in cls.text for word in ("ref", "pin", *USERS)):
+        return
+    raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
+    lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
+    for begins in methods:
+        for ends in methods:
+            called = undoes(ends.name, begins.name)
+            changed = raised[id(begins)] & lowered[id(ends)]
+            both = {
+                name for name in changed if _of_users(ends, name) or (called and asks(field_work(ends), name))
+            }
+            if both and not (raised[id(ends)] or lowered[id(begins)]):
+                yield begins, ends
+
+
+def counts_what_it_returns(function: Function, partners: list[Function]) -> bool:
+    """`worker.load += 1; return worker`, where a partner lowers the load of the one that it is told."""
+    lowered = {
+        count
+        for partner in partners
+        for name, count in _counts_of_names(partner, ast.Sub)
+        if name in own_parameters(partner)
+    }
+    returned = {
+        node.value.id
+        for node in statements_of(function.node)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    }
+    told = own_parameters(function)
+    return any(
+        name in returned and name not in told and count in lowered
+        for name, count in _counts_of_names(function, ast.Add)
+    )
+
+
+def counts_of_what_is_returned(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`worker = self.pick()` has one load more, until `self.unpick(worker)`."""
+    for begins in methods:
+        undoing = [each for each in methods if undoes(each.name, begins.name)]
+        for ends in undoing if counts_what_it_returns(begins, undoing) else ():
+            yield begins, ends
+
+
+def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
+    """`worker` and `load` of `worker.load += 1`."""
+    own = own_name(function)
+    for node in statements_of(function.node):
+        match node:
+            case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=count), op=op):
+                if isinstance(op, way) and name != own:
+                    yield name, count
+
+
+def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
+    """Numbers of references, by their names, of the first thing that it is told."""
+    told = own_parameters(method)[:1]
+    changed = [
+        node.target
+        for node in statements_of(method.node)
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, way)
+    ]
+    of_object = {
+        target.attr
+        for target in changed
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Name)
+        and target.value.id in told
+    }
+    in_table = {own for target in changed if (own := _table_of_told(method, target)) is not None}
+    return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
+
+
+def _of_users(ends: Function, name: str) -> bool:
+    """`if page.uses == 0:`, `if not page.users:`"""
+    return not REFERENCES.isdisjoint(split(name)) or asks(field_work(ends), name)
+
+
+def _table_of_told(method: Function, target: ast.expr) -> str | None:
+    """`refs` of `self.refs[page]`, where it is told the page, or pages."""
+    own = own_name(method)
+    if own is None or not isinstance(target, ast.Subscript):
+        return None
+    told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())
+    of_told = mentions(target.slice, told, frozenset())
+    return own_attribute(target.value, own) if of_told else None
+
+
+def returns_what_it_is_told(method: Function) -> bool:
+    """`return [*pages]`: the references are those of what is returned; not `return page.data`."""
+    work = field_work(method)
+    told = work.derived(set(own_parameters(method)[:1]), frozenset())
+    answers = [value for value in work.returned if not isinstance(value, ast.Constant)]
+    return bool(answers) and all(_is_told(value, told) for value in answers)
+
+
+def _is_told(value: ast.expr, told: Set[str]) -> bool:
+    """Not what lies under it: `self.loaded[name]`."""
+    keys = {
+        id(name)
+        for node in ast.walk(value)
+        if isinstance(node, ast.Subscript)
+        for name in ast.walk(node.slice)
+    }
+    calls = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
+    fields = [node for node in ast.walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
+    parts = {id(node.value) for node in fields}
+    named = (node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in told)
+    return any(id(node) not in parts | keys for node in named)
+
+
+def counts_through(method: Function, partners: list[Function]) -> bool:
+    """`lock_path(node)` calls `node.lock()`, `node.parent.lock()`, and a partner calls `unlock` of what it is
+    told."""
+    up = [name for call in _of_told(method) if (name := take_apart(call, COUNTING)) is not None]
+    down = [
+        name
+        for partner in partners
+        for call in _of_told(partner)
+        if (name := take_apart(call, COUNTED_DOWN)) is not None
+    ]
+    return any(pairs_with(one, other) for one in up for other in down)
+
+
+def _of_told(method: Function) -> Iterator[str]:
+    """Methods that it calls of the first thing it is told, or of what that leads to."""
+    told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=owner, attr=attr) if mentions(owner, told, frozenset()):
+                yield attr
