@@ -17,7 +17,7 @@ PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "handback", "release",
                 "checkin", "discard", "repay", "restore"})),
     (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel", "return", "giveback",
-                "rollback"})),
+                "rollback", "abort", "drop"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
     (frozenset({"lock"}), frozenset({"unlock"})),
     (frozenset({"inc", "incr", "incref", "increment", "retain", "up", "addref"}),
@@ -230,6 +230,8 @@ def undoes(release: str, acquire: str) -> bool:
     first, second = _without_prefixes(acquire), _without_prefixes(release)
     if not first or not second:
         return False
+    if (*first[:-1], "out") == second and first[-1] == "in":
+        return True  # `go_in` and `go_out`
     verb, undoing = first[0], second[0]
     opposite = _negates(undoing, verb) or any(verb in some and undoing in others for some, others in UNDOING)
     about, other = ({singular(word) for word in words[1:]} - {verb} for words in (first, second))
@@ -258,12 +260,14 @@ UNDONE = frozenset().union(*(some for some, _ in UNDOING))
 def some_undo_others(names: Iterable[str]) -> bool:
     """Whether the names of any two say that one undoes the other."""
     known = [name for name in names if not name.startswith("__")]
-    undoing = [name for name in known if _may_undo(_without_prefixes(name)[:1])]
+    undoing = [name for name in known if _may_undo(_without_prefixes(name))]
     return any(undoes(one, other) for one in undoing for other in known)
 
 
-def _may_undo(first: tuple[str, ...]) -> bool:
-    return bool(first) and (first[0] in UNDOERS or first[0].startswith(("un", "de", "dis")))
+def _may_undo(words: tuple[str, ...]) -> bool:
+    return bool(words) and (
+        words[0] in UNDOERS or words[0].startswith(("un", "de", "dis")) or words[-1] == "out"
+    )
 
 
 def ends(release: str, acquire: str) -> bool:

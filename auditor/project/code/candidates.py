@@ -25,15 +25,19 @@ DEFINITION = re.compile(r"def(?<!\wdef)[ \t]+(\w+)")  # a literal first: searche
 
 def may_define_pair(text: str) -> bool:
     """Whether the file has names that pair, or works on a field as pools do."""
-    return names_pair(text) or may_have_shape(text)
+    return names_pair(text) or names_undo(text) or may_have_shape(text)
 
 
 def may_have_shape(text: str) -> bool:
     """Whether one of its classes works on a field both ways, or has names of which one undoes another."""
     return any(
-        works_both_ways(part.encode(errors="replace")) or some_undo_others(set(DEFINITION.findall(part)))
-        for part in CLASS.split(text)
+        works_both_ways(part.encode(errors="replace")) or names_undo(part) for part in CLASS.split(text)
     )
+
+
+def names_undo(text: str) -> bool:
+    """Whether it defines functions of which one, by its name, undoes another."""
+    return some_undo_others(set(DEFINITION.findall(text)))
 
 
 def names_pair(text: str) -> bool:

@@ -4,7 +4,7 @@ import ast
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
-from auditor.project.code.bindings import given_to, own_name, statements_of
+from auditor.project.code.bindings import given_to, own_name, statements_of, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
@@ -136,7 +136,7 @@ def shared_key(function: Function, partners: list[Function]) -> Position | None:
 def given_back_itself(function: Function, partners: list[Function]) -> bool:
     """`acquire_server(request_id)` returns `server_id`, and `release_server(server_id)` is told that: what is
     returned is the handle, whatever table it stands in meanwhile."""
-    if _hands_out_popped(function) and any(_puts_another(partner, function) for partner in partners):
+    if _hands_out_popped(function) and any(puts_another(partner, function) for partner in partners):
         return True
     if any(_told_the_same(partner, function) for partner in partners):
         return False
@@ -185,11 +185,13 @@ def _hands_out_popped(function: Function) -> bool:
         isinstance(value, ast.Call)
         and last_part(value.func) in ("pop", "popleft", "get_nowait")
         and all(isinstance(each, ast.Constant) for each in value.args)
-        for value in (*returned, *named)
+        for each in (*returned, *named)
+        if each is not None
+        for value in ways(each)
     )
 
 
-def _puts_another(partner: Function, function: Function) -> bool:
+def puts_another(partner: Function, function: Function) -> bool:
     """`checkin(url, session)` of what `checkout(url)` has found: the url says only where it lies."""
     other = not_shared(partner, function)
     return other is not None and any(

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position
-from auditor.project.code.candidates import may_have_shape, names_pair
+from auditor.project.code.candidates import may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, Module
-from auditor.project.pools.bodies import not_shared
+from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.counted import counted_pairs
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.halves import (
@@ -22,13 +22,12 @@ from auditor.project.pools.halves import (
     Half,
     Pair,
     acquiring_half,
-    hands_out,
     only_passes,
 )
 from auditor.project.pools.lent_kinds import value_of
-from auditor.project.pools.lent_objects import endings_of, lent_class
+from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.of_functions import as_methods, of_functions
-from auditor.project.pools.queues import PASSING_ON, POOL_WORDS, is_store, passes_on
+from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
@@ -43,7 +42,6 @@ from auditor.protocols.vocabulary import (
     RELEASE_WORDS,
     RELEASING,
     SETTLING,
-    WEAK,
     Name,
     ends,
     pairs_with,
@@ -55,13 +53,13 @@ from auditor.protocols.vocabulary import (
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
     lending: nobody owes whatever has a `close()`."""
-    lending = names_pair(module.text)
+    lending = names_pair(module.text) or names_undo(module.text)
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
         found = list(_pairs_of(cls.name, cls, methods))
         yield from found
         paired = {half.function for pair in found for half in pair.acquires}
-        ending = list(_self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
+        ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
         shaped = list(_by_shape(cls.name, cls, methods, paired))
@@ -107,21 +105,6 @@ def _has_opposite(function: Function, plain: list[Function]) -> bool:
     return any(ends(function.name, other.name) or ends(other.name, function.name) for other in plain)
 
 
-def _self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iterator[Pair]:
-    """The pool has no release of its own: what it hands out has one."""
-    for method in methods:
-        name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
-        if name is None or method.is_abstract or LENDING & set(method.decorators):
-            continue
-        if not hands_out(method, name, []) or (name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))):
-            continue
-        lent = lent_class(model, cls, method)
-        ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
-        if ends:
-            releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
-            yield Pair(cls.name, cls, (Half(method, name),), releases)
-
-
 def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
     passing = not PASSING_ON.isdisjoint(split(name)[-1:])  # a `ChannelRegistry` is no channel
@@ -139,7 +122,10 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
         if got:
             paired.update(half.function for half in got)
             keyed = got[0].handle is Handle.ARGUMENT
-            back = (Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m)) for m in givers)
+            back = (
+                Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m, got[0].function))
+                for m in givers
+            )
             yield Pair(name, cls, got, tuple(back))
 
 
@@ -151,8 +137,11 @@ def _is_key(half: Half, givers: list[Function]) -> bool:
     return any(noted & struck_off(giver) for giver in givers)
 
 
-def _value_told(giver: Function) -> Position:
+def _value_told(giver: Function, taker: Function) -> Position:
     """Which parameter is put away: `idle[name] = worker` of `rest(name, worker)` is told the second."""
+    other = not_shared(giver, taker)
+    if other is not None and puts_another(giver, taker):
+        return other[0]
     told = own_parameters(giver)
     kept = (
         put.value.id

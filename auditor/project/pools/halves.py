@@ -29,7 +29,7 @@ from auditor.project.shapes.reference_counts import (
     returns_what_it_is_told,
 )
 from auditor.project.shapes.use_counts import lowered_by, returns_the_count
-from auditor.project.shapes.use_flags import marks_an_entry
+from auditor.project.shapes.use_flags import marks_an_entry, marks_itself
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
 
 STRONG = ACQUIRE_WORDS - WEAK
@@ -122,6 +122,7 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
         return (
             removes_from_state(function)
             or marks_an_entry(function, partners)
+            or marks_itself(function, partners)
             or finds_a_place(function, partners)
             or hands_on(function, partners)
             or counts_what_it_returns(function, partners)

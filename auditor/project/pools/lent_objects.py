@@ -3,16 +3,46 @@
 import ast
 from collections.abc import Iterator
 
+from auditor.flow.effects import Handle
 from auditor.project.code.annotations import type_named
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
+from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
+from auditor.project.pools.queues import POOL_WORDS
 from auditor.project.shapes.pool_state import REMOVERS, called, changes_state
-from auditor.protocols.vocabulary import LEASE_METHODS
+from auditor.protocols.vocabulary import (
+    ACQUIRE_WORDS,
+    COUNTING,
+    LEASE_METHODS,
+    WEAK,
+    Name,
+    split,
+    take_apart,
+    undoes,
+)
 
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push"})
 BY_THEMSELVES = frozenset({"finalize", "ref", "WeakValueDictionary"})
 """Calls by which a pool sees to it that a dropped object comes back."""
+
+
+def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iterator[Pair]:
+    """The pool has no release of its own: what it hands out has one."""
+    for method in methods:
+        name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
+        if method.is_abstract or LENDING & set(method.decorators):
+            continue
+        weak = name is not None and name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))
+        if weak or not (hands_out(method, name, []) if name is not None else changes_state(method)):
+            continue
+        lent = lent_class(model, cls, method)
+        ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
+        if name is None:  # only `revoke()` is known to end what `grant()` hands out
+            name, ends = Name("acquire", frozenset()), [e for e in ends if undoes(e.name, method.name)]
+        if ends:
+            releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
+            yield Pair(cls.name, cls, (Half(method, name),), releases)
 
 
 def lent_class(model: ClassModel, pool: Class, method: Function) -> Class | None:

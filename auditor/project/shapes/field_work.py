@@ -15,6 +15,8 @@ from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
 TAKING = REMOVERS - {"remove", "discard"}
 SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
+SHORT = 3  # statements of a method that only shows a part of a field
+
 LOOKING_UP = frozenset({"get", "setdefault", "values", "items"})
 
 
@@ -196,10 +198,26 @@ class _Reader:
                     node = inner  # `self.shards[key].free` is one of theirs
                 case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in LOOKING_UP:
                     node = inner
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=self.own), attr=attr)):
+                    return self._shown_by(attr)
                 case ast.Name(id=name):
                     return self.aliases.get(name)
                 case _:
                     return None
+
+    def _shown_by(self, name: str) -> str | None:
+        """The field that another method of the object does nothing but look into: `self._shelf(size)`."""
+        cls = self.work.method.cls
+        helper = cls.methods.get(name) if cls is not None else None
+        body = helper.node.body if helper is not None and helper is not self.work.method else None
+        match body:
+            case [*_, ast.Return(value=ast.Subscript() | ast.Call() | ast.Attribute() as shown)] if (
+                helper is not None and len(body) <= SHORT
+            ):
+                return _Reader(helper.owner or "", FieldWork(helper, frozenset()), frozenset()).field_of(
+                    shown
+                )
+        return None
 
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
         name = self.field_of(value)

@@ -49,9 +49,17 @@ def asks(work: FieldWork, field: str) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == field
         for node in ast.walk(work.method.node)
-        if isinstance(node, ast.If | ast.While | ast.Assert)
-        for each in ast.walk(node.test)
+        for each in ast.walk(_condition(node) or ast.Pass())
     )
+
+
+def _condition(node: ast.AST) -> ast.expr | None:
+    match node:
+        case ast.If(test=test) | ast.While(test=test) | ast.Assert(test=test):
+            return test
+        case ast.Call(func=ast.Attribute(attr="wait_for"), args=[ast.Lambda(body=test), *_]):
+            return test
+    return None
 
 
 def _has_room(work: FieldWork, tables: Set[str]) -> bool:

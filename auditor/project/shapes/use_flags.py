@@ -35,6 +35,14 @@ def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
     )
 
 
+def marks_itself(function: Function, partners: Iterable[Function]) -> bool:
+    """The one thing that it has is lent, and `self.lent` says so until a partner says that it is back."""
+    own = own_name(function)
+    up = {flag for entry, flag in _flags(function) if entry == own and _says_what_is_used(*flag)}
+    back = {(name, not value) for each in partners for entry, (name, value) in _flags(each) if entry == own}
+    return not up.isdisjoint(back)
+
+
 def entries(
     lending: Sequence[FieldWork], given: Sequence[FieldWork]
 ) -> Iterator[tuple[FieldWork, list[FieldWork]]]:
