@@ -114,6 +114,8 @@ class Recording(UntilRelease):
         return frozenset()
 
     def _called(self, node: int, call: Call, state: Recorded) -> frozenset[Path]:
+        if any(name == "out" for name, _ in call.kwargs):
+            return frozenset()  # torch refuses to record what it writes into a tensor that it is given
         paths = self._tensor_operands(call)
         in_place = call.method.endswith("_") and not call.method.endswith("__")
         saves = self._saves(node, call.method, paths, state, in_place=in_place)

@@ -37,7 +37,8 @@ def value_of(function: Function) -> Value:
     """What the acquire hands out, from its name, its annotation and what its body makes."""
     returns = getattr(function.node, "returns", None)
     text = ast.unparse(returns) if returns is not None else ""
-    if not text and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
+    says_so = not text or text in ("Tensor", "torch.Tensor")
+    if says_so and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
         return Value.TENSOR
     owner_words = split(function.cls.name) if function.cls is not None else ()
     if NUMBERED & {*split(function.name), *owner_words}:

@@ -14,6 +14,7 @@ from auditor.project.shapes.pool_state import REMOVERS, called, changes_state
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
+    HANDING_OUT,
     LEASE_METHODS,
     WEAK,
     Name,
@@ -38,8 +39,12 @@ def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Itera
             continue
         lent = lent_class(model, cls, method)
         ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
-        if name is None:  # only `revoke()` is known to end what `grant()` hands out
-            name, ends = Name("acquire", frozenset()), [e for e in ends if undoes(e.name, method.name)]
+        if (
+            name is None
+        ):  # only `revoke()` is known to end what `grant()` hands out; services have a `close()`
+            handing_out = not HANDING_OUT.isdisjoint(split(method.name)[:1])
+            name = Name("acquire", frozenset())
+            ends = [end for end in ends if handing_out and undoes(end.name, method.name)]
         if ends:
             releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
             yield Pair(cls.name, cls, (Half(method, name),), releases)
