@@ -17,7 +17,7 @@ PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "handback", "release",
                 "checkin", "discard", "repay", "restore"})),
     (frozenset({"reserve"}), frozenset({"unreserve", "release", "free", "cancel", "return", "giveback",
-                "rollback", "abort", "drop"})),
+                "rollback"})),
     (frozenset({"pin"}), frozenset({"unpin"})),
     (frozenset({"lock"}), frozenset({"unlock"})),
     (frozenset({"inc", "incr", "incref", "increment", "retain", "up", "addref"}),
@@ -195,7 +195,7 @@ TAKING_BACK = frozenset({
     "letgo", "drop", "dismiss", "restore", "reclaim", "revoke", "retire", "surrender", "relinquish",
     "redeem", "refund", "repay", "cancel", "vacate", "discharge", "absorb", "merge", "recycle",
     "release", "free", "reinstate", "credit", "replenish", "withdraw", "expel", "banish", "burn",
-    "fire", "checkin", "quit", "leave", "forfeit", "yield", "restock", "accept",
+    "fire", "checkin", "quit", "leave", "abort", "forfeit", "yield", "restock", "accept",
     "regain", "takein", "unpark"
 })  # fmt: skip
 

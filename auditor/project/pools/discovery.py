@@ -50,6 +50,9 @@ from auditor.protocols.vocabulary import (
 )
 
 
+RESERVING = frozenset({"reserve", "claim"})
+
+
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
     lending: nobody owes whatever has a `close()`."""
@@ -126,7 +129,7 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
                 Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m, got[0].function))
                 for m in givers
             )
-            yield Pair(name, cls, got, tuple(back))
+            yield Pair(name, cls, got, (*back, *_settling(got, methods)))
 
 
 def _is_key(half: Half, givers: list[Function]) -> bool:
@@ -252,7 +255,7 @@ def _told_of(release: Function, acquire: Half) -> Position:
 
 def _settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator[Half]:
     """`commit(ticket)` beside `cancel(ticket)`: what was reserved is used up, and nobody owes it any more."""
-    reserving = [half for half in acquiring if half.name.verb in ("reserve", "claim")]
+    reserving = [half for half in acquiring if not RESERVING.isdisjoint(split(half.function.name))]
     for function in functions if reserving else ():
         name = take_apart(function.name, SETTLING)
         if name is None or not own_parameters(function) or not changes_state(function):
