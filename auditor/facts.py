@@ -89,7 +89,7 @@ def kept(lease: Lease, stored: StoredField) -> tuple[Step, ...]:
     steps = [Step(lease.span.path, lease.span.line, lease.span.column, "acquired here")]
     if stored.at.line != lease.span.line:
         steps.append(
-            Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `self.{stored.field.path}`")
+            Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `{stored.field.root}.{stored.field.path}`")
         )
     steps += [
         Step(drop.at.path, drop.at.line, drop.at.column, "dropped here, not released")

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name
 from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING
 from auditor.protocols.vocabulary import split
 
 BEGINNINGS = frozenset({"__init__", "__post_init__", "__enter__", "__aenter__"})
+EXITS = frozenset({"__exit__", "__aexit__"})
 ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
 CHOOSING = (*ASKING, *LOOPING, ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Lambda)
@@ -47,10 +49,10 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     own = own_name(method)
     if own is None:
         return False
-    tests = list(_deciding(method, own, field))
+    tests = [test for test in _deciding(method, own, field) if not _is_of_the_exception(test, method)]
     asked = [set(_own_attributes(test, method, own)) for test in tests]
     all_asked = set().union(*asked)
-    involved = [each for each in family if mentions(each, field) and each.name != "__init__"]
+    involved = [each for each in family if each.name != "__init__" and _moves(each, field)]
     decided = {own_attribute(target, own_name(each) or "") for each in involved for target in _written(each)}
     emptied = {field for each in involved if each is not method for field in _emptied(each)}
     lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
@@ -67,9 +69,29 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
 def asks_how_it_went(method: Function, field: str) -> bool:
     """All its conditions are about the exception that `__exit__` is told of."""
     own = own_name(method)
-    told = set(method.parameters[1:])
     tests = list(_deciding(method, own, field)) if own is not None else []
-    return bool(tests) and all(_names_in(test) and _names_in(test) <= told for test in tests)
+    return bool(tests) and all(_is_of_the_exception(test, method) for test in tests)
+
+
+def _is_of_the_exception(test: ast.expr, method: Function) -> bool:
+    """`kind is not None` of `__exit__(self, kind, error, trace)`."""
+    told = set(method.parameters[1:]) if method.name in EXITS else set()
+    return bool(_names_in(test)) and _names_in(test) <= told
+
+
+def _moves(method: Function, field: str) -> bool:
+    """It may end what is in the field, or put it there: not where it only works on it, `self.buffer.fill_(0)`,
+    `self.buffer[:n] = x`."""
+    worked_on = {
+        id(node.value)
+        for node in ast.walk(method.node)
+        if isinstance(node, ast.Subscript)
+        or (isinstance(node, ast.Attribute) and ENDING.search(node.attr) is None)
+    }
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == field and id(node) not in worked_on
+        for node in ast.walk(method.node)
+    )
 
 
 def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:

@@ -42,11 +42,11 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     caller, or is in a state. `it` are the names of what was taken, and of what was read off it."""
     names = {name for name in it if not name.startswith("%")}
     asked = _condition(stock, function, test, taking)
+    told = _callers_words(stock, function)
+    if not _mentions_any(asked, names):  # nothing that the books say is about this one
+        return asked.known and _mentions_any(asked, told)
     if not asked.known or _asks_own_books(stock, function, asked):
         return False
-    told = _callers_words(stock, function)
-    if not _mentions_any(asked, names):
-        return _mentions_any(asked, told)
     if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
         return False
     single = {id(side) for node in asked.nodes for side in _compared_alone(node)}
@@ -75,10 +75,11 @@ def _keys(node: ast.AST) -> Iterator[ast.AST]:
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
     """`if not self._free:`, `if len(pages) < n:`, and not what asks single ones: `if pages[0] % n:`,
-    `if any(page > n for page in pages):`."""
+    `if key in self._rows:`, `if any(page > n for page in pages):`."""
     own = own_name(function) or ""
     single = (node for node in ast.walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
     parts = {id(part) for node in single for part in ast.walk(node)}
+    parts |= {id(table) for node in ast.walk(test) for table in _searched(node)}
     return any(
         id(node) not in parts and (own_attribute(node, own) in stock.fields or getattr(node, "id", "") in box)
         for node in ast.walk(test)
@@ -214,12 +215,16 @@ def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
     )
 
 
+def _searched(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Compare):
+        for op, each in zip(node.ops, node.comparators, strict=True):
+            if isinstance(op, (ast.In, ast.NotIn)):
+                yield each
+
+
 def _tables(node: ast.AST) -> Iterator[ast.AST]:
+    yield from _searched(node)
     match node:
-        case ast.Compare(ops=ops, comparators=comparators):
-            for op, each in zip(ops, comparators, strict=True):
-                if isinstance(op, (ast.In, ast.NotIn)):
-                    yield each
         case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table)):
             yield table
 
