@@ -45,7 +45,11 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     told = _callers_words(stock, function)
     if not _mentions_any(asked, names):  # nothing that the books say is about this one
         return asked.known and _mentions_any(asked, told)
-    if not asked.known or _asks_own_books(stock, function, asked):
+    if not asked.known:
+        return False
+    if _of_those_in_use(stock, function, taking):
+        return not _kept_by_others(stock, function, asked)
+    if _asks_own_books(stock, function, asked):
         return False
     if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
         return False
@@ -53,6 +57,23 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def _of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
+    """It comes from a table of what was lent, `key, entry = self.entries.popitem()`: that is where it was known."""
+    works = (work for work in stock.works if work.method is function)
+    return any(node is taking and name not in stock.full for work in works for name, node in work.taken)
+
+
+def _kept_by_others(stock: Stock, function: Function, asked: Condition) -> bool:
+    """Another method that puts something into a store knows what is asked for: `unpin(entry)`."""
+    own = own_name(function) or ""
+    words = {node.attr for node in asked.nodes if isinstance(node, ast.Attribute)} - stock.fields - {own}
+    return any(
+        words & {node.attr for node in ast.walk(work.method.node) if isinstance(node, ast.Attribute)}
+        for work in stock.works
+        if work.method is not function and any(put.field in stock.fields for put in work.put)
+    )
 
 
 def is_told_apart(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> bool:
@@ -203,9 +224,9 @@ def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
         name
         for node in asked.nodes
         if isinstance(node, ast.expr) and (name := own_attribute(node, own)) is not None
-    } - stock.fields - stock.memory - methods  # fmt: skip
+    } - stock.fields - stock.memory - stock.idle_marks - methods  # fmt: skip
     at_places = [node for node in asked.nodes if isinstance(node, ast.Subscript)]
-    things = stock.fields | stock.memory
+    things = stock.fields | stock.memory | stock.idle_marks
     in_store = {id(node) for node in at_places if own_attribute(node.value, own) in things}
     looked_up = {id(place) for node in asked.nodes if id(node) not in in_store for place in _tables(node)}
     return any(_changes(stock, field) for field in fields) or any(

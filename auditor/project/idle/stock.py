@@ -23,7 +23,7 @@ NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", 
 class Stock:
     """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
-    `replaces` tells that it puts something new in the place of what it will not use again."""
+    `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the place of what it will not use again."""
 
     cls: Class
     fields: frozenset[str]
@@ -33,6 +33,19 @@ class Stock:
     makers: frozenset[str] = frozenset()
     given: bool = False
     replaces: bool = False
+    full: frozenset[str] = frozenset()
+
+    @cached_property
+    def idle_marks(self) -> frozenset[str]:
+        """Fields that say of a thing what it was when it came back, `self.dirty[slot] = True`: not whether it is
+        lent."""
+        return frozenset(
+            mark.field
+            for work in self.works
+            if any(put.field in self.full and work.is_from_told(put.thing) for put in work.put)
+            for mark in work.marked
+            if mark.on
+        )
 
     @cached_property
     def memory(self) -> frozenset[str]:
@@ -97,6 +110,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
         makers=frozenset(makers),
         given=not full <= filled.keys() or any(supply.joins for supply in supplies),
         replaces=any(supply.makes for supply in supplies),
+        full=fields & full,
     )
 
 
