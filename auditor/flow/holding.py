@@ -10,7 +10,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, ITERATED, Await, Move, Path
+from auditor.ir.ops import ANY_ITEM, ITERATED, Await, InPlace, Move, Path
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
@@ -185,6 +185,13 @@ class Holding:
         if gone:
             return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
         return held
+
+    def _summed(self, op: InPlace, held: Held) -> Held | None:
+        """`total += n`: the sum is of an amount that is owed, and is given back or noted in its place."""
+        amount = self.acquisition.value is Value.AMOUNT and op.operand in held.places
+        if not amount or len(op.target) != 1 or self._outlives(op.target):
+            return None
+        return replace(held, places=held.places | {op.target}, kept=True)
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if sure and held.counted:

@@ -92,7 +92,7 @@ class Ownership(Parted):
             case Lookup(target=target, index=index):
                 return self._looked_up(held, target, index)
             case InPlace():
-                return self._in_place(node, op, held)
+                return self._summed(op, held) or self._in_place(node, op, held)
             case Delete():
                 return self._delete(node, op, held)
             case Capture():

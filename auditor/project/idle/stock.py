@@ -75,7 +75,7 @@ def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
     found = _fixed(cls, begun, later)
     if found is None:
         stores, counters = counted(later)
-        found = Stock(cls, stores, tuple(later), counters) if counters else None
+        found = Stock(cls, stores, tuple(later), counters, full=stores) if counters else None
     return found
 
 
