@@ -86,7 +86,7 @@ class Ownership(Parted):
             case Unpack():
                 return self._unpack(node, op, held)
             case Constant(target=target):
-                return self._rebind(node, held, target, [])
+                return self._rebind(node, held, target, [self._same_amount(op, held)])
             case Fresh():
                 return self._fresh(node, op, held)
             case Lookup(target=target, index=index):

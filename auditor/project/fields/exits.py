@@ -5,7 +5,6 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name
-from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.protocols.vocabulary import split
@@ -80,8 +79,8 @@ def _is_of_the_exception(test: ast.expr, method: Function) -> bool:
 
 
 def _moves(method: Function, field: str) -> bool:
-    """It may end what is in the field, or put it there: not where it only works on it, `self.buffer.fill_(0)`,
-    `self.buffer[:n] = x`."""
+    """It may end what is in the field, or put it there: it does more than work on it, as do
+    `self.buffer.fill_(0)` and `self.buffer[:n] = x`."""
     worked_on = {
         id(node.value)
         for node in ast.walk(method.node)

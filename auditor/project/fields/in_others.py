@@ -19,7 +19,7 @@ TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy
 
 
 def given_field(function: Function, places: Iterable[Path]) -> Path | None:
-    """The place, if this is a field of what the function was given, and the others are the same field of it."""
+    """The place, if this is a field of what the function was given, and so are the others."""
     held = set(places)
     given = [place for place in held if len(place) == 2 and place[0] in function.parameters]
     if len(given) != 1 or given[0][0] == own_name(function) or len({place[-1] for place in held}) != 1:
@@ -56,9 +56,7 @@ class _Uses:
     @cached_property
     def parents(self) -> dict[int, ast.AST]:
         return {
-            id(child): node
-            for node in ast.walk(self.function.node)
-            for child in ast.iter_child_nodes(node)
+            id(child): node for node in ast.walk(self.function.node) for child in ast.iter_child_nodes(node)
         }
 
     def only_works(self, field: str) -> bool:

@@ -10,9 +10,7 @@ LEAVING = (ast.Return, ast.Continue)
 LOOPS = (ast.For, ast.AsyncFor)
 
 
-def passes_over_zero(
-    method: Function, field: str, entries: bool, calls: Sequence[ast.Call]
-) -> ast.If | None:
+def passes_over_zero(method: Function, field: str, entries: bool, calls: Sequence[ast.Call]) -> ast.If | None:
     """The condition on what the field holds, or on one of its `entries`, without which none of these calls is
     made, and which is false of 0."""
     own = own_name(method) or ""
@@ -27,9 +25,9 @@ def passes_over_zero(
             if inside and _is_it(_truth(part), own, one, names):
                 return node
             absent = part.operand if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not) else None
-            if absent is not None and isinstance(node.body[-1], LEAVING) and not inside and asked:
-                if _is_it(absent, own, one, names) and not node.orelse:
-                    return node
+            leaves = isinstance(node.body[-1], LEAVING) and not node.orelse and asked and not inside
+            if leaves and absent is not None and _is_it(absent, own, one, names):
+                return node
     return None
 
 
@@ -55,7 +53,7 @@ def _is_it(node: ast.expr, own: str, field: str, names: set[str]) -> bool:
 
 
 def _names(method: Function, own: str, field: str, entries: bool) -> set[str]:
-    """What the method calls it, or an entry of it: `for slot in self.slots:`, `slot = self.slots.pop(key)`."""
+    """What the method calls it, or an entry of it: `for slot in self.slots:`, `slot = self.slots[key]`."""
     given: list[tuple[ast.expr, ast.expr]] = []
     for node in statements_of(method.node):
         if not entries:

@@ -60,7 +60,7 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
 
 
 def _of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
-    """It comes from a table of what was lent, `key, entry = self.entries.popitem()`: that is where it was known."""
+    """It comes from a table of what was lent, `key, entry = self.entries.popitem()`: it was known there."""
     works = (work for work in stock.works if work.method is function)
     return any(node is taking and name not in stock.full for work in works for name, node in work.taken)
 

@@ -23,7 +23,8 @@ NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", 
 class Stock:
     """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
-    `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the place of what it will not use again."""
+    `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the
+    place of what it will not use again."""
 
     cls: Class
     fields: frozenset[str]
@@ -37,8 +38,8 @@ class Stock:
 
     @cached_property
     def idle_marks(self) -> frozenset[str]:
-        """Fields that say of a thing what it was when it came back, `self.dirty[slot] = True`: not whether it is
-        lent."""
+        """Fields that say what a thing was when it came back, and not whether it is lent:
+        `self.dirty[slot] = True`."""
         return frozenset(
             mark.field
             for work in self.works
