@@ -77,7 +77,8 @@ class Families:
 
     def _over_zero(self, outcome: Outcome, method: Function, path: Path) -> ast.stmt | None:
         """What it asks before it gives back a number, and 0 is false."""
-        if not outcome.acquisition.from_zero or own_name(method) is None:
+        deeper = self.whole.get(path, path) != path  # `if rows:` asks for a list of them
+        if not outcome.acquisition.from_zero or own_name(method) is None or deeper:
             return None
         names = self.recogniser.ending_names(outcome.acquisition.protocol)
         ending = [call for call in method.calls if last_name(call) in names]
