@@ -4,6 +4,7 @@ slow, the share was large, the layer is frozen."""
 import ast
 from collections.abc import Iterator, Sequence
 
+from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
@@ -74,7 +75,7 @@ def asks_how_it_went(method: Function, field: str) -> bool:
 
 def _is_of_the_exception(test: ast.expr, method: Function) -> bool:
     """`kind is not None` of `__exit__(self, kind, error, trace)`."""
-    told = set(method.parameters[1:]) if method.name in EXITS else set()
+    told = set(parameters_of(method.node)[1:]) if method.name in EXITS else set()
     return bool(_names_in(test)) and _names_in(test) <= told
 
 

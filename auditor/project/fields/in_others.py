@@ -78,7 +78,8 @@ class _Uses:
                 return isinstance(ctx, ast.Load) or self._is_filled(parent)
             case ast.Call(func=func):
                 name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-                return name in ASKING or ast.unparse(func).partition(".")[0] in OF_ARRAYS
+                works = name in ASKING or name.endswith("_")  # `x.copy_(request.buffer)`
+                return works or ast.unparse(func).partition(".")[0] in OF_ARRAYS
             case ast.keyword() | ast.BoolOp() | ast.IfExp():
                 return self._is_work(parent)
             case ast.Assign(targets=[ast.Name(id=name)]):

@@ -47,11 +47,10 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
         return asked.known and _mentions_any(asked, told)
     if not asked.known:
         return False
-    if _of_those_in_use(stock, function, taking):
+    books = bool((asked.words - {word for name in names for word in split(name)}) & BOOKS)
+    if books and of_those_in_use(stock, function, taking):
         return not _kept_by_others(stock, function, asked)
-    if _asks_own_books(stock, function, asked):
-        return False
-    if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
+    if books or _asks_own_books(stock, function, asked):
         return False
     single = {id(side) for node in asked.nodes for side in _compared_alone(node)}
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
@@ -59,7 +58,7 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
 
 
-def _of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
+def of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
     """It comes from a table of what was lent, `key, entry = self.entries.popitem()`: it was known there."""
     works = (work for work in stock.works if work.method is function)
     return any(node is taking and name not in stock.full for work in works for name, node in work.taken)
