@@ -54,13 +54,16 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     all_asked = set().union(*asked)
     involved = [each for each in family if each.name != "__init__" and _moves(each, field)]
     decided = {own_attribute(target, own_name(each) or "") for each in involved for target in _written(each)}
-    emptied = {field for each in involved if each is not method for field in _emptied(each)}
+    others = [each for each in involved if each is not method]
+    keeping = (each for each in others if not any(_given_to(each, own_name(each) or "", field)))
+    emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
     return (
         bool(tests)
         and all(asked)
         and not any(PROMISING & set(split(attr)) for attr in all_asked)
         and (decided.isdisjoint(all_asked) or (len(tests) == 1 and all_asked <= emptied))
+        and len({ast.unparse(call.func) for call in _given_to(method, own, field)}) < 2
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(_asks_for(test, own, lender) for test in tests for lender in lenders)
     )
@@ -109,6 +112,11 @@ def _emptied(method: Function) -> Iterator[str]:
         field = own_attribute(target, own_name(method) or "")
         if field is not None and isinstance(value, ast.Constant) and not value.value:
             yield field
+
+
+def _given_to(method: Function, own: str, field: str) -> Iterator[ast.Call]:
+    """Calls that are given it: one gives it back, another one may keep it, `self.sink.take(self.buffer)`."""
+    return (call for call in method.calls if any(own_attribute(arg, own) == field for arg in call.args))
 
 
 def _names_in(test: ast.expr) -> set[str]:

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_name
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
-from auditor.project.code.release_names import ENDING
+from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.shapes.made_new import OF_ARRAYS
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
@@ -30,7 +30,7 @@ def given_field(function: Function, places: Iterable[Path]) -> Path | None:
 def only_worked_with(project: Project, field: str) -> bool:
     """Nobody hands on what is in a field so named, as whoever ends it would have to."""
     named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
-    quoted = re.compile(rf"[\"']{field}[\"']")  # `getattr(request, "row")`
+    quoted = re.compile(rf"[\"']{field}[\"']|\bvars\(|\.__dict__\b")  # `getattr(request, "row")`
     read = {module.path: module for module in project.parsed()}
     speaking = [path for path, text in project.sources.items() if named.search(text) is not None]
     return all(
@@ -38,6 +38,25 @@ def only_worked_with(project: Project, field: str) -> bool:
         and quoted.search(read[path].text) is None
         and only_work((each for each in list(read[path].by_node.values()) if f".{field}" in each.text), field)
         for path in speaking
+    )
+
+
+def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> bool:
+    """Another method of the class works with the field, or gives back other fields of such objects: else
+    somebody outside the tree may see to them."""
+    returned = (node.value for node in statements_of(filling.node) if isinstance(node, ast.Return))
+    if any(isinstance(value, ast.Name) and value.id == place[0] for value in returned):
+        return False
+    others = [method for method in family if method is not filling]
+    called = "" if filling.cls is not None else rf"\b{place[0]}"  # functions of a module go by the same name
+    named = re.compile(rf"{called}\{place[1]}\b(?!\()")
+    return any(named.search(method.text) for method in others) or any(
+        own_attribute(argument, owner) is not None
+        for method in others
+        for call in (method.calls if method.is_method else ())
+        if looks_releasing(call)
+        for argument in call.args
+        for owner in method.parameters[1:]
     )
 
 
@@ -91,8 +110,10 @@ class _Uses:
     def _is_filled(self, place: ast.Subscript) -> bool:
         """`self.memory[request.row] = x`, and not `self.used[request.row] = False`, which may be an end."""
         match self.parents.get(id(place)):
-            case ast.Assign(value=value):
-                return not isinstance(value, ast.Constant)
+            case ast.Assign(value=ast.Name() | ast.Constant()):
+                return False  # `self.users[request.row] = request`
+            case ast.Assign():
+                return True
         return False
 
     def _reads_of(self, name: str) -> list[ast.Name]:

@@ -38,7 +38,7 @@ from auditor.project.fields.forgetting import (
     releases_others_only,
 )
 from auditor.project.fields.given_objects import filled_before, in_each_step
-from auditor.project.fields.in_others import given_field, only_work, only_worked_with
+from auditor.project.fields.in_others import given_field, is_forgotten, only_work, only_worked_with
 from auditor.project.fields.known_keys import (
     known_elsewhere,
     known_under_it,
@@ -214,7 +214,9 @@ class Refilling(TakenOut):
         if cls is not None and is_autograd_function(self.model, function):
             lost = only_work(self._family(cls), name)  # nobody else is given the `ctx`
         else:
-            lost = outcome.returned is None and only_worked_with(self.project, name)
+            family = self._family(cls) if cls is not None else function.module.functions.values()
+            forgotten = outcome.returned is None and is_forgotten(family, place, function)
+            lost = forgotten and only_worked_with(self.project, name)
         if lost:
             owner = cls.qualname if cls is not None else function.qualname
             yield StoredField(Field(owner, name, place[0]), outcome.lease.span)

@@ -33,7 +33,8 @@ from auditor.source.both_ways import works_both_ways
 GETTING_RID = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|gc|collect"
     r"|sweep|reap|clean|retire|flush|destroy|invalidate|reset|dispose|terminate|stop|kill|forget|disconnect|detach"
-    r"|unregister|release|cull|kick|reduce|scale|downsize|cap|limit|filter)"
+    r"|unregister|release|cull|kick|reduce|scale|downsize|cap|limit|filter"
+    r"|set_(?:\w+_)?(?:limit|size|capacity|bound|max\w*)$)"
 )
 """Methods that leave out what is to go."""
 
