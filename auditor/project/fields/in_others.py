@@ -53,7 +53,7 @@ def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> 
     return any(named.search(method.text) for method in others) or any(
         own_attribute(argument, owner) is not None
         for method in others
-        for call in (method.calls if method.is_method else ())
+        for call in (method.calls if filling.cls is not None else ())
         if looks_releasing(call)
         for argument in call.args
         for owner in method.parameters[1:]
