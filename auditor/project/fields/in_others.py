@@ -47,7 +47,7 @@ def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> 
     returned = (node.value for node in statements_of(filling.node) if isinstance(node, ast.Return))
     if any(isinstance(value, ast.Name) and value.id == place[0] for value in returned):
         return False
-    others = [method for method in family if method is not filling]
+    others = [each for each in family if each is not filling and each.qualname != "<module>"]
     called = "" if filling.cls is not None else rf"\b{place[0]}"  # functions of a module go by the same name
     named = re.compile(rf"{called}\{place[1]}\b(?!\()")
     return any(named.search(method.text) for method in others) or any(
