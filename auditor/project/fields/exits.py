@@ -63,7 +63,7 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
         and all(asked)
         and not any(PROMISING & set(split(attr)) for attr in all_asked)
         and (decided.isdisjoint(all_asked) or (len(tests) == 1 and all_asked <= emptied))
-        and len({ast.unparse(call.func) for call in _given_to(method, own, field)}) < 2
+        and _has_one_end(method, own, field)
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(_asks_for(test, own, lender) for test in tests for lender in lenders)
     )
@@ -114,8 +114,15 @@ def _emptied(method: Function) -> Iterator[str]:
             yield field
 
 
+def _has_one_end(method: Function, own: str, field: str) -> bool:
+    """One call gives it back; where another is given it, that may keep it: `self.sink.take(self.buffer)`."""
+    ending = {ast.unparse(call.func) for call in _given_to(method, own, field)}
+    by_itself = (each.func for each in method.calls if isinstance(each.func, ast.Attribute))
+    ended = any(ENDING.search(func.attr) and own_attribute(func.value, own) == field for func in by_itself)
+    return len(ending) + ended < 2
+
+
 def _given_to(method: Function, own: str, field: str) -> Iterator[ast.Call]:
-    """Calls that are given it: one gives it back, another one may keep it, `self.sink.take(self.buffer)`."""
     return (call for call in method.calls if any(own_attribute(arg, own) == field for arg in call.args))
 
 
