@@ -88,9 +88,8 @@ def kept(lease: Lease, stored: StoredField) -> tuple[Step, ...]:
     """From the acquire to the field, and to where the field's entries are dropped."""
     steps = [Step(lease.span.path, lease.span.line, lease.span.column, "acquired here")]
     if stored.at.line != lease.span.line:
-        steps.append(
-            Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `self.{stored.field.path}`")
-        )
+        name = f"{stored.field.root}.{stored.field.path}"
+        steps.append(Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `{name}`"))
     steps += [
         Step(drop.at.path, drop.at.line, drop.at.column, "dropped here, not released")
         for drop in stored.drops[:3]

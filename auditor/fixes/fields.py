@@ -123,7 +123,7 @@ def _before_overwriting(case: Case, leak: Leak) -> FixOffer | None:
 
 
 def _is_plain_field(stored: StoredField) -> bool:
-    return stored.field.path.isidentifier()
+    return stored.field.path.isidentifier() and stored.field.root == "self"
 
 
 # Where it lives ---------------------------------------------------------------------------------------------

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
-from auditor.flow.held import Endings, Held, Places
+from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Loss
-from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
+from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part, spelled_out
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, ITERATED, Await, Move, Path
+from auditor.ir.ops import ANY_ITEM, ITERATED, Await, Constant, InPlace, Move, Path
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
@@ -185,6 +185,18 @@ class Holding:
         if gone:
             return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
         return held
+
+    def _same_amount(self, op: Constant, held: Held) -> tuple[Places, Places]:
+        """`credits.give(4)` gives back what `credits.take(4)` took."""
+        same = self.acquisition.value is Value.AMOUNT and spelled_out(op) in held.places
+        return (frozenset({op.target}) if same else NOWHERE), NOWHERE
+
+    def _summed(self, op: InPlace, held: Held) -> Held | None:
+        """`total += n`: the sum is of an amount that is owed, and is given back or noted in its place."""
+        amount = self.acquisition.value is Value.AMOUNT and op.operand in held.places
+        if not amount or len(op.target) != 1 or self._outlives(op.target):
+            return None
+        return replace(held, places=held.places | {op.target}, kept=True)
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if sure and held.counted:

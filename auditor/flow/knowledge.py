@@ -1,5 +1,6 @@
 """What is known of simple conditions on a path, so that correlated branches stay correlated."""
 
+import re
 from functools import lru_cache
 
 from auditor.flow.clauses import Fact, clause, decided, is_clause, literals, where_ways_meet
@@ -36,6 +37,8 @@ EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"}
 `blocks.append`."""
 
 OWN = frozenset({"self", "cls"})
+LITERAL = re.compile(r"-?\d[\w.]*|'[^']*'|\"[^\"]*\"")
+"""All of a side, for of `x == "a" and y` no side is a literal."""
 
 
 def join(left: Knowledge, right: Knowledge) -> Knowledge:
@@ -159,16 +162,13 @@ def _excluded(key: str, known: Knowledge) -> bool:
 
 def _distinct(one: str, other: str) -> bool:
     """Two literals, or two members of one enumeration: `Family.V4`, `socket.AF_INET6`."""
-    if _literal(one) and _literal(other):
+    if LITERAL.fullmatch(one) and LITERAL.fullmatch(other):
         return True
     owner, _, name = one.rpartition(".")
     owner_too, _, name_too = other.rpartition(".")
     class_like = owner.rpartition(".")[2][:1].isupper() or (name.isupper() and name_too.isupper())
-    return bool(owner) and owner == owner_too and class_like
-
-
-def _literal(text: str) -> bool:
-    return text[:1].isdigit() or text[:1] in "'\"-"
+    members = name.isidentifier() and name_too.isidentifier()
+    return bool(owner) and owner == owner_too and class_like and members
 
 
 def _constant(known: Knowledge, target: Path, value: object) -> Knowledge:

@@ -47,10 +47,11 @@ class Leak:
 @dataclass(frozen=True, slots=True)
 class Field:
     """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or
-    `leases[*]`."""
+    `leases[*]`, `root` what the function that stores it there calls the object."""
 
     owner: str
     path: str
+    root: str = "self"
 
 
 @dataclass(frozen=True, slots=True)

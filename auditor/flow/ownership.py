@@ -86,13 +86,13 @@ class Ownership(Parted):
             case Unpack():
                 return self._unpack(node, op, held)
             case Constant(target=target):
-                return self._rebind(node, held, target, [])
+                return self._rebind(node, held, target, [self._same_amount(op, held)])
             case Fresh():
                 return self._fresh(node, op, held)
             case Lookup(target=target, index=index):
                 return self._looked_up(held, target, index)
             case InPlace():
-                return self._in_place(node, op, held)
+                return self._summed(op, held) or self._in_place(node, op, held)
             case Delete():
                 return self._delete(node, op, held)
             case Capture():

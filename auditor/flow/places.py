@@ -4,7 +4,7 @@ import ast
 import re
 
 from auditor.flow.effects import Acquisition, Value
-from auditor.ir.ops import ANY_ITEM, Fresh, Path, is_temporary
+from auditor.ir.ops import ANY_ITEM, Constant, Fresh, Path, is_temporary
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
@@ -113,3 +113,8 @@ def named(places: frozenset[Path]) -> bool:
 def reads(function: ast.AST, name: str) -> bool:
     """A lambda within a nested function names what the outermost one made."""
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
+
+
+def spelled_out(op: Constant) -> Path:
+    """Where an amount lies that has no name but itself."""
+    return (f"<{op.value!r}>",)

@@ -94,8 +94,8 @@ class Setting(Protocol):
     def may_fail(self, call: Call) -> bool:
         """Whether a handler of this function is for its failure, after which the object is as before."""
 
-    def counts_another(self, op: InPlace) -> bool:
-        """Whether it counts something new, and so says nothing of this one."""
+    def says_nothing(self, op: InPlace | Store) -> bool:
+        """Whether it counts something new, or takes a mark off what has come back."""
 
     def only_asks(self, call: Call, given: bool) -> bool:
         """Whether the call changes nothing; `given` tells that it was given the object."""
@@ -209,7 +209,7 @@ class Forgetting:
                 passing = {p for p in held.places if is_temporary(p) or p[0] == self.setting.own}
                 return replace(held, places=held.places - passing)
             case Store():
-                return self._stored(op, held)
+                return held if self.setting.says_nothing(op) else self._stored(op, held)
         return None if self._touches(op, held) else held
 
     def _assume(self, node: int, op: Assume, held: Untouched) -> Untouched:
@@ -275,7 +275,7 @@ class Forgetting:
     def _touches(self, op: Op, held: Untouched) -> bool:
         """Whether any other operation has to do with it, or sets the object's fields."""
         match op:
-            case InPlace(target=target, operand=operand) if not self.setting.counts_another(op):
+            case InPlace(target=target, operand=operand) if not self.setting.says_nothing(op):
                 paths = [target, operand]
             case Delete(target=target):
                 paths = [target]

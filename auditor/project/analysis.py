@@ -140,11 +140,6 @@ class Analysis:
             self._wave(sorted(self.called.calling(self.project.sources, words)), words)
         keep_lost(self.outcomes)
 
-    @property
-    def _lending(self) -> list[str]:
-        """Files with a pool in them, as far as they were asked about."""
-        return sorted({pool.module.path for pool in self.recogniser.pools}.intersection(self.relevant))
-
     def _with_aliases(self, words: set[str]) -> set[str]:
         return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))
 
@@ -240,7 +235,7 @@ class Analysis:
         fields = Fields(self.project, self.summaries, self.effects, self.recogniser).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
-        leases = with_idle(self.model, self._lending, decided)
+        leases = with_idle(self.model, self.relevant, decided)
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
             for o in outcomes

@@ -26,13 +26,13 @@ def records(model: ClassModel, function: Function) -> bool:
     while scope is not None:
         if SWITCHED_OFF & set(scope.decorators):
             return False
-        if scope.cls is not None and _is_autograd_function(model, scope):
+        if scope.cls is not None and is_autograd_function(model, scope):
             return False
         scope = scope.parent
     return True
 
 
-def _is_autograd_function(model: ClassModel, function: Function) -> bool:
+def is_autograd_function(model: ClassModel, function: Function) -> bool:
     """Its forward and backward run with recording off."""
     assert function.cls is not None
     if function.name not in ("forward", "backward", "setup_context", "vjp", "jvp"):

@@ -4,12 +4,14 @@ slow, the share was large, the layer is frozen."""
 import ast
 from collections.abc import Iterator, Sequence
 
+from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name
-from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING
 from auditor.protocols.vocabulary import split
 
 BEGINNINGS = frozenset({"__init__", "__post_init__", "__enter__", "__aenter__"})
+EXITS = frozenset({"__exit__", "__aexit__"})
 ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
 CHOOSING = (*ASKING, *LOOPING, ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Lambda)
@@ -47,18 +49,21 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     own = own_name(method)
     if own is None:
         return False
-    tests = list(_deciding(method, own, field))
+    tests = [test for test in _deciding(method, own, field) if not _is_of_the_exception(test, method)]
     asked = [set(_own_attributes(test, method, own)) for test in tests]
     all_asked = set().union(*asked)
-    involved = [each for each in family if mentions(each, field) and each.name != "__init__"]
+    involved = [each for each in family if each.name != "__init__" and _moves(each, field)]
     decided = {own_attribute(target, own_name(each) or "") for each in involved for target in _written(each)}
-    emptied = {field for each in involved if each is not method for field in _emptied(each)}
+    others = [each for each in involved if each is not method]
+    keeping = (each for each in others if not any(_given_to(each, own_name(each) or "", field)))
+    emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
     return (
         bool(tests)
         and all(asked)
         and not any(PROMISING & set(split(attr)) for attr in all_asked)
         and (decided.isdisjoint(all_asked) or (len(tests) == 1 and all_asked <= emptied))
+        and _has_one_end(method, own, field)
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(_asks_for(test, own, lender) for test in tests for lender in lenders)
     )
@@ -67,9 +72,29 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
 def asks_how_it_went(method: Function, field: str) -> bool:
     """All its conditions are about the exception that `__exit__` is told of."""
     own = own_name(method)
-    told = set(method.parameters[1:])
     tests = list(_deciding(method, own, field)) if own is not None else []
-    return bool(tests) and all(_names_in(test) and _names_in(test) <= told for test in tests)
+    return bool(tests) and all(_is_of_the_exception(test, method) for test in tests)
+
+
+def _is_of_the_exception(test: ast.expr, method: Function) -> bool:
+    """`kind is not None` of `__exit__(self, kind, error, trace)`."""
+    told = set(parameters_of(method.node)[1:]) if method.name in EXITS else set()
+    return bool(_names_in(test)) and _names_in(test) <= told
+
+
+def _moves(method: Function, field: str) -> bool:
+    """It may end what is in the field, or put it there: it does more than work on it, as do
+    `self.buffer.fill_(0)` and `self.buffer[:n] = x`."""
+    worked_on = {
+        id(node.value)
+        for node in ast.walk(method.node)
+        if isinstance(node, ast.Subscript)
+        or (isinstance(node, ast.Attribute) and ENDING.search(node.attr) is None)
+    }
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == field and id(node) not in worked_on
+        for node in ast.walk(method.node)
+    )
 
 
 def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
@@ -87,6 +112,18 @@ def _emptied(method: Function) -> Iterator[str]:
         field = own_attribute(target, own_name(method) or "")
         if field is not None and isinstance(value, ast.Constant) and not value.value:
             yield field
+
+
+def _has_one_end(method: Function, own: str, field: str) -> bool:
+    """One call gives it back; where another is given it, that may keep it: `self.sink.take(self.buffer)`."""
+    ending = {ast.unparse(call.func) for call in _given_to(method, own, field)}
+    by_itself = (each.func for each in method.calls if isinstance(each.func, ast.Attribute))
+    ended = any(ENDING.search(func.attr) and own_attribute(func.value, own) == field for func in by_itself)
+    return len(ending) + ended < 2
+
+
+def _given_to(method: Function, own: str, field: str) -> Iterator[ast.Call]:
+    return (call for call in method.calls if any(own_attribute(arg, own) == field for arg in call.args))
 
 
 def _names_in(test: ast.expr) -> set[str]:

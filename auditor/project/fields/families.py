@@ -19,6 +19,7 @@ from auditor.project.code.project import Project
 from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
+    EXITS,
     asks_how_it_went,
     asks_other_things,
     begins_always,
@@ -28,12 +29,12 @@ from auditor.project.fields.exits import (
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.partial import rest_dropped, taken_apart
+from auditor.project.fields.zero import passes_over_zero
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
-
-EXITS = frozenset({"__exit__", "__aexit__"})
 
 
 class Families:
@@ -57,9 +58,11 @@ class Families:
 
     def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
         """`__exit__` that returns before the release by the exception it is told of, or by a measure; that or
-        `close` by what has nothing to do with the field."""
+        `close` by what has nothing to do with the field; any by the truth of a number."""
         field, begun = path[1][1:], outcome.function
         for method in (each for each in family if each.qualname == name and each.parameters):
+            if self._over_zero(outcome, method, path) is not None:
+                return True
             if not _leaves(method) and not _ends_by_name(method):
                 continue
             answer = self._asked(outcome, method, path)
@@ -71,6 +74,15 @@ class Families:
             if once and asks_other_things(method, family, field, outcome.call):
                 return True
         return False
+
+    def _over_zero(self, outcome: Outcome, method: Function, path: Path) -> ast.stmt | None:
+        """What it asks before it gives back a number, and 0 is false."""
+        deeper = self.whole.get(path, path) != path  # `if rows:` asks for a list of them
+        if not outcome.acquisition.from_zero or own_name(method) is None or deeper:
+            return None
+        names = self.recogniser.ending_names(outcome.acquisition.protocol)
+        ending = [call for call in method.calls if last_name(call) in names]
+        return passes_over_zero(method, path[1][1:], len(path) > 2, ending)
 
     def _in_force(self, cls: Class, names: list[str]) -> list[str]:
         """Without exit methods of bases in whose place the class has put its own."""
@@ -119,7 +131,9 @@ class Families:
             found = () if ended else taken_apart(method, path[1][1:])
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
-        return [replace(self._dropped_at(method, at), parted=True) for at in found]
+        over_zero = self._over_zero(outcome, method, path)
+        passing = [over_zero] if over_zero is not None else []
+        return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
 
     def _dropped_at(self, method: Function, at: ast.stmt) -> Leak:
         return Leak(Loss.DROPPED, span_of(method.module.path, at, method.module.lines), "", ())

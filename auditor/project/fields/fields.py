@@ -96,6 +96,7 @@ class Fields(Refilling):
             seen.add(path)
             yield self._judged(outcome, node, path)
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
+        yield from self._of_given_objects(outcome)
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from self._recorded(outcome)

@@ -10,6 +10,7 @@ from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field
+from auditor.project.code.gradients import is_autograd_function
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.ended_by_others import (
@@ -37,6 +38,7 @@ from auditor.project.fields.forgetting import (
     releases_others_only,
 )
 from auditor.project.fields.given_objects import filled_before, in_each_step
+from auditor.project.fields.in_others import given_field, is_forgotten, only_work, only_worked_with
 from auditor.project.fields.known_keys import (
     known_elsewhere,
     known_under_it,
@@ -200,6 +202,24 @@ class Refilling(TakenOut):
                 leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
                 names = tuple(method.qualname for method in enders)
                 yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
+
+    def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
+        acquisition, function = outcome.acquisition, outcome.function
+        place = given_field(function, (*(path for _, path in outcome.stored), *outcome.beside))
+        told = acquisition.declared or acquisition.keyed or acquisition.inner or outcome.unknown
+        if place is None or told or acquisition.places[1:] or function.is_context_manager:
+            return
+        cls, name = function.cls, place[1][1:]
+        if cls is not None and is_autograd_function(self.model, function):
+            lost = only_work(self._family(cls), name)  # nobody else is given the `ctx`
+        else:
+            family = self._family(cls) if cls is not None else function.module.functions.values()
+            forgotten = outcome.returned is None and is_forgotten(family, place, function)
+            lost = forgotten and only_worked_with(self.project, name)
+        if lost:
+            owner = cls.qualname if cls is not None else function.qualname
+            yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
 
     def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
         """Where a method puts None over what the tree's own pool lent, and another one would give it back."""

@@ -21,7 +21,7 @@ from auditor.project.code.bindings import statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.idle.counted import is_maker
-from auditor.project.idle.reasons import asks_how_many, for_want, is_told_apart, suits_others
+from auditor.project.idle.reasons import asks_how_many, for_want, is_told_apart, of_those_in_use, suits_others
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.stock import Stock, filled_by_others, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
@@ -33,7 +33,8 @@ from auditor.source.both_ways import works_both_ways
 GETTING_RID = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|gc|collect"
     r"|sweep|reap|clean|retire|flush|destroy|invalidate|reset|dispose|terminate|stop|kill|forget|disconnect|detach"
-    r"|unregister|release|cull|kick|reduce|scale|downsize|cap|limit|filter)"
+    r"|unregister|release|cull|kick|reduce|scale|downsize|cap|limit|filter"
+    r"|set_(?:\w+_)?(?:limit|size|capacity|bound|max\w*)$)"
 )
 """Methods that leave out what is to go."""
 
@@ -196,7 +197,8 @@ class _Judge:
         """A method that hands out nothing of the store and puts back only some of it may mean to drop the
         rest."""
         if puts_back(self.work, frozenset(), {id(self.take.shown)}, self.store.fields):
-            return self.store.replaces or not TIDYING.isdisjoint(split(self.function.name))
+            lent = of_those_in_use(self.store, self.function, self.take.shown)
+            return lent or self.store.replaces or not TIDYING.isdisjoint(split(self.function.name))
         return not GETTING_RID.match(self.function.name)
 
     def _enough(self) -> bool:

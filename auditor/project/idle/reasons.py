@@ -42,17 +42,37 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     caller, or is in a state. `it` are the names of what was taken, and of what was read off it."""
     names = {name for name in it if not name.startswith("%")}
     asked = _condition(stock, function, test, taking)
-    if not asked.known or _asks_own_books(stock, function, asked):
-        return False
     told = _callers_words(stock, function)
-    if not _mentions_any(asked, names):
-        return _mentions_any(asked, told)
-    if (asked.words - {word for name in names for word in split(name)}) & BOOKS:
+    if not _mentions_any(asked, names):  # nothing that the books say is about this one
+        return asked.known and _mentions_any(asked, told)
+    if not asked.known:
+        return False
+    books = bool((asked.words - {word for name in names for word in split(name)}) & BOOKS)
+    if books and of_those_in_use(stock, function, taking):
+        return not _kept_by_others(stock, function, asked)
+    if books or _asks_own_books(stock, function, asked):
         return False
     single = {id(side) for node in asked.nodes for side in _compared_alone(node)}
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
+    """It comes from a table of what was lent, `key, entry = self.entries.popitem()`: it was known there."""
+    works = (work for work in stock.works if work.method is function)
+    return any(node is taking and name not in stock.full for work in works for name, node in work.taken)
+
+
+def _kept_by_others(stock: Stock, function: Function, asked: Condition) -> bool:
+    """Another method that puts something into a store knows what is asked for: `unpin(entry)`."""
+    own = own_name(function) or ""
+    words = {node.attr for node in asked.nodes if isinstance(node, ast.Attribute)} - stock.fields - {own}
+    return any(
+        words & {node.attr for node in ast.walk(work.method.node) if isinstance(node, ast.Attribute)}
+        for work in stock.works
+        if work.method is not function and any(put.field in stock.fields for put in work.put)
+    )
 
 
 def is_told_apart(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> bool:
@@ -75,10 +95,11 @@ def _keys(node: ast.AST) -> Iterator[ast.AST]:
 
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
     """`if not self._free:`, `if len(pages) < n:`, and not what asks single ones: `if pages[0] % n:`,
-    `if any(page > n for page in pages):`."""
+    `if key in self._rows:`, `if any(page > n for page in pages):`."""
     own = own_name(function) or ""
     single = (node for node in ast.walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
     parts = {id(part) for node in single for part in ast.walk(node)}
+    parts |= {id(table) for node in ast.walk(test) for table in _searched(node)}
     return any(
         id(node) not in parts and (own_attribute(node, own) in stock.fields or getattr(node, "id", "") in box)
         for node in ast.walk(test)
@@ -202,9 +223,9 @@ def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
         name
         for node in asked.nodes
         if isinstance(node, ast.expr) and (name := own_attribute(node, own)) is not None
-    } - stock.fields - stock.memory - methods  # fmt: skip
+    } - stock.fields - stock.memory - stock.idle_marks - methods  # fmt: skip
     at_places = [node for node in asked.nodes if isinstance(node, ast.Subscript)]
-    things = stock.fields | stock.memory
+    things = stock.fields | stock.memory | stock.idle_marks
     in_store = {id(node) for node in at_places if own_attribute(node.value, own) in things}
     looked_up = {id(place) for node in asked.nodes if id(node) not in in_store for place in _tables(node)}
     return any(_changes(stock, field) for field in fields) or any(
@@ -214,12 +235,16 @@ def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
     )
 
 
+def _searched(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Compare):
+        for op, each in zip(node.ops, node.comparators, strict=True):
+            if isinstance(op, (ast.In, ast.NotIn)):
+                yield each
+
+
 def _tables(node: ast.AST) -> Iterator[ast.AST]:
+    yield from _searched(node)
     match node:
-        case ast.Compare(ops=ops, comparators=comparators):
-            for op, each in zip(ops, comparators, strict=True):
-                if isinstance(op, (ast.In, ast.NotIn)):
-                    yield each
         case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table)):
             yield table
 

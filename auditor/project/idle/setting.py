@@ -5,12 +5,13 @@ import re
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
-from auditor.ir.ops import Assume, Call, InPlace
+from auditor.ir.ops import Assume, Call, InPlace, Store
 from auditor.project.code.bindings import given_to, own_name, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.takes import Take
+from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import changes_state
 
 PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
@@ -45,6 +46,14 @@ class TakenHere:
         """`self._made += 1`: one more is made, and this one is still counted."""
         counter = op.target[-1].lstrip(".") in self.store.counters
         return counter and isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add)
+
+    def says_nothing(self, op: InPlace | Store) -> bool:
+        """Also `self.dirty[page] = False` of what its methods note of those that come back."""
+        if isinstance(op, InPlace):
+            return self.counts_another(op)
+        place = getattr(op.at, "slice", None)
+        marked = (mark for mark in field_work(self.function).marked if mark.place is place)
+        return any(mark.field in self.store.idle_marks and not mark.on for mark in marked)
 
     def may_fail(self, call: Call) -> bool:
         """In a `try` that begins after the take, whose failure a handler is for."""
@@ -85,8 +94,10 @@ class TakenHere:
         return raised and all(isinstance(arg, (ast.JoinedStr, ast.Constant, ast.BinOp)) for arg in call.args)
 
     def _asks_itself(self, call: Call) -> bool:
-        if len(call.receiver or ()) > 1:
-            return call.method in WAKING or id(call.at) in self.tests
+        path = call.receiver or ()
+        if len(path) > 1:
+            on_memory = path[1].lstrip(".") in self.store.memory  # `self.rows[row].zero_()`
+            return on_memory or call.method in WAKING or id(call.at) in self.tests
         method = next((w.method for w in self.store.works if w.method.name == call.method), None)
         return method is not None and id(call.at) in self.tests and not changes_state(method)
 

@@ -24,7 +24,8 @@ NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", 
 class Stock:
     """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
-    `replaces` tells that it puts something new in the place of what it will not use again."""
+    `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the
+    place of what it will not use again."""
 
     cls: Class
     fields: frozenset[str]
@@ -34,6 +35,19 @@ class Stock:
     makers: frozenset[str] = frozenset()
     given: bool = False
     replaces: bool = False
+    full: frozenset[str] = frozenset()
+
+    @cached_property
+    def idle_marks(self) -> frozenset[str]:
+        """Fields that say what a thing was when it came back, and not whether it is lent:
+        `self.dirty[slot] = True`."""
+        return frozenset(
+            mark.field
+            for work in self.works
+            if any(put.field in self.full and work.is_from_told(put.thing) for put in work.put)
+            for mark in work.marked
+            if mark.on
+        )
 
     @cached_property
     def memory(self) -> frozenset[str]:
@@ -63,7 +77,7 @@ def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
     found = _fixed(cls, begun, later)
     if found is None:
         stores, counters = counted(later)
-        found = Stock(cls, stores, tuple(later), counters) if counters else None
+        found = Stock(cls, stores, tuple(later), counters, full=stores) if counters else None
     return found
 
 
@@ -98,6 +112,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
         makers=frozenset(makers),
         given=not full <= filled.keys() or any(supply.joins for supply in supplies),
         replaces=any(supply.makes for supply in supplies),
+        full=fields & full,
     )
 
 

@@ -10,7 +10,7 @@ from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.full_at_first import AROUND, NUMBERING
-from auditor.project.shapes.made_new import hands_out_new
+from auditor.project.shapes.made_new import OF_ARRAYS, hands_out_new
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
@@ -23,8 +23,6 @@ STARTING_OVER = re.compile(
 JOINING = frozenset({"add", "register", "grow", "expand", "attach", "provision", "donate", "spawn", "join",
                      "enlarge", "increase", "refill", "replenish", "scale", "start", "install"})  # fmt: skip
 """Words in the names of methods by which something comes to the stock from elsewhere."""
-
-OF_ARRAYS = frozenset({"torch", "np", "numpy"})
 
 
 def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.families import EXITS
+from auditor.project.fields.exits import EXITS
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, take_apart
 
 ENTERS = frozenset({"__enter__", "__aenter__"})

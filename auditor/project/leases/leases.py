@@ -117,7 +117,8 @@ class Follower:
         endings = followed.endings
         leaks = tuple(self.losses.leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
-        kept = bool(endings.kept) or (acquisition.inner and bool(endings.returned))
+        known_to_others = acquisition.inner or acquisition.keyed
+        kept = bool(endings.kept) or (known_to_others and bool(endings.returned))
         refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)

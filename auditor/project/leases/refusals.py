@@ -37,8 +37,7 @@ def refusals(
     function: Function, acquire: ast.Call, acquired: Acquisition, leaks: Sequence[Leak], kept: bool
 ) -> tuple[Leak, ...]:
     """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
-    own = acquired.inner and not acquired.keyed
-    if not is_counted(acquired) and not (own and kept):
+    if not (is_counted(acquired) or kept):
         return ()
     returned = (node for node in statements_of(function.node) if isinstance(node, ast.Return))
     answers = {node.lineno: _text(node) for node in returned}

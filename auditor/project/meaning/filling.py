@@ -2,13 +2,15 @@
 
 import ast
 
-from auditor.flow.effects import Position
+from auditor.flow.effects import Position, Value
 from auditor.flow.operands import operands
+from auditor.flow.places import spelled_out
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Path
+from auditor.ir.ops import Call, Constant, Make, Path, is_temporary
 from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
+from auditor.project.code.named_twice import names_of_object
 from auditor.project.meaning.source import Source
 
 
@@ -25,6 +27,18 @@ def is_owed_here(function: Function, target: Function, call: ast.Call, source: S
                 return False
             return value.id in graph.fresh_roots.union(graph.parameters) - {own_name(function)}
     return False
+
+
+def told_of(function: Function, path: Path, value: Value) -> tuple[Path, ...]:
+    """`alloc([request])` fills the elements of the list it is given; of `take(4)` 4 are owed."""
+    if not is_temporary(path):
+        return names_of_object(function, path)
+    for op in function.graph.ops:
+        if isinstance(op, Make) and op.target == path and op.items:
+            return tuple(element for _, element in op.items)
+        if isinstance(op, Constant) and op.target == path and value is Value.AMOUNT:
+            return (spelled_out(op),)
+    return (path,)
 
 
 def places_in_argument(

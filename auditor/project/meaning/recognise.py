@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
-from auditor.ir.ops import Call, Make, Path, is_temporary
+from auditor.ir.ops import Call, Path
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
-from auditor.project.code.named_twice import names_of_object
 from auditor.project.meaning.contexts import entered_by_hand
-from auditor.project.meaning.filling import is_owed_here, places_in_argument
+from auditor.project.meaning.filling import is_owed_here, places_in_argument, told_of
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
@@ -265,7 +264,7 @@ class Recogniser(Releases):
         if source.handle is Handle.NONE:
             return (PROCESS,)
         if isinstance(source.argument, int) and source.argument < len(call.args):
-            places = self._filled(function, call.args[source.argument][0])
+            places = told_of(function, call.args[source.argument][0], source.value)
             return (*places, call.target) if self._says_it_again(function, call) else places
         for name, path in call.kwargs:
             if name == source.argument or (call.args == () and source.argument == 0):
@@ -276,15 +275,6 @@ class Recogniser(Releases):
         """`return self.incref(block)`, which returns the block."""
         halves = [self.acquiring.get(target) for target in self.calls.targets(function, call.at)[0]]
         return bool(halves) and all(found is not None and found[1].echo for found in halves)
-
-    def _filled(self, function: Function, path: Path) -> tuple[Path, ...]:
-        """`alloc([request])` fills the elements of the list it is given."""
-        if not is_temporary(path):
-            return names_of_object(function, path)
-        for op in function.graph.ops:
-            if isinstance(op, Make) and op.target == path and op.items:
-                return tuple(element for _, element in op.items)
-        return (path,)
 
 
 def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> bool:

@@ -11,6 +11,8 @@ from auditor.protocols.vocabulary import split
 MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
 """Functions of torch and numpy that make a new tensor."""
 
+OF_ARRAYS = frozenset({"torch", "np", "numpy"})
+
 MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn", "reg",
                     "register", "alloc", "allocate", "malloc", "maker", "builder", "ctor"})  # fmt: skip
 """Words in the names of methods and fields that make something new."""

@@ -1,0 +1,127 @@
+"""Fields of objects that a function is given, `request.row = rows.assign()`: never ended where nothing in the
+tree does more with a field so named than work with what is there."""
+
+import ast
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+from auditor.ir.calls import LOGGING
+from auditor.ir.ops import Path
+from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.modules import Function
+from auditor.project.code.project import Project
+from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.shapes.made_new import OF_ARRAYS
+
+ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
+TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy"})
+
+
+def given_field(function: Function, places: Iterable[Path]) -> Path | None:
+    """The place, if this is a field of what the function was given, and so are the others."""
+    held = set(places)
+    given = [place for place in held if len(place) == 2 and place[0] in function.parameters]
+    if len(given) != 1 or given[0][0] == own_name(function) or len({place[-1] for place in held}) != 1:
+        return None
+    return given[0] if given[0][1].startswith(".") else None
+
+
+def only_worked_with(project: Project, field: str) -> bool:
+    """Nobody hands on what is in a field so named, as whoever ends it would have to."""
+    named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
+    quoted = re.compile(rf"[\"']{field}[\"']|\bvars\(|\.__dict__\b")  # `getattr(request, "row")`
+    read = {module.path: module for module in project.parsed()}
+    speaking = [path for path, text in project.sources.items() if named.search(text) is not None]
+    return all(
+        path in read
+        and quoted.search(read[path].text) is None
+        and only_work((each for each in list(read[path].by_node.values()) if f".{field}" in each.text), field)
+        for path in speaking
+    )
+
+
+def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> bool:
+    """Another method of the class works with the field, or gives back other fields of such objects: else
+    somebody outside the tree may see to them."""
+    returned = (node.value for node in statements_of(filling.node) if isinstance(node, ast.Return))
+    if any(isinstance(value, ast.Name) and value.id == place[0] for value in returned):
+        return False
+    others = [each for each in family if each is not filling and each.qualname != "<module>"]
+    called = "" if filling.cls is not None else rf"\b{place[0]}"  # functions of a module go by the same name
+    named = re.compile(rf"{called}\{place[1]}\b(?!\()")
+    return any(named.search(method.text) for method in others) or any(
+        own_attribute(argument, owner) is not None
+        for method in others
+        for call in (method.calls if filling.cls is not None else ())
+        if looks_releasing(call)
+        for argument in call.args
+        for owner in method.parameters[1:]
+    )
+
+
+def only_work(functions: Iterable[Function], field: str) -> bool:
+    """The same of these."""
+    return all(_Uses(function).only_works(field) for function in functions)
+
+
+class _Uses:
+    """What one function does with the values of its expressions."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.named: set[str] = set()
+
+    @cached_property
+    def parents(self) -> dict[int, ast.AST]:
+        return {
+            id(child): node for node in ast.walk(self.function.node) for child in ast.iter_child_nodes(node)
+        }
+
+    def only_works(self, field: str) -> bool:
+        return all(
+            self._is_work(node)
+            for node in ast.walk(self.function.node)
+            if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
+        )
+
+    def _is_work(self, node: ast.AST) -> bool:
+        parent = self.parents.get(id(node))
+        match parent:
+            case ast.Attribute(attr=attr):
+                called = isinstance(self.parents.get(id(parent)), ast.Call)
+                return attr not in TAKING and not ENDING.search(attr) if called else self._is_work(parent)
+            case ast.Subscript(value=value, ctx=ctx):
+                if value is node:
+                    return not isinstance(ctx, ast.Load) or self._is_work(parent)
+                return isinstance(ctx, ast.Load) or self._is_filled(parent)
+            case ast.Call(func=func):
+                name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+                works = name in ASKING or name.endswith("_")  # `x.copy_(request.buffer)`
+                return works or ast.unparse(func).partition(".")[0] in OF_ARRAYS
+            case ast.keyword() | ast.BoolOp() | ast.IfExp():
+                return self._is_work(parent)
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                return all(map(self._is_work, self._reads_of(name)))
+            case ast.Compare() | ast.UnaryOp() | ast.BinOp() | ast.FormattedValue() | ast.Slice():
+                return True
+        return isinstance(parent, ast.If | ast.While | ast.Assert | ast.Expr)
+
+    def _is_filled(self, place: ast.Subscript) -> bool:
+        """`self.memory[request.row] = x`, and not `self.used[request.row] = False`, which may be an end."""
+        match self.parents.get(id(place)):
+            case ast.Assign(value=ast.Name() | ast.Constant()):
+                return False  # `self.users[request.row] = request`
+            case ast.Assign():
+                return True
+        return False
+
+    def _reads_of(self, name: str) -> list[ast.Name]:
+        """None where they have been asked for: `row = row or 0`."""
+        new = name not in self.named
+        self.named.add(name)
+        return [
+            node
+            for node in ast.walk(self.function.node)
+            if new and isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        ]
