@@ -10,7 +10,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, ITERATED, Await, Move, Path
+from auditor.ir.ops import ANY_ITEM, ITERATED, TO_COME, Await, Move, Next, Path, Unpack
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
@@ -148,11 +148,16 @@ class Holding:
         elif self._perhaps_left(before, after):
             self.endings.unknown.add(node)
         else:
-            again = before.stale or self.acquisition.handle is not Handle.RESULT
+            again = before.stale or self.acquisition.handle is not Handle.RESULT or self._next_comes(node)
             if loss is Loss.REBOUND and (again or before.parted):
                 loss = Loss.DROPPED if before.parted else Loss.NEXT_TURN
             self._lose(loss, node, before)
         return None
+
+    def _next_comes(self, node: int) -> bool:
+        """A generator's element gives way to the next one."""
+        from_generator = any(TO_COME in place for place in self.acquisition.places)
+        return from_generator and isinstance(self.graph.ops[node], Next | Unpack)
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:
         """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is
@@ -163,7 +168,7 @@ class Holding:
 
     def _lose(self, loss: Loss, node: int, held: Held) -> None:
         entry = (loss, node, held)
-        if entry not in self.endings.lost:
+        if entry not in self.endings.lost and not held.to_come:
             self.endings.lost.append(entry)
 
     def _put(self, node: int, held: Held, target: Path, sure: Places, maybe: Places) -> Held | None:
@@ -189,6 +194,9 @@ class Holding:
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if sure and held.counted:
             return replace(held, counted=False)
+        if held.to_come:
+            self.endings.unknown.add(node)  # whoever has the generator may ask it
+            return None
         if not sure:
             if any(self._outlives(place) for place in held.places):
                 return held  # something that may be the same is kept elsewhere; its owner is known
