@@ -73,12 +73,6 @@ class Endings:
         return bool(self.yielded) and not others
 
 
-def begun(held: Held) -> Held:
-    """What a generator has handed out is not in it."""
-    handed_out = frozenset(place for place in held.places if TO_COME not in place)
-    return replace(held, places=handed_out) if handed_out and handed_out != held.places else held
-
-
 def limited(held: Held) -> Held:
     """Keeps states finite where a container is put into itself again and again. Raises TooManyStates."""
     if len(held.places) + len(held.maybe) > PLACES_PER_STATE:

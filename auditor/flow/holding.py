@@ -1,5 +1,6 @@
 """Where one lease is held, and what a new binding, a store or an escape changes about that."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
@@ -7,10 +8,11 @@ from auditor.flow.held import Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Loss
+from auditor.flow.lists import written
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, ITERATED, TO_COME, Await, Move, Next, Path, Unpack
+from auditor.ir.ops import ANY_ITEM, ITERATED, TO_COME, Await, Call, Move, Next, Op, Path, Unpack
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
@@ -156,8 +158,7 @@ class Holding:
 
     def _next_comes(self, node: int) -> bool:
         """A generator's element gives way to the next one."""
-        from_generator = any(TO_COME in place for place in self.acquisition.places)
-        return from_generator and isinstance(self.graph.ops[node], Next | Unpack)
+        return self.acquisition.by_generator and isinstance(self.graph.ops[node], Next | Unpack)
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:
         """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is
@@ -220,6 +221,17 @@ def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[st
         return frozenset()
     names = {root}
     for op in graph.ops:
-        if isinstance(op, Move | Await) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
-            names.add(op.target[0])
+        if any(source[:1] and source[0] in names for source in _handed_on(op, TO_COME in inside)):
+            names.update(target[0] for target in written(op) if len(target) == 1)
     return frozenset(name for name in names if not name.startswith("@")) - frozenset(graph.parameters)
+
+
+def _handed_on(op: Op, by_generator: bool) -> Iterator[Path]:
+    """What gets another name; of a generator, what its elements come from."""
+    match op:
+        case Move(source=source) | Await(source=source) if by_generator or len(source) == 1:
+            yield source
+        case Next(source=source) | Unpack(source=source) if by_generator:
+            yield source
+        case Call(args=args) if by_generator:
+            yield from (path for path, _ in args)

@@ -10,7 +10,7 @@ import ast
 from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle, Value
-from auditor.flow.held import NOWHERE, Held, begun, limited
+from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, joined, reads, together
@@ -60,11 +60,11 @@ class Ownership(Yielding):
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
             passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
-            return tuple(limited(begun(each)) for each in passed)
+            return self._begun(held, passed)
         if isinstance(op, Unpack) and (apart := self._apart(op, held)):
-            return tuple(limited(begun(each)) for each in apart)
+            return self._begun(held, apart)
         after = self._after(node, op, held, edge)
-        return tuple(limited(begun(each)) for each in (after, *others) if each is not None)
+        return self._begun(held, [each for each in (after, *others) if each is not None])
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:

@@ -4,9 +4,10 @@ What a generator yields and does not see to afterwards is its consumer's. To him
 generator, under `TO_COME`, from the call on; it is owed once a loop or `next()` has taken it out."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import replace
 
-from auditor.flow.held import Held
+from auditor.flow.held import Held, limited
 from auditor.flow.parted import Parted
 from auditor.flow.places import named
 from auditor.ir.ops import RAISING, TO_COME, Edge, Path, Yield
@@ -14,6 +15,15 @@ from auditor.ir.ops import RAISING, TO_COME, Edge, Path, Yield
 
 class Yielding(Parted):
     """The lease as what is yielded."""
+
+    def _begun(self, before: Held, after: Iterable[Held]) -> tuple[Held, ...]:
+        """What the generator has handed out is not in it; another one may be the next."""
+        states = []
+        for each in after:
+            states.append(limited(_handed_out(each)))
+            if before.to_come and not states[-1].to_come:
+                states.append(replace(before, seen=each.seen))
+        return tuple(states)
 
     def _yield(self, node: int, op: Yield, held: Held, edge: Edge) -> Held | None:
         inside = self._inside(held, op.source) if op.source is not None else None
@@ -30,3 +40,8 @@ class Yielding(Parted):
             return
         each = inside[1:] if isinstance(op.at, ast.YieldFrom) else inside
         self.endings.yielded.setdefault(node, (TO_COME, *each))
+
+
+def _handed_out(held: Held) -> Held:
+    places = frozenset(place for place in held.places if TO_COME not in place)
+    return replace(held, places=places) if places and places != held.places else held

@@ -287,7 +287,7 @@ class Analysis:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
         misused = Misused(self.project, self.recogniser, endings, self._calling, self._known)
-        return misused.misuses([outcome for outcome in outcomes if not outcome.acquisition.opened])
+        return misused.misuses([outcome for outcome in outcomes if outcome.acquisition.single])
 
     def _calling(self, words: set[str]) -> list[str]:
         return sorted(self.called.calling(self.relevant, words))

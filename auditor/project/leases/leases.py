@@ -10,7 +10,7 @@ from auditor.flow.held import Endings
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
-from auditor.ir.ops import RAISING, TO_COME, Call, Move, is_temporary
+from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
 from auditor.project.code.bindings import TEST_FILE, own_name
 from auditor.project.code.modules import Function
@@ -100,7 +100,7 @@ class Follower(Following):
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
-        elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
+        elsewhere = elsewhere or self._still_to_run(op, acquisition) or counts_places(op.at, self.function)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
         detached = not endings.released and left_detached(op.at, self.function)
@@ -220,13 +220,11 @@ class Follower(Following):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
 
-    def _still_to_run(self, op: Call) -> bool:
+    def _still_to_run(self, op: Call, acquisition: Acquisition) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""
         targets, _, _ = self.effects.recogniser.calls.targets(self.function, op.at)
-        acquisition = self.effects.acquisition(op)
-        generator = acquisition is not None and any(TO_COME in place for place in acquisition.places)
         asynchronous = all(isinstance(target.node, ast.AsyncFunctionDef) for target in targets)
-        if not targets or generator or not asynchronous:
+        if not targets or not asynchronous or acquisition.by_generator:
             return False
         return any(
             isinstance(other, Call)
