@@ -48,7 +48,8 @@ class Following:
 
     def _shown_beside(self, node: int, source: Source | None) -> Shown:
         """By other leases of the same pool. Of a call without a result that is only believed of those that
-        came together: `sequence.replace(old, new)` may keep one of two."""
+        came together: `sequence.replace(old, new)` may keep one of two, and what `build(scratch, slot)` returns
+        may hold one."""
         protocol = self.acquisition(node, source).protocol
         lent: set[int] = set()
         others: set[str] = set()
@@ -56,8 +57,9 @@ class Following:
             for its in self._sources(other):
                 if its.protocol == protocol and its.handle is Handle.RESULT and not its.lease:
                     shown = self._followed_alone(other, its).shown
-                    lent |= {call for call in shown.lent if other == node or self._answers(call)}
-                    others |= shown.others
+                    together = other == node
+                    lent |= {call for call in shown.lent if together or self._answers(call)}
+                    others |= shown.others if together else set()
         return Shown(frozenset(lent), frozenset(others))
 
     def _answers(self, node: int) -> bool:
