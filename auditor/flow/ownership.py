@@ -8,12 +8,14 @@ others are here."""
 
 import ast
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, joined, reads, together
+from auditor.flow.shared_keys import stored_under_shared_keys
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -183,11 +185,17 @@ class Ownership(Yielding):
         value = self.acquisition.value
         if op.sliced and (value is Value.TENSOR or self._copies_into_another(op, held)):
             return held
+        if node in self._shared_keys and held.stale and all(at[0] == op.target[0] for at in held.places):
+            self._lose(Loss.OVERWRITTEN, node, held)
         target = (*op.target[:-1], "[*]") if op.target[-1] == "[:]" else op.target
         sure, maybe = self._copied(held, target, op.source)
         if op.sliced and value is Value.INDEX and sure:
             sure = frozenset({target})
         return self._put(node, held, target, sure, maybe)
+
+    @cached_property
+    def _shared_keys(self) -> frozenset[int]:
+        return stored_under_shared_keys(self.graph)
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
         if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):

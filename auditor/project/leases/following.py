@@ -48,8 +48,8 @@ class Following:
 
     def _shown_beside(self, node: int, source: Source | None) -> Shown:
         """By other leases of the same pool. Of a call without a result that is only believed of those that
-        came together: `sequence.replace(old, new)` may keep one of two, and what `build(scratch, slot)` returns
-        may hold one."""
+        came together: `sequence.replace(old, new)` may keep one of two, and what `build(scratch, slot)`
+        returns may hold one."""
         protocol = self.acquisition(node, source).protocol
         lent: set[int] = set()
         others: set[str] = set()

@@ -1,4 +1,4 @@
-"""Calls of functions that leave a lease in one of their arguments, or make what lends when it is gone over."""
+"""Calls of functions that leave a lease in one of their arguments, or make what lends when gone over."""
 
 import ast
 from collections.abc import Iterable, Mapping
