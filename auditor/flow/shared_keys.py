@@ -56,7 +56,7 @@ def _looks_at(op: Op, table: str) -> bool:
     if isinstance(op, Assume):
         return table in op.names
     if isinstance(op, Call):
-        measured = op.method == "len" and op.args[0][0] == (table,)
+        measured = op.method == "len" and op.args == (((table,), False),)
         if measured or (op.receiver == (table,) and op.method in LOOKING):
             return True
     used = (path for _, path in operands(op)) if isinstance(op, Call) else uses(op)
