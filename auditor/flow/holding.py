@@ -42,6 +42,7 @@ class Holding:
         self.parameters = frozenset(graph.parameters)
         self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
         self.endings = Endings()
+        self.by_generator = acquisition.by_generator
         self.told: dict[tuple[int, Held], Knowledge] = {}  # what a call's result says where it left the lease
 
     def _inside(self, held: Held, operand: Path) -> Path | None:
@@ -158,7 +159,7 @@ class Holding:
 
     def _next_comes(self, node: int) -> bool:
         """A generator's element gives way to the next one."""
-        return self.acquisition.by_generator and isinstance(self.graph.ops[node], Next | Unpack)
+        return self.by_generator and isinstance(self.graph.ops[node], Next | Unpack)
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:
         """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is

@@ -18,6 +18,8 @@ class Yielding(Parted):
 
     def _begun(self, before: Held, after: Iterable[Held]) -> tuple[Held, ...]:
         """What the generator has handed out is not in it; another one may be the next."""
+        if not self.by_generator:
+            return tuple(map(limited, after))
         states = []
         for each in after:
             states.append(limited(_handed_out(each)))

@@ -5,7 +5,7 @@ from auditor.flow.follow import UNSEEN, Followed, Shown, follow_acquire, known_a
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Call, Edge
+from auditor.ir.ops import Call, Edge, Path
 from auditor.project.code.modules import Function
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
 from auditor.project.meaning.effects import FunctionEffects
@@ -22,7 +22,7 @@ class Following:
         self.effects = effects
         self.edges = edges
         self._known: dict[int, Knowledge] | None = None
-        self._alone: dict[tuple[int, Source | None], Followed] = {}
+        self._alone: dict[tuple[int, tuple[Path, ...]], Followed] = {}
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -53,13 +53,13 @@ class Following:
         protocol = self.acquisition(node, source).protocol
         lent: set[int] = set()
         others: set[str] = set()
-        for other in self.known:
-            for its in self._sources(other):
-                if its.protocol == protocol and its.handle is Handle.RESULT and not its.lease:
-                    shown = self._followed_alone(other, its).shown
-                    together = other == node
-                    lent |= {call for call in shown.lent if together or self._answers(call)}
-                    others |= shown.others if together else set()
+        sites = self._sites()
+        for other, its in sites if len(sites) > 1 else ():
+            if its.protocol == protocol:
+                shown = self._followed_alone(other, its).shown
+                together = other == node
+                lent |= {call for call in shown.lent if together or self._answers(call)}
+                others |= shown.others if together else set()
         return Shown(frozenset(lent), frozenset(others))
 
     def _answers(self, node: int) -> bool:
@@ -67,15 +67,22 @@ class Following:
         target = getattr(self.graph.ops[node], "target", None)
         return any(path == target for op in self.graph.ops for path in uses(op))
 
-    def _sources(self, node: int) -> tuple[Source, ...]:
-        op = self.graph.ops[node]
-        source = self.effects.recogniser.source(self.function, op.at) if isinstance(op, Call) else None
-        return (source, *source.also) if source is not None else ()
+    def _sites(self) -> list[tuple[int, Source]]:
+        """Of every lease of the function that a call returned."""
+        found = []
+        for node in self.known:
+            op = self.graph.ops[node]
+            source = self.effects.recogniser.source(self.function, op.at) if isinstance(op, Call) else None
+            for each in (source, *source.also) if source is not None else ():
+                if each.handle is Handle.RESULT and not each.lease:
+                    found.append((node, each))
+        return found
 
     def _followed_alone(self, node: int, source: Source | None) -> Followed:
-        if (node, source) not in self._alone:
-            self._alone[node, source] = self._follow(node, source)
-        return self._alone[node, source]
+        key = node, self.acquisition(node, source).places
+        if key not in self._alone:
+            self._alone[key] = self._follow(node, source)
+        return self._alone[key]
 
     def _follow(self, node: int, source: Source | None, shown: Shown = UNSEEN) -> Followed:
         op = self.graph.ops[node]
