@@ -6,6 +6,7 @@ from functools import cached_property
 from auditor.flow.effects import Value
 from auditor.flow.held import Held
 from auditor.flow.indirect import lies_within
+from auditor.flow.lists import Lists
 from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
 from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Move, Next, Path, Unpack
@@ -24,6 +25,8 @@ class Assuming(Passing):
             return None
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
+        if op.kind == "standard":
+            return held if self._among(op, held) in (op.value, None) else None
         if op.subject is None or not op.says_absent:
             return held
         if self.acquisition.keyed:
@@ -102,3 +105,16 @@ class Assuming(Passing):
         if not any(holding) or {op.subject, op.other} & held.maybe:
             return None
         return all(holding)
+
+    def _among(self, op: Assume, held: Held) -> bool | None:
+        """Whether the lease is in the list, as far as only such leases get into that."""
+        if op.other is None or op.subject not in held.places or self._outlives((*op.other, ANY_ITEM)):
+            return None
+        if not self._lists.filled_here(op.other):
+            return None
+        perhaps = any(begins_with(place, op.other) for place in held.maybe)
+        return None if perhaps or held.parted else (*op.other, ANY_ITEM) in held.places
+
+    @cached_property
+    def _lists(self) -> Lists:
+        return Lists(self.graph, self.site)

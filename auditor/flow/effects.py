@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from auditor.ir.ops import Call, Path
+from auditor.ir.ops import TO_COME, Call, Path
 
 Position = int | str
 """Which operand of a call: -1 the receiver, 0.. positional arguments, a keyword's name, or `<name>`
@@ -94,6 +94,16 @@ class Acquisition:
     def keyed(self) -> bool:
         """The obligation is on an object that others can reach too: its release may be anywhere."""
         return self.handle is not Handle.RESULT and not self.own_key
+
+    @property
+    def by_generator(self) -> bool:
+        """One after the other, as they are asked for."""
+        return any(TO_COME in place for place in self.places)
+
+    @property
+    def single(self) -> bool:
+        """A lease of which it can be said that it was ended before, and by what."""
+        return not self.opened and not self.by_generator
 
 
 class Effects(Protocol):

@@ -25,10 +25,25 @@ afterwards."""
 OWN_NAMES = frozenset({"self", "cls"})
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """`lent` are the calls of unknown functions that turned out to have borrowed the lease, `others` names of
+    what they returned, which is another thing."""
+
+    lent: frozenset[int] = frozenset()
+    others: frozenset[str] = frozenset()
+
+
+UNSEEN = Shown()
+
+
 @dataclass(slots=True)
 class Followed:
+    """`shown` is what became clear of calls on the way."""
+
     endings: Endings
     solution: Solution[Held]
+    shown: Shown
 
 
 def known_at_nodes(graph: Graph) -> dict[int, Knowledge]:
@@ -72,12 +87,14 @@ def follow_acquire(
     edges: frozenset[Edge],
     lends: bool,
     loops: frozenset[int] = frozenset(),
+    shown: Shown = UNSEEN,
 ) -> Followed:
-    """From an acquire call on, inside loops with these heads. Raises `solve.TooManyStates`."""
+    """From an acquire call on, inside loops with these heads, with what others have shown. Raises
+    `solve.TooManyStates`."""
     acquisition = replace(acquisition, listed=_marked_in_turns(graph, acquisition, loops))
     held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
-    return _follow(graph, effects, acquisition, site, lends, start, edges)
+    return _follow(graph, effects, acquisition, site, lends, start, edges, shown)
 
 
 def follow_given(
@@ -96,6 +113,7 @@ def _follow(
     lends: bool,
     start: list[tuple[int, Held, Knowledge]],
     edges: frozenset[Edge],
+    shown: Shown = UNSEEN,
 ) -> Followed:
     def followed(
         trusted: frozenset[int], others: frozenset[str] = frozenset()
@@ -103,17 +121,25 @@ def _follow(
         domain = Ownership(graph, effects, acquisition, site, lends, trusted, others)
         return domain, solve(graph, start, domain.step, edges, domain.told)
 
-    domain, solution = followed(frozenset())
-    doubtful = frozenset(node for node in domain.endings.unknown if isinstance(graph.ops[node], Call))
-    if doubtful:
+    domain, solution = followed(shown.lent, shown.others)
+    if doubtful(graph, domain.endings):
         back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
-        trusted = _only_lent(*followed(_all_calls(graph)), back)
+        trusted = _only_lent(*followed(_all_calls(graph), shown.others), back)
         if trusted:
-            domain, solution = followed(trusted)
-    others = _gone_on_with(graph, domain.endings)
-    if others:
+            domain, solution = followed(trusted | shown.lent, shown.others)
+    others = _gone_on_with(graph, domain.endings) | shown.others
+    if others != shown.others and _perhaps_returned(graph, domain.endings):
         domain, solution = followed(domain.trusted, others)
-    return Followed(domain.endings, solution)
+    return Followed(domain.endings, solution, Shown(frozenset(domain.trusting), others))
+
+
+def doubtful(graph: Graph, endings: Endings) -> frozenset[int]:
+    """Calls of which it cannot be told what they did to the lease."""
+    return frozenset(node for node in endings.unknown if isinstance(graph.ops[node], Call))
+
+
+def _perhaps_returned(graph: Graph, endings: Endings) -> bool:
+    return any(isinstance(graph.ops[node], Leave) for node in endings.unknown)
 
 
 def _all_calls(graph: Graph) -> frozenset[int]:
@@ -139,8 +165,6 @@ def _only_lent(domain: Ownership, solution: Solution[Held], edges: frozenset[Edg
 def _gone_on_with(graph: Graph, endings: Endings) -> frozenset[str]:
     """`y = self.layer(buffer); pool.free(buffer); return y`: who wrote that knows that y is no buffer, so it
     is none on the ways that return y without `free` either."""
-    if not any(isinstance(graph.ops[node], Leave) for node in endings.unknown):
-        return frozenset()
     perhaps = {(node, place[0]) for node, held in endings.released.items() for place in held.maybe}
     return frozenset(name for node, name in sorted(perhaps) if _returned_after(graph, node, name))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.lease import Loss
 from auditor.flow.limits import TooManyStates
-from auditor.ir.ops import Path
+from auditor.ir.ops import TO_COME, Path
 
 Places = frozenset[Path]
 NOWHERE: Places = frozenset()
@@ -32,6 +32,11 @@ class Held:
     counted: bool = False
     parted: bool = False
 
+    @property
+    def to_come(self) -> bool:
+        """Whether it is in a generator that was not asked for it, so that nothing is owed yet."""
+        return all(TO_COME in place for place in self.places)
+
 
 @dataclass(slots=True)
 class Endings:
@@ -45,6 +50,7 @@ class Endings:
     beside: set[tuple[int, Path]] = field(default_factory=set)  # where else it lies then, the result included
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
+    yielded: dict[int, Path] = field(default_factory=dict)  # where in what is yielded, and nowhere else
     unknown: set[int] = field(default_factory=set)
     shown: dict[int, Path] = field(default_factory=dict)  # of those unknown: what is returned may lead to it
     kept: set[int] = field(default_factory=set)  # what others can reach is put where others can find it
@@ -59,6 +65,12 @@ class Endings:
     @property
     def handed_over(self) -> bool:
         return bool(self.returned or self.stored or self.taken)
+
+    @property
+    def only_yielded(self) -> bool:
+        """By a generator that does not see to it afterwards."""
+        others = self.released or self.returned or self.stored or self.written or self.unknown
+        return bool(self.yielded) and not others
 
 
 def limited(held: Held) -> Held:

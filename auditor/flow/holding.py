@@ -1,5 +1,6 @@
 """Where one lease is held, and what a new binding, a store or an escape changes about that."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
@@ -7,10 +8,24 @@ from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Loss
+from auditor.flow.lists import written
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part, spelled_out
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, ITERATED, Await, Constant, InPlace, Move, Path
+from auditor.ir.ops import (
+    ANY_ITEM,
+    ITERATED,
+    TO_COME,
+    Await,
+    Call,
+    Constant,
+    InPlace,
+    Move,
+    Next,
+    Op,
+    Path,
+    Unpack,
+)
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
@@ -40,6 +55,7 @@ class Holding:
         self.parameters = frozenset(graph.parameters)
         self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
         self.endings = Endings()
+        self.by_generator = acquisition.by_generator
         self.told: dict[tuple[int, Held], Knowledge] = {}  # what a call's result says where it left the lease
 
     def _inside(self, held: Held, operand: Path) -> Path | None:
@@ -148,11 +164,15 @@ class Holding:
         elif self._perhaps_left(before, after):
             self.endings.unknown.add(node)
         else:
-            again = before.stale or self.acquisition.handle is not Handle.RESULT
+            again = before.stale or self.acquisition.handle is not Handle.RESULT or self._next_comes(node)
             if loss is Loss.REBOUND and (again or before.parted):
                 loss = Loss.DROPPED if before.parted else Loss.NEXT_TURN
             self._lose(loss, node, before)
         return None
+
+    def _next_comes(self, node: int) -> bool:
+        """A generator's element gives way to the next one."""
+        return self.by_generator and isinstance(self.graph.ops[node], Next | Unpack)
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:
         """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is
@@ -163,7 +183,7 @@ class Holding:
 
     def _lose(self, loss: Loss, node: int, held: Held) -> None:
         entry = (loss, node, held)
-        if entry not in self.endings.lost:
+        if entry not in self.endings.lost and not held.to_come:
             self.endings.lost.append(entry)
 
     def _put(self, node: int, held: Held, target: Path, sure: Places, maybe: Places) -> Held | None:
@@ -201,6 +221,9 @@ class Holding:
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if sure and held.counted:
             return replace(held, counted=False)
+        if held.to_come:
+            self.endings.unknown.add(node)  # whoever has the generator may ask it
+            return None
         if not sure:
             if any(self._outlives(place) for place in held.places):
                 return held  # something that may be the same is kept elsewhere; its owner is known
@@ -224,6 +247,17 @@ def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[st
         return frozenset()
     names = {root}
     for op in graph.ops:
-        if isinstance(op, Move | Await) and len(op.source) == len(op.target) == 1 and op.source[0] in names:
-            names.add(op.target[0])
+        if any(source[:1] and source[0] in names for source in _handed_on(op, TO_COME in inside)):
+            names.update(target[0] for target in written(op) if len(target) == 1)
     return frozenset(name for name in names if not name.startswith("@")) - frozenset(graph.parameters)
+
+
+def _handed_on(op: Op, by_generator: bool) -> Iterator[Path]:
+    """What gets another name; of a generator, what its elements come from."""
+    match op:
+        case Move(source=source) | Await(source=source) if by_generator or len(source) == 1:
+            yield source
+        case Next(source=source) | Unpack(source=source) if by_generator:
+            yield source
+        case Call(args=args) if by_generator:
+            yield from (path for path, _ in args)

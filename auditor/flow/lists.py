@@ -63,7 +63,7 @@ class Lists:
     def made_at(self, name: Path) -> frozenset[int]:
         """Where the name gets another list."""
         ops = enumerate(self.graph.ops)
-        return frozenset(node for node, op in ops if name in _written(op)) | {self.site}
+        return frozenset(node for node, op in ops if name in written(op)) | {self.site}
 
     def is_gone_over(self, name: Path) -> bool:
         """Of what an acquire returned: that it is a list of leases, and no pair, no memory, no queue."""
@@ -95,7 +95,7 @@ class Lists:
         for node, op in enumerate(self.graph.ops):
             if node == self.site or isinstance(op, Constant):
                 continue
-            if name in _written(op):
+            if name in written(op):
                 yield from self._made_of(op)
             match op:
                 case Store(target=target, source=source) if target[:1] == name and len(target) == 2:
@@ -117,7 +117,7 @@ class Lists:
                     yield from self._leases(path)
             case Move(source=source, part=part) if part and len(source) == 2:
                 yield None if part.lstrip("-").isdecimal() else source[:1]
-            case Move(source=source) | Await(source=source):
+            case Move(source=source) | Await(source=source) | Next(source=source):
                 yield source[:1] if source[1:] in ((), ("[:]",)) else None
             case Call(method="values" | "copy", receiver=tuple() as receiver, args=()):
                 yield receiver[:1] if len(receiver) == 1 else None
@@ -139,16 +139,20 @@ class Lists:
             for op in self.graph.ops
         )
 
-    def _leases(self, path: Path) -> Iterator[None]:
-        """Nothing, where it is what the acquire returned, or holds that."""
-        if not self._acquired(path[:1], frozenset()):
+    def _leases(self, path: Path) -> Iterator[Path | None]:
+        """Nothing, where it is what the acquire returned, or holds that; else the list that
+        a loop took it from."""
+        loops = [op for op in self.graph.ops if isinstance(op, Next) and op.target == path]
+        if loops:
+            yield from (op.source if len(op.source) == 1 else None for op in loops)
+        elif not self._acquired(path[:1], frozenset()):
             yield None
 
     def _acquired(self, name: Path, seen: frozenset[Path]) -> bool:
         if name in seen:
             return False
         for node, op in enumerate(self.graph.ops):
-            if name not in _written(op):
+            if name not in written(op):
                 continue
             if node == self.site:
                 return True
@@ -175,7 +179,8 @@ def _puts_into(op: Op, whole: Path) -> bool:
     return False
 
 
-def _written(op: Op) -> tuple[Path, ...]:
+def written(op: Op) -> tuple[Path, ...]:
+    """What the operation gives something to."""
     if isinstance(op, Unpack):
         return tuple(target for _, target in op.targets)
     return (op.target,) if isinstance(op, Make | Move | Await | Call | Constant | Next) else ()

@@ -3,17 +3,20 @@
 A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is
 the set of places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the
 function is left while only locals hold it. The state is in `held`, its places in `holding`, calls in
-`passing`, conditions in `assuming`, parts of lists in `parted`; the other operations are here."""
+`passing`, conditions in `assuming`, parts of lists in `parted`, generators in `yielding`; the
+others are here."""
 
 import ast
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.effects import Fate, Handle, Value
-from auditor.flow.held import NOWHERE, Held, limited
+from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
-from auditor.flow.parted import Parted
-from auditor.flow.places import begins_exactly, begins_with, below, joined, named, reads, together
+from auditor.flow.places import begins_exactly, begins_with, below, joined, reads, together
+from auditor.flow.shared_keys import stored_under_shared_keys
+from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
     ANY_ITEM,
     RAISING,
@@ -45,7 +48,7 @@ from auditor.ir.ops import (
 )
 
 
-class Ownership(Parted):
+class Ownership(Yielding):
     """The step function of one lease in one function."""
 
     def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
@@ -59,11 +62,11 @@ class Ownership(Parted):
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
             passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
-            return tuple(limited(each) for each in passed)
+            return self._begun(held, passed)
         if isinstance(op, Unpack) and (apart := self._apart(op, held)):
-            return tuple(limited(each) for each in apart)
+            return self._begun(held, apart)
         after = self._after(node, op, held, edge)
-        return tuple(limited(each) for each in (after, *others) if each is not None)
+        return self._begun(held, [each for each in (after, *others) if each is not None])
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:
@@ -182,11 +185,17 @@ class Ownership(Parted):
         value = self.acquisition.value
         if op.sliced and (value is Value.TENSOR or self._copies_into_another(op, held)):
             return held
+        if node in self._shared_keys and held.stale and all(at[0] == op.target[0] for at in held.places):
+            self._lose(Loss.OVERWRITTEN, node, held)
         target = (*op.target[:-1], "[*]") if op.target[-1] == "[:]" else op.target
         sure, maybe = self._copied(held, target, op.source)
         if op.sliced and value is Value.INDEX and sure:
             sure = frozenset({target})
         return self._put(node, held, target, sure, maybe)
+
+    @cached_property
+    def _shared_keys(self) -> frozenset[int]:
+        return stored_under_shared_keys(self.graph)
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
         if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):
@@ -219,16 +228,6 @@ class Ownership(Parted):
                 added.add((*op.target, f"<{name}>", *place[1:]))
         kept = frozenset(place for place in held.places if not begins_exactly(op.target, place))
         return replace(held, places=kept | added) if added else held
-
-    def _yield(self, node: int, op: Yield, held: Held, edge: Edge) -> Held | None:
-        if self.lends:
-            unnamed = (
-                op.source is not None and not named(held.places) and self._inside(held, op.source) is not None
-            )
-            return replace(held, lent=True) if unnamed else held
-        if op.source is not None and self._inside(held, op.source) is not None:
-            held = replace(held, lent=True)
-        return None if edge in RAISING and held.lent else held
 
     def _end_statement(self, node: int, op: EndStatement, held: Held) -> Held | None:
         if not any(is_temporary(place) for place in held.places | held.maybe):

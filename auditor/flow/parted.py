@@ -17,7 +17,6 @@ from auditor.flow.held import Held
 from auditor.flow.indirect import without_contents
 from auditor.flow.knowledge import EXTENDING
 from auditor.flow.lease import Loss
-from auditor.flow.lists import Lists
 from auditor.flow.operands import operands, uses
 from auditor.flow.places import below
 from auditor.flow.portions import Portions, is_number
@@ -25,6 +24,7 @@ from auditor.ir.iterations import CHOOSING, portion_of
 from auditor.ir.ops import (
     ANY_ITEM,
     RAISING,
+    TO_COME,
     Assume,
     Await,
     Call,
@@ -72,7 +72,7 @@ class Parted(Assuming):
         return any(subject in self._elements(loop) and self._goes_over(loop, held) for loop in loops)
 
     def _goes_over(self, loop: Next, held: Held) -> bool:
-        return loop.element is not None and bool(self._copied(held, loop.target, loop.element)[0])
+        return bool(self._copied(held, loop.target, (*loop.source, ANY_ITEM))[0])
 
     def _others(self, node: int, op: Op, held: Held, edge: Edge) -> Iterator[Held]:
         """The leases of the list that the operation leaves where they are."""
@@ -104,6 +104,8 @@ class Parted(Assuming):
             return False
         if edge is Edge.EXHAUSTED:
             return bool(op.part) and self._divides(node, _list_in(op.source), op.part, True, held)
+        if op.element is None:
+            return False
         roots = {place[0] for place in held.places if place[:1] != op.target[:1] and place[0][0] != "%"}
         named = {root for root in roots if "~" not in root}
         return all(self._is_list_of_several((root,), held) for root in named or roots)
@@ -168,10 +170,6 @@ class Parted(Assuming):
         return (self._portions.several() if at_once else lists.repeated) and lists.filled_here(whole)
 
     @cached_property
-    def _lists(self) -> Lists:
-        return Lists(self.graph, self.site)
-
-    @cached_property
     def _portions(self) -> Portions:
         return Portions(self.graph, self.site)
 
@@ -206,7 +204,8 @@ class Parted(Assuming):
         if not self._is_a_list(op.source):
             return []
         plain = all(component != ANY_ITEM and len(target) == 1 for component, target in op.targets)
-        if not plain or element not in held.places or not self._may_be_parted(held):
+        inside = not held.places.isdisjoint({element, (*op.source, TO_COME)})
+        if not plain or not inside or not self._may_be_parted(held):
             return []
         targets = {target for _, target in op.targets}
         kept = frozenset(place for place in held.places if place[:1] not in targets)

@@ -4,7 +4,7 @@ import ast
 import re
 
 from auditor.flow.effects import Acquisition, Value
-from auditor.ir.ops import ANY_ITEM, Constant, Fresh, Path, is_temporary
+from auditor.ir.ops import ANY_ITEM, TO_COME, Constant, Fresh, Path, is_temporary
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
@@ -26,15 +26,14 @@ NUMBERS = re.compile(r"(?:^\.|_)(?:ids?|idxs?|index|indexes|indices|numbers?|blo
 """Fields of an object that stands for numbers: `group.page_ids`."""
 
 
+SEVERAL = frozenset({ANY_ITEM, "[:]", TO_COME})
+
+
 def matches(component: str, other: str) -> bool:
     """`[*]` stands for any item."""
     if component == other:
         return True
-    return (
-        component.startswith("[")
-        and other.startswith("[")
-        and ("[*]" in (component, other) or "[:]" in (component, other))
-    )
+    return component.startswith("[") and other.startswith("[") and bool({component, other} & SEVERAL)
 
 
 def begins_with(path: Path, prefix: Path) -> bool:

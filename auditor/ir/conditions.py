@@ -108,7 +108,8 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     if kind is ast.Is or (kind is ast.Eq and _held_by_another(left, right)):
         return Condition(key, positive, names, left, "same", right)
     stream = asks_for_a_stream(test)
-    return Condition(key, positive, names, left, stream) if stream else Condition(key, positive, names)
+    among = right if isinstance(right, ast.Name) else None
+    return Condition(key, positive, names, left, stream, among) if stream else Condition(key, positive, names)
 
 
 def _held_by_another(left: ast.expr, right: ast.expr) -> bool:

@@ -98,7 +98,8 @@ class ControlFlowLowering(AssignmentLowering):
         self.builder.emit(Constant(target, flag, False))
 
     def _iterated(self, node: ast.expr) -> Path:
-        """Iterating an intermediate container: it lives as long as the loop. `range(len(x))` goes over x."""
+        """Iterating an intermediate container: it lives as long as the loop. `range(len(x))` goes over x,
+        `range(1, len(x))` over `x[1:]`."""
         path = self.value(_counted(node) or node)
         if path[0][0] != "%":
             return path
@@ -136,7 +137,9 @@ class ControlFlowLowering(AssignmentLowering):
 
 def _counted(node: ast.expr) -> ast.expr | None:
     match node:
-        case ast.Call(func=ast.Name(id="range"), args=[ast.Call(func=ast.Name(id="len"), args=[counted])]):
+        case ast.Call(
+            func=ast.Name(id="range"), args=[*_, ast.Call(func=ast.Name(id="len"), args=[counted])]
+        ) if len(node.args) <= 2:
             return counted
     return None
 

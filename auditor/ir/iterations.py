@@ -101,6 +101,11 @@ def part_of(over: ast.expr) -> str:
     """The text of the slice that a loop goes over; empty where it goes over all."""
     if isinstance(over, ast.Subscript) and isinstance(over.slice, ast.Slice):
         return ast.unparse(over.slice)
+    match over:
+        case ast.Call(
+            func=ast.Name(id="range"), args=[first, ast.Call(func=ast.Name(id="len"), args=[ast.Name()])]
+        ):
+            return f"{ast.unparse(first)}:"
     return ""
 
 

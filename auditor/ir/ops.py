@@ -14,6 +14,9 @@ Roots: a local name, `%n` for an intermediate value, `@name` for a module's glob
 
 ANY_ITEM = "[*]"
 RESULT: Path = ("%return",)
+TO_COME = "[~]"
+"""An element of a generator: it begins when it is asked for, and nothing else has it then."""
+
 ITERATED = "iterated~"
 """Begins the hidden name of an intermediate container that a loop goes over."""
 

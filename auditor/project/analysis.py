@@ -19,7 +19,7 @@ from auditor.project.adoption.pool_call import PoolCall
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
-from auditor.project.code.candidates import CalledNames, called_as, may_define_pair
+from auditor.project.code.candidates import ITERATORS, CalledNames, called_as, may_define_pair
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
@@ -191,7 +191,8 @@ class Analysis:
         return self._followers[function]
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
-        special = function.name.startswith(("<", "__")) and function.name != "__call__"
+        asked = {"__call__", *ITERATORS}
+        special = function.name.startswith(("<", "__")) and function.name not in asked
         known = function in self.recogniser.acquiring or shows_the_same(function)
         if source.handle is Handle.NONE or special or known:
             return
@@ -282,7 +283,7 @@ class Analysis:
         """What else is wrong with leases, besides their loss."""
         endings = Endings(self.recogniser, self.effects)
         misused = Misused(self.project, self.recogniser, endings, self._calling, self._known)
-        return misused.misuses([outcome for outcome in outcomes if not outcome.acquisition.opened])
+        return misused.misuses([outcome for outcome in outcomes if outcome.acquisition.single])
 
     def _calling(self, words: set[str]) -> list[str]:
         return sorted(self.called.calling(self.relevant, words))

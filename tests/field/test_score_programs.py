@@ -5,10 +5,10 @@ import pytest
 from tests.field.score_programs import judged, programs
 
 KEPT = {
-    "strangers": (435, 150, set[str]()),
-    "serving": (472, 167, set[str]()),
-    "training": (446, 164, {"param_prefetch.py:134"}),
-    "services": (437, 142, {"rdma_transport.py:171"}),
+    "strangers": (435, 151, set[str]()),
+    "serving": (472, 168, set[str]()),
+    "training": (446, 165, {"param_prefetch.py:134"}),
+    "services": (437, 143, {"rdma_transport.py:171"}),
     "attention": (454, 159, set[str]()),
     "companies": (
         565,

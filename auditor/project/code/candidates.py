@@ -18,6 +18,8 @@ from auditor.source.both_ways import works_both_ways
 FEW = 40
 """So many names are looked for in a text one by one before all its calls are listed."""
 
+ITERATORS = frozenset({"__iter__", "__aiter__"})
+
 CLASS = re.compile(r"\n(?=class )")
 
 DEFINITION = re.compile(r"def(?<!\wdef)[ \t]+(\w+)")  # a literal first: searched several times as fast
@@ -92,6 +94,8 @@ def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
     """Last names by which a function may be called: its own, aliases of imports, and names of the modules
     that hold it."""
     names = {function.name}
+    if function.cls is not None and function.name in ITERATORS:
+        names.add(function.cls.name)  # who makes such an object goes over it
     imported = re.compile(rf"\b{function.name}[ \t]+as[ \t]+(\w+)")
     made = None
     if function.cls is not None and function.name in ("forward", "__call__"):

@@ -5,12 +5,11 @@ import re
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
-from auditor.flow.follow import EDGES, Followed, follow_acquire, known_at_nodes
+from auditor.flow.follow import EDGES, Followed
 from auditor.flow.held import Endings
-from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
-from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
 from auditor.project.code.bindings import TEST_FILE, own_name
@@ -27,9 +26,7 @@ from auditor.project.fields.ended_by_others import (
 )
 from auditor.project.leases.beginnings import (
     always_in_a_table,
-    asked,
     constants_beside,
-    handed_out,
     missing,
     of_parameters,
     of_receiver,
@@ -37,12 +34,13 @@ from auditor.project.leases.beginnings import (
 )
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
+from auditor.project.leases.following import Following
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.refusals import is_counted, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
-from auditor.project.meaning.sites import loops_around, site_nodes
+from auditor.project.meaning.sites import site_nodes
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.telling import said_by
 from auditor.project.outcome import Outcome, merged_outcome
@@ -58,24 +56,14 @@ AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complet
 """Functions that run the coroutines they are given and hand on what these return."""
 
 
-class Follower:
-    """Follows acquires of one function; what is known of its conditions is computed once."""
+class Follower(Following):
+    """Says what became of them."""
 
     def __init__(self, function: Function, effects: FunctionEffects, exceptions: str) -> None:
-        self.function = function
-        self.graph: Graph = function.graph
-        self.effects = effects
-        self.edges = EDGES[exceptions]
+        super().__init__(function, effects, EDGES[exceptions])
         self.in_test = TEST_FILE.search(function.module.path) is not None
         self.losses = Losses(function, effects, exceptions)
-        self._known: dict[int, Knowledge] | None = None
         note_rewritten_flags(function, effects.recogniser.calls)
-
-    @property
-    def known(self) -> dict[int, Knowledge]:
-        if self._known is None:
-            self._known = known_at_nodes(self.graph)
-        return self._known
 
     def outcome(self, call: ast.Call, source: Source | None = None) -> Outcome | None:
         """Of the lease that the call is known for, or of another that its result holds. None where the call
@@ -84,30 +72,17 @@ class Follower:
         for node in site_nodes(self.function, call):
             if node not in self.known:
                 continue
-            outcome = self._follow(node, source)
+            outcome = self._outcome_at(node, source)
             merged = outcome if merged is None else merged_outcome(merged, outcome)
         return merged
 
-    def _follow(self, node: int, source: Source | None) -> Outcome:
+    def _outcome_at(self, node: int, source: Source | None) -> Outcome:
         op = self.graph.ops[node]
         assert isinstance(op, Call)
-        acquisition = self.effects.acquisition(op, source)
-        assert acquisition is not None
-        known = self.known.get(node, NOTHING)
-        if acquisition.handle is Handle.RESULT:
-            known = known | handed_out(op, acquisition)
-        elif not acquisition.opened:
-            known = known | handed_out(op, acquisition) | asked(op)  # `if lock.acquire(blocking=False):`
-        known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
-        known = known | of_receiver(op, acquisition) | acquisition.given
-        lends = self.function.is_context_manager
+        acquisition = self.acquisition(node, source)
         if acquisition.managed or (acquisition.handle is Handle.RESULT and op.entered):
             return self._managed(op, acquisition)
-        loops = loops_around(self.function, op.at)
-        followed = follow_acquire(
-            self.graph, self.effects, acquisition, node, known, self.edges, lends, loops
-        )
-        return self._conclude(node, op, acquisition, followed)
+        return self._conclude(node, op, acquisition, self.followed(node, source))
 
     def _managed(self, op: Call, acquisition: Acquisition) -> Outcome:
         lease = self._lease(op, acquisition, ())
@@ -115,6 +90,8 @@ class Follower:
 
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
+        if endings.only_yielded:
+            endings.returned = endings.yielded  # its consumers'
         leaks = tuple(self.losses.leaks(node, followed))
         elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed
@@ -124,7 +101,7 @@ class Follower:
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
-        elsewhere = elsewhere or self._still_to_run(op) or counts_places(op.at, self.function)
+        elsewhere = elsewhere or self._still_to_run(op, acquisition) or counts_places(op.at, self.function)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
         detached = not endings.released and left_detached(op.at, self.function)
@@ -244,10 +221,11 @@ class Follower:
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
 
-    def _still_to_run(self, op: Call) -> bool:
+    def _still_to_run(self, op: Call, acquisition: Acquisition) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""
         targets, _, _ = self.effects.recogniser.calls.targets(self.function, op.at)
-        if not targets or not all(isinstance(target.node, ast.AsyncFunctionDef) for target in targets):
+        asynchronous = all(isinstance(target.node, ast.AsyncFunctionDef) for target in targets)
+        if not targets or not asynchronous or acquisition.by_generator:
             return False
         return any(
             isinstance(other, Call)

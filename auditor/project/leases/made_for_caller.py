@@ -15,9 +15,16 @@ def made_for_caller(recogniser: Recogniser, function: Function) -> bool:
     """Every return gives None or an object of the project made right there: `return Context(lease)`, or
     `context = Context(lease)`, of which only fields are touched before `return context`. What another
     function has made for this one is as good."""
-    returned = [node.value for node in statements_of(function.node) if isinstance(node, ast.Return)]
-    made = [value for value in returned if value is not None and not _is_none(value)]
+    given = map(_given, statements_of(function.node))
+    made = [value for value in given if value is not None and not _is_none(value)]
     return bool(made) and all(_is_made(recogniser, function, value) for value in made)
+
+
+def _given(statement: ast.stmt) -> ast.expr | None:
+    match statement:
+        case ast.Return(value=value) | ast.Expr(value=ast.Yield(value=value)):
+            return value
+    return None
 
 
 def shows_the_same(function: Function) -> bool:

@@ -1,6 +1,7 @@
-"""Calls of functions that leave a lease in one of their arguments."""
+"""Calls of functions that leave a lease in one of their arguments, or make what lends when gone over."""
 
 import ast
+from collections.abc import Iterable, Mapping
 
 from auditor.flow.effects import Position, Value
 from auditor.flow.operands import operands
@@ -9,7 +10,8 @@ from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Constant, Make, Path, is_temporary
 from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import is_bound, parameter_for
-from auditor.project.code.modules import Function
+from auditor.project.code.candidates import ITERATORS
+from auditor.project.code.modules import Class, Function
 from auditor.project.code.named_twice import names_of_object
 from auditor.project.meaning.source import Source
 
@@ -51,3 +53,11 @@ def places_in_argument(
         for position, path in operands(call)
         if parameter_for(target, position, is_bound(target, call.at)) == source.into
     )[:1]
+
+
+def lent_in_turns(lineage: Iterable[Class], lending: Mapping[Function, Source]) -> Source | None:
+    """`for buffer in Staged(pool, parts)`, whose `__iter__` lends one after the other."""
+    for cls in lineage:
+        for name in ITERATORS & cls.methods.keys():
+            return lending.get(cls.methods[name])
+    return None

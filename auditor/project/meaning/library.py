@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
 from auditor.flow.indirect import OVER
-from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
+from auditor.ir.ops import ANY_ITEM, TO_COME, Call, Path, is_temporary
 from auditor.project.meaning.exit_stacks import PUTTING
 
 BORROWING = frozenset(
@@ -24,6 +24,10 @@ SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "revers
                           "deque", "filter", "islice", "nlargest", "nsmallest", "copy",
                           "deepcopy", "as_completed", "shield", "wait_for", "aiter", "nullcontext",
                           "closing", "aclosing"})  # fmt: skip
+ON_DEMAND = frozenset({"iter", "aiter", "cast", "filter", "islice", "closing", "aclosing", "nullcontext",
+                       "wait_for", "shield"})  # fmt: skip
+"""Those that ask a generator for nothing yet."""
+
 ADDRESSES = frozenset({"c_void_p", "c_int", "c_size_t", "c_uint64"})
 """What makes an address or a descriptor of another type of number: it is the same one."""
 
@@ -93,6 +97,9 @@ THROUGH: Mapping[str, frozenset[Position]] = {
 """What Python's library makes over an open file, by the argument that is the file: closing it leaves that
 open (documentation of each: "Calling close() does not close fileobj")."""
 
+ASKING = frozenset({"__next__", "__anext__", "send", "asend"})
+"""Methods by which a generator is asked for the next element."""
+
 KEYED = frozenset({"pop", "get", "setdefault", "__getitem__"})
 """Methods of a dict that are about one key."""
 
@@ -114,6 +121,8 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
         return Treatment(result=result, leaves=True)
     if name == "clear":
         return Treatment(leaves=True)
+    if rest[0] == TO_COME and name in ASKING:
+        return Treatment(result=inner)
     if name in ("get", "setdefault", "__getitem__"):
         return Treatment(result=inner)
     if name == "items":
@@ -209,7 +218,8 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         return BORROWED  # `copy(source, target)` is no copy module's
     sampled = name == "sample" and call.receiver == ("@random",)
     if (name in SAME_CONTENT or sampled) and position != -1:
-        return Treatment(result=rest)
+        asked = rest[:1] == (TO_COME,) and name not in ON_DEMAND
+        return Treatment(result=(ANY_ITEM, *rest[1:]) if asked else rest)
     if (name in ADDRESSES or (name == "int" and _is_a_call(call.at.args))) and position == 0 and not rest:
         return Treatment(result=())
     if name == "int":
@@ -219,16 +229,16 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         index = f"[{position}]" if name != "enumerate" else "[1]"
         if isinstance(position, int) and position < len(call.args) and call.args[position][1]:
             return Treatment(result=(ANY_ITEM, ANY_ITEM, *rest[1:]))  # zip(*rows)
-        return Treatment(result=(ANY_ITEM, index, *inner))
+        return Treatment(result=(_each(rest), index, *inner))
     if name in CHAINING and position != -1:
-        return Treatment(result=(ANY_ITEM, *(rest[1:] if rest and rest[0].startswith("[") else rest)))
+        return Treatment(result=(_each(rest), *(rest[1:] if rest and rest[0].startswith("[") else rest)))
     if name in PASSED_ON and position in PASSED_AS:
         return Treatment(result=rest)
     if position in RUNNING_IN.get(name, ()) and _is_a_field(call, position):
         return BORROWED
     if name in SERVING and position != -1:
         return Treatment(result=(ANY_ITEM, *rest))
-    if name == "next" and position == 0:
+    if name in ("next", "anext") and position == 0:
         return Treatment(result=rest[1:])
     if name in ("getattr", "memoryview") and position == 0:
         return Treatment(result=(), maybe=True)
@@ -241,6 +251,11 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     if name in ("create_task", "ensure_future") and position == 0:
         return TAKEN
     return None
+
+
+def _each(rest: Path) -> str:
+    """`zip(names, frames(pool))` asks a generator for one after the other."""
+    return TO_COME if rest[:1] == (TO_COME,) else ANY_ITEM
 
 
 def _is_a_field(call: Call, position: Position) -> bool:

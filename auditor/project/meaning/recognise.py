@@ -11,7 +11,7 @@ from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.contexts import entered_by_hand
-from auditor.project.meaning.filling import is_owed_here, places_in_argument, told_of
+from auditor.project.meaning.filling import is_owed_here, lent_in_turns, places_in_argument, told_of
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
@@ -141,7 +141,7 @@ class Recogniser(Releases):
                 says_so = by is not None and not returns_something(by)
                 flags = frozenset({("", True)} if says_so else ())
                 return Source(each.name, "discovered", handle, Value.OBJECT, flags=flags, opened=True)
-        return None
+        return lent_in_turns(self.calls.model.lineage(cls), self.wrappers) if cls and by is None else None
 
     def _one_guess_of_several(self, function: Function, call: ast.Call, targets: Sequence[Function]) -> bool:
         """`holder.connect()` of an unknown holder, where one class's `connect` hands out what it opened and

@@ -49,7 +49,6 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
-
 RESERVING = frozenset({"reserve", "claim"})
 
 
