@@ -43,6 +43,7 @@ class AdapterManager:
         self.slots = slots
         self.max_rank = max_rank
         self.active: Dict[str, int] = {}
+        self.staged: Dict[str, int] = {}
         self.blocked: Set[str] = set()
 
     def _write(self, row: int, ad: Adapter) -> None:
@@ -84,13 +85,18 @@ class AdapterManager:
         self.active[ad.name] = row
         return row
 
-    def replace(self, ad: Adapter) -> bool:
-        row = self.slots.reserve()  # leak: the older row under the same name is overwritten and never unreserved
+    def restage(self, ad: Adapter) -> bool:
+        """Upload a newer version of an adapter that is staged already."""
+        row = self.slots.reserve()  # leak: the row staged before under the same name is overwritten and never unreserved
         if row < 0:
             return False
         self._write(row, ad)
-        self.active[ad.name] = row
+        self.staged[ad.name] = row
         return True
+
+    def unstage(self, name: str) -> None:
+        if name in self.staged:
+            self.slots.unreserve(self.staged.pop(name))
 
     def hot_swap(self, ad: Adapter) -> bool:
         row = self.slots.reserve()  # clean: near miss, the older row is unreserved before the entry changes

@@ -46,12 +46,14 @@ class ShardDataset(IterableDataset):
             f = self._open_checked(path)  # clean: near miss, closed after the inner loop, None is skipped
             if f is None:
                 continue
-            while True:
-                raw = f.read(self.seq_len * 2)
-                if len(raw) < self.seq_len * 2:
-                    break
-                yield torch.from_numpy(np.frombuffer(raw, dtype=np.uint16).astype(np.int64))
-            f.close()
+            try:
+                while True:
+                    raw = f.read(self.seq_len * 2)
+                    if len(raw) < self.seq_len * 2:
+                        break
+                    yield torch.from_numpy(np.frombuffer(raw, dtype=np.uint16).astype(np.int64))
+            finally:
+                f.close()
 
     def sample(self, n: int) -> List[torch.Tensor]:
         out: List[torch.Tensor] = []
