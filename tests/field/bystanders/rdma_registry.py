@@ -119,7 +119,7 @@ class TransferEngine:
         return sent
 
     def descriptor_size(self, tensor: torch.Tensor) -> int:
-        with self._lock:  # clean: with block
+        with self._lock:
             return len(self.link.encode(self.registrar.register(tensor)))  # leak: the key is a temporary and stays registered
 
     def shutdown(self) -> None:

@@ -88,7 +88,7 @@ class StreamGate:
         return s
 
     async def tokenize(self, text: str) -> list:
-        async with self.sem:  # clean: async with
+        async with self.sem:
             if not text:
                 return []
             return await self.engine.tokenize(text)
