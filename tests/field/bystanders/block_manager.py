@@ -78,7 +78,7 @@ class BlockManager:
         self.tables[child.seq_id] = copies
         return copies
 
-    def fork_checked(self, parent: Sequence, child: Sequence) -> List[int]:
+    def fork_copied(self, parent: Sequence, child: Sequence) -> List[int]:
         src = self.tables[parent.seq_id]
         copies: List[int] = []
         for _ in src:

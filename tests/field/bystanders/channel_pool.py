@@ -104,7 +104,7 @@ class Router:
             return reply
         return None
 
-    async def retry_clean(self, payload: Any, attempts: int = 3) -> Optional[Any]:
+    async def retry_timed(self, payload: Any, attempts: int = 3) -> Optional[Any]:
         for i in range(attempts):
             ch = await self.pool.checkout(self._pick())  # clean: near miss, the finally also serves continue and return
             try:

@@ -86,7 +86,7 @@ class TransferEngine:
         self.registrar.deregister(skey)
         return True
 
-    def exchange_safe(self, peer: str, send: torch.Tensor, recv: torch.Tensor) -> bool:
+    def exchange_pair(self, peer: str, send: torch.Tensor, recv: torch.Tensor) -> bool:
         skey = self.registrar.register(send)  # clean: near miss, the handler rolls it back
         try:
             rkey = self.registrar.register(recv)  # clean: deregistered at the end

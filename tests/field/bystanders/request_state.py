@@ -98,7 +98,7 @@ class DecodeWorker:
         st = self.requests.get(req_id)
         if st is None:
             return None
-        tmp = self.pool.acquire_row()  # clean: near miss, the live row is returned only after the copy and tmp goes back
+        tmp = self.pool.acquire_row()  # clean: near miss, None leads to a direct clone, otherwise tmp goes back
         if tmp is None:
             return self.pool.state[st.row].clone()
         self.pool.state[tmp].copy_(self.pool.state[st.row])
