@@ -8,7 +8,7 @@ from functools import cache, cached_property
 
 from auditor.flow.lists import GOING_OVER, RELISTING
 from auditor.ir.graph import Graph
-from auditor.ir.iterations import portion_of
+from auditor.ir.iterations import is_one, portion_of
 from auditor.ir.ops import Assume, Call, Constant, EndStatement, Havoc, InPlace, Next, Nop, Path
 
 COUNTING = frozenset({"range", "islice", "arange", "zip", "min", "repeat"})
@@ -41,7 +41,7 @@ class Portions:
             case ast.Compare(left=left, comparators=[right]):
                 return name not in (getattr(left, "id", None), getattr(right, "id", None))  # `ids[ids >= 0]`
             case ast.expr() as at:
-                return _number(at) is not None
+                return is_one(at)
         return False
 
     def _may_be_nothing(self, lower: ast.expr, name: str) -> bool:

@@ -119,5 +119,15 @@ def portion_of(value: ast.expr) -> str:
     if not isinstance(value, ast.Subscript):
         return ""
     at = value.slice.operand if isinstance(value.slice, ast.UnaryOp) else value.slice
-    number = isinstance(at, ast.Constant) and isinstance(at.value, int)
-    return ast.unparse(value.slice) if number or isinstance(at, ast.Slice | ast.Compare) else ""
+    parted = isinstance(at, ast.Slice | ast.Compare) or is_one(at)
+    return ast.unparse(value.slice) if parted else ""
+
+
+def is_one(at: ast.expr) -> bool:
+    """A number, or the first of some keys: `staged[groups[0]]`."""
+    match at:
+        case ast.Constant(value=each):
+            return isinstance(each, int)
+        case ast.UnaryOp(operand=inner) | ast.Subscript(value=ast.Name(), slice=inner):
+            return is_one(inner)
+    return False

@@ -37,7 +37,7 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.following import Following
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
-from auditor.project.leases.refusals import is_counted, refusals, undone_at
+from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import site_nodes
@@ -176,7 +176,7 @@ class Follower(Following):
         What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
         otherwise."""
         released = {node: held for node, held in followed.endings.released.items() if self._only_ends(node)}
-        if is_counted(acquisition):
+        if is_kept_by_others(acquisition):
             undone = undone_at(self.function)
             released = {
                 node: held for node, held in released.items() if id(self.graph.ops[node].at) not in undone

@@ -8,7 +8,7 @@ that takes from itself and answers `None` on one way, and what it took on anothe
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.flow.effects import Acquisition, Value
+from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
@@ -17,8 +17,9 @@ NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
 """Answers that say so by themselves, where on another way what is counted is kept."""
 
 
-def is_counted(acquired: Acquisition) -> bool:
-    return acquired.counts or acquired.value is Value.AMOUNT
+def is_kept_by_others(acquired: Acquisition) -> bool:
+    """A count, an amount, an object that is locked: whoever finds it noted may give it back."""
+    return acquired.counts or acquired.value is Value.AMOUNT or acquired.handle is Handle.RECEIVER
 
 
 def undone_at(function: Function) -> set[int]:
@@ -37,7 +38,7 @@ def refusals(
     function: Function, acquire: ast.Call, acquired: Acquisition, leaks: Sequence[Leak], kept: bool
 ) -> tuple[Leak, ...]:
     """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
-    if not (is_counted(acquired) or kept):
+    if not (is_kept_by_others(acquired) or kept):
         return ()
     returned = (node for node in statements_of(function.node) if isinstance(node, ast.Return))
     answers = {node.lineno: _text(node) for node in returned}

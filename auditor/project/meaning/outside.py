@@ -203,7 +203,7 @@ class OutsideEffects:
     def _is_module_call(self, call: Call) -> bool:
         """`self.proj(x)`: an nn.Module from elsewhere makes a new tensor."""
         owner = call.at.func
-        if not isinstance(owner, ast.Attribute):
+        if not isinstance(owner, ast.Attribute | ast.Name):
             return False
         held = self.recogniser.calls.model.type_of(self.function, owner)
         return isinstance(held, str) and ".nn." in held

@@ -22,7 +22,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
-from auditor.project.pools.telling_fields import telling_fields
+from auditor.project.pools.telling_fields import OBJECTS, telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
@@ -238,7 +238,7 @@ class Recogniser(Releases):
         )
 
     def _telling(self, source: Source) -> frozenset[str]:
-        if source.origin != "discovered" or source.value is not Value.OBJECT:
+        if source.origin != "discovered" or source.value not in OBJECTS:
             return frozenset()
         if source.protocol not in self._told_of:
             pairs = [pair for pair, _ in self.acquiring.values() if pair.name == source.protocol]

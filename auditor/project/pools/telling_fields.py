@@ -11,18 +11,26 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import lent_class
+from auditor.project.shapes.field_work import field_work
 
-_ONE = r"(?:int|float|bool|str|bytes|(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
+_ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
+_ONE = rf"(?:(?:int|float|bool|str|bytes)\b|{_ARRAY})"
 PLAIN = re.compile(
     rf"(?:Optional\[)?(?:{_ONE}|(?:[Dd]ict|[Ll]ist|[Ss]et|Sequence|deque)\[(?:{_ONE}(?:, )?)+\])"
 )
 """Annotations of what cannot hold the object that it is a field of."""
 
+MEMORY = re.compile(rf"(?:Optional\[)?{_ARRAY}")
+"""The same of an object that stands for a number: whoever has the number may give it back."""
+
+
+OBJECTS = (Value.OBJECT, Value.INDEX)
+
 
 def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
     """As pieces of paths: `.sent`. None where the pool takes back less than the object, or knows it by the
     field."""
-    halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value is Value.OBJECT]
+    halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value in OBJECTS]
     if pair.owner is None or not halves:
         return frozenset()
     lent = {lent_class(model, pair.owner, half.function) for half in halves}
@@ -32,7 +40,8 @@ def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
         cls = _by_type_argument(model, pair.owner)
     if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
         return frozenset()
-    plain = {name for each in model.lineage(cls) for name in _plain_fields(each)}
+    told = PLAIN if all(half.value is Value.OBJECT for half in halves) else MEMORY
+    plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
     books = pair.owner.text
     return frozenset(f".{name}" for name in plain if not re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books))
 
@@ -62,6 +71,7 @@ def _wants(model: ClassModel, half: Half, cls: Class, promised: set[str]) -> boo
     if half.handle is Handle.RECEIVER:
         return True
     arguments = getattr(half.function.node, "args", None)
+    kept = field_work(half.function).put  # back in the store that it was taken from
     for told in arguments.args[1:] if arguments is not None else ():
         if told.annotation is not None:
             if ast.unparse(told.annotation) in promised:
@@ -71,44 +81,46 @@ def _wants(model: ClassModel, half: Half, cls: Class, promised: set[str]) -> boo
                 return True
         if re.search(rf"\b{told.arg}\.\w+", half.function.text):
             return True
+        if any(isinstance(put.value, ast.Name) and put.value.id == told.arg for put in kept):
+            return True
     return False
 
 
-def _plain_fields(cls: Class) -> Iterator[str]:
+def _plain_fields(cls: Class, plain: re.Pattern[str]) -> Iterator[str]:
     for node in cls.node.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
-                if PLAIN.match(ast.unparse(annotation)):
+                if plain.match(ast.unparse(annotation)):
                     yield name
     init = cls.methods.get("__init__")
     if init is not None:
-        yield from _set_plainly(init)
-        yield from _annotated(init)
+        yield from _set_plainly(init, plain)
+        yield from _annotated(init, plain)
 
 
-def _set_plainly(init: Function) -> Iterator[str]:
+def _set_plainly(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
     """`self.sent = 0`, and `self.rank = rank` of an annotated parameter."""
     own = own_name(init) or ""
     arguments = getattr(init.node, "args", None)
-    told = {each.arg for each in arguments.args if _is_plain(each.annotation)} if arguments else set()
+    told = {each.arg for each in arguments.args if _is_plain(each.annotation, plain)} if arguments else set()
     for target, value in assignments(init):
         name = own_attribute(target, own)
         if name is None:
             continue
-        constant = isinstance(value, ast.Constant) and value.value is not None
+        constant = plain is PLAIN and isinstance(value, ast.Constant) and value.value is not None
         if constant or (isinstance(value, ast.Name) and value.id in told):
             yield name
 
 
-def _annotated(init: Function) -> Iterator[str]:
+def _annotated(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
     """`self.vocab: dict[str, int] = {}`"""
     own = own_name(init) or ""
     for node in statements_of(init.node):
-        if isinstance(node, ast.AnnAssign) and _is_plain(node.annotation):
+        if isinstance(node, ast.AnnAssign) and _is_plain(node.annotation, plain):
             name = own_attribute(node.target, own)
             if name is not None:
                 yield name
 
 
-def _is_plain(annotation: ast.expr | None) -> bool:
-    return annotation is not None and PLAIN.match(ast.unparse(annotation)) is not None
+def _is_plain(annotation: ast.expr | None, plain: re.Pattern[str]) -> bool:
+    return annotation is not None and plain.match(ast.unparse(annotation)) is not None
