@@ -31,6 +31,8 @@ SETS = (
     "exam",
     "practice",
     "verdicts",
+    "outsiders",
+    "bystanders",
 )
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
