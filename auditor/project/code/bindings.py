@@ -60,6 +60,16 @@ def names_bound(node: ast.stmt) -> Iterator[str]:
             targets += target.elts
 
 
+def suites_of(function: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The statement lists among them."""
+    yield list(getattr(function, "body", []))
+    for statement in statements_of(function):
+        for name in ("body", "orelse", "finalbody"):
+            yield from [suite] if (suite := getattr(statement, name, [])) else []
+        for handler in getattr(statement, "handlers", ()):
+            yield handler.body
+
+
 def given_to(function: Function, name: str) -> Iterator[ast.expr]:
     """What plain assignments give to a local name."""
     for node in statements_of(function.node):

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.ir.scope import parameters_of
-from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name
+from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.protocols.vocabulary import split
@@ -45,7 +45,8 @@ def measures_only(method: Function, family: Sequence[Function], field: str) -> b
 def asks_other_things(method: Function, family: Sequence[Function], field: str, begun: ast.Call) -> bool:
     """All its conditions read fields of its object that say nothing of this one: no method but the
     constructor decides them and has to do with this one as well, none is a promise to keep it, and none asks
-    whether there is a pool at all."""
+    whether there is a pool at all. Where the method ends another field before it asks, which was filled with
+    this one, there is something to end; then only marks that it leaves for its next call say otherwise."""
     own = own_name(method)
     if own is None:
         return False
@@ -53,8 +54,12 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     asked = [set(_own_attributes(test, method, own)) for test in tests]
     all_asked = set().union(*asked)
     involved = [each for each in family if each.name != "__init__" and _moves(each, field)]
-    decided = {own_attribute(target, own_name(each) or "") for each in involved for target in _written(each)}
     others = [each for each in involved if each is not method]
+    beginner = next((each for each in family if begun in each.calls), None)
+    begins_to_end = beginner is not None and _ends_another(method, own, field, beginner, tests)
+    deciding = [each for each in others if each is not beginner] if begins_to_end else involved
+    decided = {own_attribute(target, own_name(each) or "") for each in deciding for target in _written(each)}
+    decided |= set(_marked(method, own))
     keeping = (each for each in others if not any(_given_to(each, own_name(each) or "", field)))
     emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
@@ -67,6 +72,39 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(_asks_for(test, own, lender) for test in tests for lender in lenders)
     )
+
+
+def _ends_another(
+    method: Function, own: str, field: str, beginner: Function, tests: Sequence[ast.expr]
+) -> bool:
+    """`self.data.close()` before the first of these conditions, of what `begin` always puts beside it."""
+    beside = {
+        name
+        for target, value in assignments(beginner)
+        if isinstance(value, ast.Call) and (name := own_attribute(target, own_name(beginner) or ""))
+        if name != field and begins_always(beginner, value, name)
+    }
+    first = min((test.lineno for test in tests), default=0)
+    chosen = {
+        id(inner) for node in ast.walk(method.node) if isinstance(node, CHOOSING) for inner in ast.walk(node)
+    }
+    before = (call for call in method.calls if call.lineno < first and id(call) not in chosen)
+    return any(
+        ENDING.search(call.func.attr) and own_attribute(each, own) in beside
+        for call in before
+        if isinstance(call.func, ast.Attribute)
+        for each in (call.func.value, *call.args)
+    )
+
+
+def _marked(method: Function, own: str) -> Iterator[str]:
+    """`self.finished = True`, `self.users -= 1`: by these it knows whether it was called before."""
+    for node in ast.walk(method.node):
+        match node:
+            case ast.AugAssign(target=target):
+                yield own_attribute(target, own) or ""
+            case ast.Assign(targets=targets, value=ast.Constant(value=True | False | None)):
+                yield from (own_attribute(target, own) or "" for target in targets)
 
 
 def asks_how_it_went(method: Function, field: str) -> bool:
@@ -115,11 +153,32 @@ def _emptied(method: Function) -> Iterator[str]:
 
 
 def _has_one_end(method: Function, own: str, field: str) -> bool:
-    """One call gives it back; where another is given it, that may keep it: `self.sink.take(self.buffer)`."""
-    ending = {ast.unparse(call.func) for call in _given_to(method, own, field)}
-    by_itself = (each.func for each in method.calls if isinstance(each.func, ast.Attribute))
-    ended = any(ENDING.search(func.attr) and own_attribute(func.value, own) == field for func in by_itself)
+    """One call gives it back; where another is given it, that may keep it, `self.sink.take(self.buffer)`,
+    unless its own end comes next."""
+    worked_with = {id(node) for node in _before_its_end(method, own, field)}
+    given = (call for call in _given_to(method, own, field) if id(call) not in worked_with)
+    ending = {ast.unparse(call.func) for call in given}
+    ended = any(_ends_itself(call, own, field) for call in method.calls)
     return len(ending) + ended < 2
+
+
+def _before_its_end(method: Function, own: str, field: str) -> Iterator[ast.AST]:
+    """`json.dump(rows, self.index)`, followed by `self.index.close()`."""
+    for suite in suites_of(method.node):
+        ends = [
+            number
+            for number, each in enumerate(suite)
+            if isinstance(each, ast.Expr) and _ends_itself(each.value, own, field)
+        ]
+        for statement in suite[: max(ends, default=0)]:
+            yield from ast.walk(statement) if isinstance(statement, ast.Expr) else ()
+
+
+def _ends_itself(call: ast.expr, own: str, field: str) -> bool:
+    match call:
+        case ast.Call(func=ast.Attribute(value=ended, attr=way)):
+            return ENDING.search(way) is not None and own_attribute(ended, own) == field
+    return False
 
 
 def _given_to(method: Function, own: str, field: str) -> Iterator[ast.Call]:

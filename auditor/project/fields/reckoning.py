@@ -129,16 +129,27 @@ def _is_nothing(value: ast.expr) -> bool:
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Another method that takes from the same pool does look what is in its field, or what stands under the
-    same key in its table."""
+    same key in its table, and the key comes no earlier to this one than to that."""
     key = None if filling.key is None else ast.unparse(filling.key)
     for method in family:
         own = own_name(method)
         if method is not filling.method and own is not None and method.name != "__init__":
             for other in all_fillings(method, own):
                 alike = (None if other.key is None else ast.unparse(other.key)) == key
-                if alike and looks_and_takes(other, call):
+                if alike and looks_and_takes(other, call) and not _makes_known(filling, method, family):
                     return True
     return False
+
+
+def _makes_known(filling: Filling, later: Function, family: Sequence[Function]) -> bool:
+    """`add` enters the key in another table as well, `self.params[key] = params`, from which it is taken some
+    time, and the later method does not: that one may come again to a key that came to `add` once."""
+    if filling.key is None or COMING.match(filling.method.name) is None:
+        return False
+    beside = [each for each in all_fillings(filling.method, filling.owner) if each.key is not None]
+    entered = {each.field for each in beside if each.key is not None and same(each.key, filling.key)}
+    entered -= {each.field for each in all_fillings(later, own_name(later) or "")} | {filling.field}
+    return any(takes_out(method, field) for field in entered for method in family)
 
 
 def all_fillings(method: Function, owner: str) -> Iterator[Filling]:

@@ -4,7 +4,7 @@ being counted down takes a place of the limit with it."""
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, own_name, suites_of
 from auditor.project.code.modules import last_part
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
@@ -43,21 +43,12 @@ def _counts_what_it_makes(works: Sequence[FieldWork], counter: str, stores: set[
 def _changing(work: FieldWork, counter: str, way: type[ast.operator]) -> Iterator[list[ast.stmt]]:
     """The statement lists in which the counter is changed."""
     own = own_name(work.method) or ""
-    for suite in _suites(work.method.node):
+    for suite in suites_of(work.method.node):
         for statement in suite:
             match statement:
                 case ast.AugAssign(target=target, op=op) if isinstance(op, way):
                     if own_attribute(target, own) == counter:
                         yield suite
-
-
-def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    yield list(getattr(node, "body", []))
-    for statement in statements_of(node):
-        for name in ("body", "orelse", "finalbody"):
-            yield from [suite] if (suite := getattr(statement, name, [])) else []
-        for handler in getattr(statement, "handlers", ()):
-            yield handler.body
 
 
 def _makes(suite: list[ast.stmt]) -> bool:

@@ -2,7 +2,7 @@
 the store's own books say that it does not belong there."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
@@ -48,14 +48,32 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     if not asked.known:
         return False
     books = bool((asked.words - {word for name in names for word in split(name)}) & BOOKS)
+    by_caller = _is_held_against(test, own_parameters(function))
     if books and of_those_in_use(stock, function, taking):
-        return not _kept_by_others(stock, function, asked)
-    if books or _asks_own_books(stock, function, asked):
+        return by_caller or not _kept_by_others(stock, function, asked)
+    if books or (_asks_own_books(stock, function, asked) and not by_caller):
         return False
     single = {id(side) for node in asked.nodes for side in _compared_alone(node)}
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def _is_held_against(test: ast.expr, told: Sequence[str]) -> bool:
+    """`self.blocks[number].key == keep`, `now - page.stamp < self.limit`: what one caller says, the store's
+    books do not know. What he says may as well be where to look: `self.blocks[keep].number == number`."""
+    compared = [node for node in ast.walk(test) if isinstance(node, ast.Compare)]
+    looked_up = {
+        id(part)
+        for node in ast.walk(test)
+        for where in ([node.slice] if isinstance(node, ast.Subscript) else getattr(node, "args", ()))
+        for part in ast.walk(where)
+    }
+    return any(
+        isinstance(node, ast.Name) and node.id in told and id(node) not in looked_up
+        for each in compared
+        for node in ast.walk(each)
+    )
 
 
 def of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
