@@ -70,11 +70,11 @@ class Untouched:
         return (path[0],) in self.places or path in self.places
 
     def is_spelled_in(self, at: ast.AST) -> bool:
-        """Whether a simple statement or an expression mentions it: `self.storage[page : page + 1]`."""
-        return isinstance(at, SIMPLE) and any(
-            isinstance(node, ast.Name) and (node.id,) in self.places and isinstance(node.ctx, ast.Load)
-            for node in ast.walk(at)
-        )
+        """Whether a simple statement or an expression mentions it: `self.storage[page : page + 1]`. With
+        `return page if fits else None` each way tells."""
+        simple = isinstance(at, SIMPLE) and not isinstance(getattr(at, "value", at), ast.IfExp)
+        names = (node for node in ast.walk(at) if isinstance(node, ast.Name)) if simple else ()
+        return any((each.id,) in self.places and isinstance(each.ctx, ast.Load) for each in names)
 
 
 class Setting(Protocol):

@@ -129,27 +129,47 @@ def _is_nothing(value: ast.expr) -> bool:
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Another method that takes from the same pool does look what is in its field, or what stands under the
-    same key in its table, and the key comes no earlier to this one than to that."""
+    same key in its table."""
     key = None if filling.key is None else ast.unparse(filling.key)
     for method in family:
         own = own_name(method)
         if method is not filling.method and own is not None and method.name != "__init__":
             for other in all_fillings(method, own):
                 alike = (None if other.key is None else ast.unparse(other.key)) == key
-                if alike and looks_and_takes(other, call) and not _makes_known(filling, method, family):
+                if alike and looks_and_takes(other, call):
                     return True
     return False
 
 
-def _makes_known(filling: Filling, later: Function, family: Sequence[Function]) -> bool:
-    """`add` enters the key in another table as well, `self.params[key] = params`, from which it is taken some
-    time, and the later method does not: that one may come again to a key that came to `add` once."""
-    if filling.key is None or COMING.match(filling.method.name) is None:
+def makes_known(filling: Filling, later: Function, family: Sequence[Function]) -> bool:
+    """It enters the key elsewhere as well, `self.params[key] = params`, `self.live.add(key)`, from where that
+    goes some time, and the later method does not: that one may come again for a key, this one comes once."""
+    if filling.key is None or (own := own_name(later)) is None:
         return False
-    beside = [each for each in all_fillings(filling.method, filling.owner) if each.key is not None]
-    entered = {each.field for each in beside if each.key is not None and same(each.key, filling.key)}
-    entered -= {each.field for each in all_fillings(later, own_name(later) or "")} | {filling.field}
-    return any(takes_out(method, field) for field in entered for method in family)
+    known = _entered(filling.method, filling.owner, filling.key) - _entered(later, own, filling.key)
+    known -= {filling.field}
+    return any(
+        takes_out(method, field) or _strikes_off(method, field) for field in known for method in family
+    )
+
+
+def _entered(method: Function, owner: str, key: ast.expr) -> set[str]:
+    """Tables and sets of the object that hold the key afterwards."""
+    found = {
+        each.field for each in all_fillings(method, owner) if each.key is not None and same(each.key, key)
+    }
+    for call in method.calls:
+        match call:
+            case ast.Call(func=ast.Attribute(value=held, attr="add"), args=[entered]):
+                if same(made_of(method, entered), key) and (field := own_attribute(held, owner)):
+                    found.add(field)
+    return found
+
+
+def _strikes_off(method: Function, field: str) -> bool:
+    own = own_name(method) or ""
+    ways = (call.func for call in method.calls if isinstance(call.func, ast.Attribute))
+    return any(way.attr in ("discard", "remove") and own_attribute(way.value, own) == field for way in ways)
 
 
 def all_fillings(method: Function, owner: str) -> Iterator[Filling]:

@@ -52,6 +52,7 @@ from auditor.project.fields.reckoning import (
     COMING,
     SETTING,
     goes_on,
+    makes_known,
     others_look_first,
     puts_in,
     takes_out,
@@ -156,9 +157,9 @@ class Refilling(TakenOut):
             return False
         if replaces_what_is_known(filling, family):
             return True
-        again = (
-            known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, family)
-        )
+        comes = _comes_in_pairs(filling.method.name)
+        alike = [each for each in family if not (comes and makes_known(filling, each, family))]
+        again = known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, alike)
         return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
