@@ -35,11 +35,6 @@ def own_attribute(target: ast.expr, owner: str) -> str | None:
     return None
 
 
-def own_name(function: Function) -> str | None:
-    """`self`: what a method does to its own fields is asked of the class's family instead."""
-    return function.owner
-
-
 def names_bound(node: ast.stmt) -> Iterator[str]:
     """Names that a statement binds, or says something about."""
     targets: list[ast.expr] = []

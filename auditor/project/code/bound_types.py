@@ -4,7 +4,7 @@ import ast
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
-from auditor.project.code.bindings import names_bound, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import names_bound, own_attribute, statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
@@ -150,7 +150,7 @@ class BoundTypes(Lineage):
 
     def _bind(self, function: Function, node: Binder, types: dict[str, Type | None]) -> None:
         match node:
-            case ast.arg(arg=name) if name == own_name(function):
+            case ast.arg(arg=name) if name == function.owner:
                 types[name] = function.cls
             case ast.arg(arg=name, annotation=ast.expr() as annotation):
                 self._write(function, name, (function.module, annotation), types)

@@ -6,14 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from auditor.ir.ops import Call, Store
-from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 
 
 def note_rewritten_flags(function: Function, calls: Calls) -> None:
     """Tell the function's graph which of its calls write a field that it stores and tests itself."""
-    graph, own = function.graph, own_name(function)
+    graph, own = function.graph, function.owner
     kept = {
         op.target[1]
         for op in graph.ops
@@ -32,7 +31,7 @@ def note_rewritten_flags(function: Function, calls: Calls) -> None:
 
 
 def _written(method: Function) -> Iterator[str]:
-    own = own_name(method)
+    own = method.owner
     for node in ast.walk(method.node):
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute, ctx=ast.Store()) if name == own:

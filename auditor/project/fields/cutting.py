@@ -4,7 +4,7 @@ length that it fills again, a dict that it makes anew of some keys."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
@@ -17,7 +17,7 @@ FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
 
 def cut_off(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
     """The statements that do so, in a method that gives nothing back and looks at nothing inside."""
-    own = own_name(method)
+    own = method.owner
     if own is None or any(looks_releasing(call) for call in method.calls):
         return
     bounded = _has_a_length(method, attribute)

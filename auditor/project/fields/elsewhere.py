@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Set
 
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
@@ -86,7 +86,7 @@ def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]
         if attribute in cls.methods:
             yield module.path, cls.qualname  # a property
         for method in cls.methods.values():
-            own = own_name(method)
+            own = method.owner
             for node in ast.walk(method.node):
                 match node:
                     case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if (
@@ -104,7 +104,7 @@ def released_attributes(
 ) -> dict[str, set[str]]:
     """Attributes whose values reach a releasing call in this function, flow-insensitively, and of what
     object; of the method's own only if it is not `of_others`. `known` are calls that are known to release."""
-    own = own_name(function) if of_others else None
+    own = function.owner if of_others else None
     releasing = [call for call in function.calls if call in known or looks_releasing(call)]
     found: dict[str, set[str]] = {}
     if not releasing:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
-from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Class, Function, last_part
 
 PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "Exception", "NamedTuple", "Module"})
@@ -190,8 +189,8 @@ def _is_named(argument: ast.expr, name: str) -> bool:
 def destroyed_with_its_maker(acquire: ast.Call, function: Function, family: Iterable[Function]) -> bool:
     """`self.ctx.socket(...)`, and a method that always runs `self.ctx.destroy()`."""
     match acquire.func:
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name), attr=maker)) if name == own_name(
-            function
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name), attr=maker)) if (
+            name == function.owner
         ):
             return any(_always_destroys(method, maker) for method in family)
     return False
@@ -215,7 +214,7 @@ def _always_destroys(method: Function, maker: str) -> bool:
 
 def reached_through(method: Function, attribute: str) -> bool:
     """`__getattr__` that answers with the field's own methods, its `close` among them."""
-    own = own_name(method)
+    own = method.owner
     if method.name != "__getattr__":
         return False
     for call in method.calls:

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.ir.scope import parameters_of
-from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, suites_of
+from auditor.project.code.bindings import assignments, given_to, own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.protocols.vocabulary import split
@@ -31,7 +31,7 @@ def measures_only(method: Function, family: Sequence[Function], field: str) -> b
     """It asks for more or less of something, and for nothing else but whether there is anything to give back.
 
     A flag, or a count of entries, may say that there is nothing; a time and a size say nothing of that."""
-    own = own_name(method)
+    own = method.owner
     if own is None:
         return False
     tests = [
@@ -47,7 +47,7 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     constructor decides them and has to do with this one as well, none is a promise to keep it, and none asks
     whether there is a pool at all. Where the method ends another field before it asks, which was filled with
     this one, there is something to end; then only marks that it leaves for its next call say otherwise."""
-    own = own_name(method)
+    own = method.owner
     if own is None:
         return False
     tests = [test for test in _deciding(method, own, field) if not _is_of_the_exception(test, method)]
@@ -58,9 +58,9 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     beginner = next((each for each in family if begun in each.calls), None)
     begins_to_end = beginner is not None and _ends_another(method, own, field, beginner, tests)
     deciding = [each for each in others if each is not beginner] if begins_to_end else involved
-    decided = {own_attribute(target, own_name(each) or "") for each in deciding for target in _written(each)}
+    decided = {own_attribute(target, each.owner or "") for each in deciding for target in _written(each)}
     decided |= set(_marked(method, own))
-    keeping = (each for each in others if not any(_given_to(each, own_name(each) or "", field)))
+    keeping = (each for each in others if not any(_given_to(each, each.owner or "", field)))
     emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
     return (
@@ -81,7 +81,7 @@ def _ends_another(
     beside = {
         name
         for target, value in assignments(beginner)
-        if isinstance(value, ast.Call) and (name := own_attribute(target, own_name(beginner) or ""))
+        if isinstance(value, ast.Call) and (name := own_attribute(target, beginner.owner or ""))
         if name != field and begins_always(beginner, value, name)
     }
     first = min((test.lineno for test in tests), default=0)
@@ -109,7 +109,7 @@ def _marked(method: Function, own: str) -> Iterator[str]:
 
 def asks_how_it_went(method: Function, field: str) -> bool:
     """All its conditions are about the exception that `__exit__` is told of."""
-    own = own_name(method)
+    own = method.owner
     tests = list(_deciding(method, own, field)) if own is not None else []
     return bool(tests) and all(_is_of_the_exception(test, method) for test in tests)
 
@@ -147,7 +147,7 @@ def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
 def _emptied(method: Function) -> Iterator[str]:
     """Fields that it sets to nothing: the work is done that they tell of, and the lease is still there."""
     for target, value in assignments(method):
-        field = own_attribute(target, own_name(method) or "")
+        field = own_attribute(target, method.owner or "")
         if field is not None and isinstance(value, ast.Constant) and not value.value:
             yield field
 
@@ -199,7 +199,7 @@ def _parts(test: ast.expr) -> Iterator[ast.expr]:
 
 def begins_always(function: Function, call: ast.Call, field: str) -> bool:
     """Every call of the function that goes well gets as far as that, or has found the field filled."""
-    own = own_name(function) or ""
+    own = function.owner or ""
     for statement in function.node.body if isinstance(function.node.body, list) else ():
         parts = list(ast.walk(statement))
         looks = isinstance(statement, ast.If) and _asks_for(statement.test, own, field)
@@ -275,7 +275,7 @@ def _changing(family: Sequence[Function]) -> set[str]:
     """Fields that change while the object is in use, or count."""
     found = set()
     for method in family:
-        own = own_name(method) or ""
+        own = method.owner or ""
         for node in ast.walk(method.node):
             match node:
                 case ast.AugAssign(target=ast.Attribute() as changed):

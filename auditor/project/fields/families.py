@@ -13,7 +13,6 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
-from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.cutting import cut_off
@@ -78,7 +77,7 @@ class Families:
     def _over_zero(self, outcome: Outcome, method: Function, path: Path) -> ast.stmt | None:
         """What it asks before it gives back a number, and 0 is false."""
         deeper = self.whole.get(path, path) != path  # `if rows:` asks for a list of them
-        if not outcome.acquisition.from_zero or own_name(method) is None or deeper:
+        if not outcome.acquisition.from_zero or method.owner is None or deeper:
             return None
         names = self.recogniser.ending_names(outcome.acquisition.protocol)
         ending = [call for call in method.calls if last_name(call) in names]
@@ -126,7 +125,7 @@ class Families:
         whole = self.whole.get(path, path)
         found: Iterable[ast.stmt] = ()
         if path[2:] == (ANY_ITEM,) and whole[-1][1:-1].isdigit():
-            answers = {each: self._asked_of(outcome, each, whole) for each in family if own_name(each)}
+            answers = {each: self._asked_of(outcome, each, whole) for each in family if each.owner}
             ended = any(answer.fate is not Fate.BORROW or answer.result for answer in answers.values())
             found = () if ended else taken_apart(method, path[1][1:])
         elif path[2:] == (ANY_ITEM,):
@@ -155,7 +154,7 @@ class Families:
                     continue
                 for node in ast.walk(function.node):
                     if isinstance(node, ast.Attribute) and node.attr == method.name:
-                        on_itself = isinstance(node.value, ast.Name) and node.value.id == own_name(function)
+                        on_itself = isinstance(node.value, ast.Name) and node.value.id == function.owner
                         if not on_itself or id(function) in own:
                             return True
         return False
@@ -175,7 +174,7 @@ class Families:
             ops = function.graph.ops
         except (TooLarge, RecursionError):
             return False
-        effects, own = self.effects_of(function), own_name(function)
+        effects, own = self.effects_of(function), function.owner
         value, protocol = outcome.acquisition.value, outcome.acquisition.protocol
         return any(
             isinstance(op, Call)

@@ -13,7 +13,6 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
-from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
@@ -141,9 +140,7 @@ class Fields(Refilling):
         """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life."""
         function, op = outcome.function, outcome.call.func
         own = (
-            isinstance(op, ast.Attribute)
-            and isinstance(op.value, ast.Name)
-            and op.value.id == own_name(function)
+            isinstance(op, ast.Attribute) and isinstance(op.value, ast.Name) and op.value.id == function.owner
         )
         return own and function.cls in self.pools
 
@@ -205,7 +202,7 @@ class Fields(Refilling):
         attribute = path[1][1:]
         for method in family:
             escapes = escaped_by_name(method) or escapes
-            if own_name(method) is None or not mentions(method, attribute):
+            if method.owner is None or not mentions(method, attribute):
                 continue
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
                 escapes = True

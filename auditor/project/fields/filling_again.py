@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.ir.calls import LOGGING
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute, statements_of
 from auditor.project.code.modules import Function
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
@@ -70,7 +70,7 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     aside = [*only_says(filling), *(each for ask in leaving(filling) for each in ask.body)]
     said = {id(node) for each in aside for node in ast.walk(each)}
     nodes = [node for node in before(filling) if id(node) not in said]
-    own = own_name(filling.method)
+    own = filling.method.owner
     if own is None or any(_speaks_of(node, filling.field) for node in nodes):
         return True
     found = found_in_a_table(filling.method, filling.owner)
@@ -147,7 +147,7 @@ def moved_on(filling: Filling) -> Iterator[Filling]:
 
 def found_in_a_table(method: Function, name: str) -> ast.expr | None:
     """`session = self.sessions[key]`, `self.sessions.get(key)`, `self.find(key)`, and never another one."""
-    own = own_name(method) or ""
+    own = method.owner or ""
     bound = [
         node
         for node in ast.walk(method.node)
@@ -206,7 +206,7 @@ def _calls_who_speaks(
     return not methods or any(
         any(_speaks_of(node, field) for node in ast.walk(method.node))
         or any(
-            _calls_who_speaks(inner, own_name(method) or "", field, family, seen | {called})
+            _calls_who_speaks(inner, method.owner or "", field, family, seen | {called})
             for inner in method.calls
         )
         for method in methods

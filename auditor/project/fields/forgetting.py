@@ -9,7 +9,6 @@ from auditor.project.code.bindings import (
     assignments,
     given_to,
     own_attribute,
-    own_name,
     statements_of,
 )
 from auditor.project.code.modules import Function
@@ -87,7 +86,7 @@ def all_from_others(releases: Iterable[ast.Call], method: Function, attribute: s
 
 def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
     """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field."""
-    own = own_name(method)
+    own = method.owner
     for argument in call.args:
         given = given_to(method, argument.id) if isinstance(argument, ast.Name) else [argument]
         fields = {
@@ -104,7 +103,7 @@ def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
 def emptying(method: Function, attribute: str) -> set[int]:
     """Lines of `self.lease = None` in a method that others call, which are not about what has failed or has
     gone elsewhere."""
-    own = own_name(method)
+    own = method.owner
     if own is None or method.name.startswith("_") or not PARTING.isdisjoint(split(method.name)):
         return set()
     failed = {
@@ -145,7 +144,7 @@ def for_good(
 
 def starts_anew(method: Function, attribute: str, pools: set[str]) -> bool:
     """The pool with the table: `self.pool = Pool()`, `self.pool.reset()`."""
-    own = own_name(method) or ""
+    own = method.owner or ""
     made = {own_attribute(target, own) for target, _ in assignments(method)}
     return not pools.isdisjoint(made) or any(_renews_another(call, attribute) for call in method.calls)
 
@@ -161,7 +160,7 @@ def _renews_another(call: ast.Call, attribute: str) -> bool:
 
 def escaped_by_name(method: Function) -> bool:
     """`getattr(self, name)` reaches every field, in a method that releases something, or hands it on."""
-    own = own_name(method)
+    own = method.owner
     calls = list(method.calls)
     dynamic = any(
         last_name(call) in ("getattr", "vars")
@@ -188,7 +187,7 @@ def _is_given_it(method: Function, call: ast.Call) -> bool:
 
 def shared(method: Function, attribute: str) -> bool:
     """A constructor has the field from its caller, or hands it to somebody else, who has it as well."""
-    own = own_name(method)
+    own = method.owner
     given = (
         argument for call in method.calls for argument in (*call.args, *(k.value for k in call.keywords))
     )

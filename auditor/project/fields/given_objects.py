@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, before, found_in_a_table
@@ -47,7 +47,7 @@ def in_each_step(filling: Filling, family: Sequence[Function], enders: Sequence[
     that ends what is there on a condition only, or never."""
     ending = {ender.name for ender in enders}
     for caller in family:
-        own = own_name(caller)
+        own = caller.owner
         if own is None or not STEPPING.match(caller.name):
             continue
         for loop in statements_of(caller.node):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
@@ -22,7 +22,7 @@ def given_field(function: Function, places: Iterable[Path]) -> Path | None:
     """The place, if this is a field of what the function was given, and so are the others."""
     held = set(places)
     given = [place for place in held if len(place) == 2 and place[0] in function.parameters]
-    if len(given) != 1 or given[0][0] == own_name(function) or len({place[-1] for place in held}) != 1:
+    if len(given) != 1 or given[0][0] == function.owner or len({place[-1] for place in held}) != 1:
         return None
     return given[0] if given[0][1].startswith(".") else None
 

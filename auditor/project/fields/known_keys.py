@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
 from auditor.project.fields.outgrown import LIKENESS
@@ -48,7 +48,7 @@ def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
 def known_elsewhere(filling: Filling) -> bool:
     """`if request in self.running:` around the store: what the key stands for has been there for a while."""
     assert filling.key is not None
-    own = own_name(filling.method) or ""
+    own = filling.method.owner or ""
     for test in tests_in(list(before(filling))):
         match test:
             case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[table]):
@@ -60,7 +60,7 @@ def known_elsewhere(filling: Filling) -> bool:
 def known_under_it(filling: Filling) -> bool:
     """`if self.sizes.get(name) == size: return self.buffers[name]`: what is known of the one that is there
     decides whether it does."""
-    own = own_name(filling.method) or ""
+    own = filling.method.owner or ""
     for asked in leaving(filling):
         if isinstance(asked.test, ast.Compare) and isinstance(asked.test.ops[0], LIKENESS):
             for node in ast.walk(asked.test):
@@ -80,12 +80,10 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     """`replace(request_id, blocks)`, where another method adds to what stands under such a key;
     `reset_peaks()` of each name that another table of the object has."""
     method, key = filling.method, filling.key
-    own = own_name(method) or ""
+    own = method.owner or ""
     if SETTING.match(method.name) and told_by_its_caller(filling):
         return any(
-            _adds(node, own_name(each) or "", filling.field)
-            for each in family
-            for node in ast.walk(each.node)
+            _adds(node, each.owner or "", filling.field) for each in family for node in ast.walk(each.node)
         )
     over = [
         n
@@ -109,7 +107,7 @@ def _adds(node: ast.AST, own: str, field: str) -> bool:
 def plain_table(family: Sequence[Function], field: str) -> bool:
     """Made of Python's own tables, which do nothing about what they let go of."""
     for method in family:
-        own = own_name(method)
+        own = method.owner
         for node in statements_of(method.node) if own is not None else ():
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             value = getattr(node, "value", None)

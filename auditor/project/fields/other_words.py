@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 
-from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
 
 PROPERTIES = frozenset({"property", "cached_property"})
@@ -20,7 +20,7 @@ def properties_of(family: Iterable[Function], attribute: str) -> frozenset[str]:
 
 def _returns(method: Function, attribute: str) -> bool:
     """`return self._fd`, or `return typing.cast(File, self._fd)`."""
-    own = own_name(method)
+    own = method.owner
     returned = [node.value for node in statements_of(method.node) if isinstance(node, ast.Return)]
     values = [each.args[-1] if isinstance(each, ast.Call) and each.args else each for each in returned]
     return any(
@@ -39,7 +39,7 @@ def asked_before_it_is_set(method: Function, attribute: str, family: Sequence[Fu
     of_class = [part for part in bodies if isinstance(part, (ast.Assign, ast.AnnAssign))]
     if any(attribute in set(_written(each)) for each in (*begins, *of_class)):
         return False
-    own = own_name(method)
+    own = method.owner
     tests = (node.test for node in ast.walk(method.node) if isinstance(node, (ast.If, ast.IfExp, ast.While)))
     return any(
         isinstance(node, ast.Attribute)

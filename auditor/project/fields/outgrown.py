@@ -5,7 +5,7 @@ was noted of it, `if n > self.size:`, and notes that of the new one."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import assigned_by, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.protocols.vocabulary import split
 
@@ -26,7 +26,7 @@ def outgrown(function: Function, attribute: str, family: list[Function], declare
     if any(True for _ in _asking(function, attribute, ways)) or _noted(function, attribute):
         return True
     return any(
-        _calls_first(node, function.name, own_name(method) or "")
+        _calls_first(node, function.name, method.owner or "")
         for method in family
         if method is not function
         for node in _asking(method, attribute, ways)
@@ -34,7 +34,7 @@ def outgrown(function: Function, attribute: str, family: list[Function], declare
 
 
 def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...]) -> Iterator[ast.If]:
-    own = own_name(method)
+    own = method.owner
     for node in statements_of(method.node):
         if isinstance(node, ast.If) and own is not None and isinstance(node.test, ast.BoolOp):
             there = any(_asks_whether_there(test, own, attribute) for test in node.test.values)
@@ -45,7 +45,7 @@ def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...])
 def _noted(method: Function, attribute: str) -> bool:
     """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set; or who asks so
     returns, and they are set below."""
-    own = own_name(method) or ""
+    own = method.owner or ""
     for node in statements_of(method.node):
         if not isinstance(node, ast.If):
             continue

@@ -4,7 +4,7 @@ before `self.lanes.clear()`."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import assignments, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assignments, own_attribute, statements_of
 from auditor.project.code.modules import Function, last_part
 
 AROUND = frozenset({"list", "tuple", "sorted", "reversed", "iter"})
@@ -16,7 +16,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 def rest_dropped(method: Function, attribute: str, storing: Function) -> Iterator[ast.stmt]:
     """The statements that let go of it, in a method that gives back what it takes of the field. `storing` is
     where the leases come from: what it puts there once is no list."""
-    own = own_name(method)
+    own = method.owner
     if own is None or not _is_empty_at_first(storing, attribute):
         return
     here = _Method(method, own, attribute)
@@ -39,7 +39,7 @@ def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
     for node in statements_of(method.node):
         match node:
             case ast.Assign(targets=[ast.Tuple()], value=ast.Call(func=ast.Attribute(value=whole, attr=way))):
-                if way in ("pop", "popleft") and own_attribute(whole, own_name(method) or "") == attribute:
+                if way in ("pop", "popleft") and own_attribute(whole, method.owner or "") == attribute:
                     yield node
 
 

@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute, statements_of
 from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import (
@@ -60,7 +60,7 @@ def turns_over(
 ) -> bool:
     """A loop of another method calls it each time on its own object, and only works with what is in the
     field; so do the methods that it calls beside."""
-    own = own_name(caller) or ""
+    own = caller.owner or ""
     ending = {ender.name for ender in enders}
     involved = {method.name for method in family if mentions(method, filling.field)} | ending
     helping = {method.name for method in family if not KEEPING.match(method.name)} - involved
@@ -90,9 +90,9 @@ def goes_on(enders: Sequence[Function], field: str) -> bool:
     return any(
         isinstance(node, ast.Assign) and _empties(node, own, field)
         for ender in enders
-        if (own := own_name(ender)) is not None and not ender.name.startswith("__")
+        if (own := ender.owner) is not None and not ender.name.startswith("__")
         for node in statements_of(ender.node)
-    ) or any(_clears(call, own_name(ender) or "", field) for ender in enders for call in ender.calls)
+    ) or any(_clears(call, ender.owner or "", field) for ender in enders for call in ender.calls)
 
 
 def _clears(call: ast.Call, own: str, field: str) -> bool:
@@ -104,7 +104,7 @@ def _clears(call: ast.Call, own: str, field: str) -> bool:
 
 def takes_out(method: Function, field: str) -> bool:
     """What is there is there no more afterwards: `return self.ready.pop(key)`."""
-    own = own_name(method) or ""
+    own = method.owner or ""
     for node in ast.walk(method.node):
         match node:
             case ast.Call(func=ast.Attribute(value=table, attr="pop" | "popitem")):
@@ -132,7 +132,7 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
     same key in its table."""
     key = None if filling.key is None else ast.unparse(filling.key)
     for method in family:
-        own = own_name(method)
+        own = method.owner
         if method is not filling.method and own is not None and method.name != "__init__":
             for other in all_fillings(method, own):
                 alike = (None if other.key is None else ast.unparse(other.key)) == key
@@ -144,7 +144,7 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
 def makes_known(filling: Filling, later: Function, family: Sequence[Function]) -> bool:
     """It enters the key elsewhere as well, `self.params[key] = params`, `self.live.add(key)`, from where that
     goes some time, and the later method does not: that one may come again for a key, this one comes once."""
-    if filling.key is None or (own := own_name(later)) is None:
+    if filling.key is None or (own := later.owner) is None:
         return False
     known = _entered(filling.method, filling.owner, filling.key) - _entered(later, own, filling.key)
     known -= {filling.field}
@@ -167,7 +167,7 @@ def _entered(method: Function, owner: str, key: ast.expr) -> set[str]:
 
 
 def _strikes_off(method: Function, field: str) -> bool:
-    own = own_name(method) or ""
+    own = method.owner or ""
     ways = (call.func for call in method.calls if isinstance(call.func, ast.Attribute))
     return any(way.attr in ("discard", "remove") and own_attribute(way.value, own) == field for way in ways)
 

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.meaning.sites import last_name
@@ -15,7 +15,7 @@ NOTHING_THERE = frozenset({"AttributeError", "TypeError", "NameError"})
 def refilled_by_a_handler(opening: Function, family: Sequence[Function], attribute: str, line: int) -> bool:
     """`try: self.sock.send(data)`, `except OSError: self.connect()`: what failed is still open, and neither
     the handler nor `connect`, which stores another on this line, has looked at it."""
-    own = own_name(opening)
+    own = opening.owner
     if own is None or _touched(opening.node, own, family, attribute, line):
         return False
     fields = {attribute, *_made_of(opening, own, attribute)}
@@ -23,7 +23,7 @@ def refilled_by_a_handler(opening: Function, family: Sequence[Function], attribu
         any(_uses(guarded.body, name, field) for field in fields)
         and _calls_untouched(handler, name, opening, family, attribute)
         for method in family
-        if method is not opening and (name := own_name(method)) is not None
+        if method is not opening and (name := method.owner) is not None
         for guarded in ast.walk(method.node)
         if isinstance(guarded, ast.Try)
         for handler in guarded.handlers

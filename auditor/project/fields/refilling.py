@@ -8,7 +8,6 @@ from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
-from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.gradients import is_autograd_function
 from auditor.project.code.modules import Function
@@ -133,7 +132,7 @@ class Refilling(TakenOut):
         for method in family:
             if escaped_by_name(method):
                 return True
-            if method is outcome.function or own_name(method) is None or not mentions(method, path[1][1:]):
+            if method is outcome.function or method.owner is None or not mentions(method, path[1][1:]):
                 continue
             answer = self._asked(outcome, method, path)
             taken = answer.result is not None and takes_out(method, path[1][1:])

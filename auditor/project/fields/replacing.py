@@ -2,7 +2,7 @@
 
 import ast
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 
@@ -10,7 +10,7 @@ from auditor.project.code.release_names import ENDING
 def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
     """`if not self.connection.connected():` above the line that stores another one: there was one. No method
     of it that speaks of an end is called, and no function is given it."""
-    own = own_name(function)
+    own = function.owner
     if own is None:
         return False
     names = {
@@ -40,7 +40,7 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 
 def asks_whether_there_is_one(function: Function, attribute: str) -> bool:
     """A test of the field itself, and not of what it says: `if self.connection is None:`."""
-    own = own_name(function) or ""
+    own = function.owner or ""
     for node in ast.walk(function.node):
         test = getattr(node, "test", None)
         if isinstance(test, ast.AST):

@@ -18,7 +18,6 @@ from auditor.flow.trace import Station, shortest_path, span_of
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Leave, Op, Path, Store
 from auditor.model import Span
-from auditor.project.code.bindings import own_name
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
@@ -74,7 +73,7 @@ class TakenOut(Families):
             drops = [
                 drop
                 for method in family
-                if enders and own_name(method) is not None and mentions(method, path[1][1:])
+                if enders and method.owner is not None and mentions(method, path[1][1:])
                 for drop in self._lost_entries(outcome, family, method, short)
             ]
             if drops:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assigned_by, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, own_attribute, statements_of
 from auditor.project.code.modules import Function
 
 LEAVING = (ast.Return, ast.Continue)
@@ -13,7 +13,7 @@ LOOPS = (ast.For, ast.AsyncFor)
 def passes_over_zero(method: Function, field: str, entries: bool, calls: Sequence[ast.Call]) -> ast.If | None:
     """The condition on what the field holds, or on one of its `entries`, without which none of these calls is
     made, and which is false of 0."""
-    own = own_name(method) or ""
+    own = method.owner or ""
     names = _names(method, own, field, entries)
     one = "" if entries else field
     asked = {id(call) for call in calls}

@@ -4,7 +4,7 @@ being counted down takes a place of the limit with it."""
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name, suites_of
+from auditor.project.code.bindings import own_attribute, suites_of
 from auditor.project.code.modules import last_part
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
@@ -42,7 +42,7 @@ def _counts_what_it_makes(works: Sequence[FieldWork], counter: str, stores: set[
 
 def _changing(work: FieldWork, counter: str, way: type[ast.operator]) -> Iterator[list[ast.stmt]]:
     """The statement lists in which the counter is changed."""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     for suite in suites_of(work.method.node):
         for statement in suite:
             match statement:
@@ -85,7 +85,7 @@ def _puts(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
 
 def _is_limited(work: FieldWork, counter: str) -> bool:
     """`if self._made < self._limit:`"""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     for node in ast.walk(work.method.node):
         match node:
             case ast.Compare(

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import given_to, own_attribute, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
 from auditor.project.shapes.name_bindings import FILLING, mentions
@@ -84,7 +84,7 @@ def of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:
 
 def _kept_by_others(stock: Stock, function: Function, asked: Condition) -> bool:
     """Another method that puts something into a store knows what is asked for: `unpin(entry)`."""
-    own = own_name(function) or ""
+    own = function.owner or ""
     words = {node.attr for node in asked.nodes if isinstance(node, ast.Attribute)} - stock.fields - {own}
     return any(
         words & {node.attr for node in ast.walk(work.method.node) if isinstance(node, ast.Attribute)}
@@ -114,7 +114,7 @@ def _keys(node: ast.AST) -> Iterator[ast.AST]:
 def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str]) -> bool:
     """`if not self._free:`, `if len(pages) < n:`, and not what asks single ones: `if pages[0] % n:`,
     `if key in self._rows:`, `if any(page > n for page in pages):`."""
-    own = own_name(function) or ""
+    own = function.owner or ""
     single = (node for node in ast.walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
     parts = {id(part) for node in single for part in ast.walk(node)}
     parts |= {id(table) for node in ast.walk(test) for table in _searched(node)}
@@ -132,7 +132,7 @@ def for_want(stock: Stock, function: Function, test: ast.expr, box: Set[str], ta
         return False
     if any(_finds_nothing(node, box) for node in ast.walk(test)):
         return False  # there is something in it
-    own = own_name(function) or ""
+    own = function.owner or ""
     stores = any(isinstance(n, ast.expr) and own_attribute(n, own) in stock.fields for n in asked.nodes)
     return stores or _mentions_any(asked, {*box, *own_parameters(function)})
 
@@ -169,7 +169,7 @@ def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.exp
     known = True
     pending: list[ast.AST] = [test]
     seen: set[str] = set()
-    own = own_name(function) or ""
+    own = function.owner or ""
     while pending:
         for node in ast.walk(pending.pop()):
             nodes.append(node)
@@ -235,7 +235,7 @@ def _is_set_by(stock: Stock, attr: str) -> bool:
 
 def _asks_own_books(stock: Stock, function: Function, asked: Condition) -> bool:
     """Whether it reads fields of the object that change, or looks something up in one."""
-    own = own_name(function) or ""
+    own = function.owner or ""
     methods = {work.method.name for work in stock.works}
     fields = {
         name
@@ -269,7 +269,7 @@ def _tables(node: ast.AST) -> Iterator[ast.AST]:
 
 def _changes(stock: Stock, field: str) -> bool:
     for work in stock.works:
-        own = own_name(work.method) or ""
+        own = work.method.owner or ""
         for node in ast.walk(work.method.node):
             match node:
                 case ast.Attribute(ctx=ast.Store() | ast.Del()) if own_attribute(node, own) == field:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
 from auditor.ir.ops import Assume, Call, InPlace, Store
-from auditor.project.code.bindings import given_to, own_name, statements_of
+from auditor.project.code.bindings import given_to, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
@@ -38,7 +38,7 @@ class TakenHere:
         self.store = store
         self.function = function
         self.take = take
-        self.own = own_name(function) or ""
+        self.own = function.owner or ""
         self.stock = frozenset(f".{field}" for field in (*store.fields, *store.counters))
         self._takes = {id(each.at) for each in takes}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assignments, given_to, own_attribute, statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
@@ -180,7 +180,7 @@ def _filled(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) 
 def _put_at_birth(
     work: FieldWork, node: ast.stmt, later: Sequence[FieldWork]
 ) -> Iterator[tuple[str, ast.expr]]:
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     match node:
         case (
             ast.Assign(targets=[target], value=value)

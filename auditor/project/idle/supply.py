@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Set
 from functools import cached_property
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.field_work import FieldWork
@@ -27,7 +27,7 @@ JOINING = frozenset({"add", "register", "grow", "expand", "attach", "provision",
 
 def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
     """The expressions that take out of these stores, with `self.pile[self.top]` beside `self.top -= 1`."""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     down = {name for name, way in work.counted if way < 0}
     piled = {
         id(node)
@@ -40,7 +40,7 @@ def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
 
 def read_off(work: FieldWork, fields: Set[str]) -> set[int]:
     """The same, and those that read the stores."""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     read = {
         id(node)
         for node in ast.walk(work.method.node)
@@ -64,7 +64,7 @@ class Supply:
         self.work = work
         self.fields = fields
         self.makers = makers
-        self.own = own_name(work.method) or ""
+        self.own = work.method.owner or ""
         asked = (call for call in work.method.calls if own_attribute(call.func, self.own) in lending)
         self.marked = read_off(work, fields) | {id(call) for call in asked}
         self.of_stock = work.derived(frozenset(), self.marked)

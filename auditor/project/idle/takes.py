@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from auditor.ir.ops import Call, Delete, Store
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of, ways
+from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
@@ -57,7 +57,7 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
         for name, node in work.taken
         if name in fields and isinstance(node, ast.Call) and id(node) not in dropped
     ]
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     found += [
         Take(call, call)
         for call in work.method.calls
@@ -74,7 +74,7 @@ class _Reader:
     def __init__(self, work: FieldWork, fields: Set[str]) -> None:
         self.method = work.method
         self.fields = fields
-        self.own = own_name(work.method) or ""
+        self.own = work.method.owner or ""
 
     def is_store(self, node: ast.AST) -> bool:
         return isinstance(node, ast.expr) and own_attribute(node, self.own) in self.fields

@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterable
 
-from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.exits import EXITS
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, take_apart
@@ -47,7 +46,7 @@ def _ended_later_on(acquire: ast.Call, function: Function) -> bool:
             continue
         for passed in (*call.args, *(keyword.value for keyword in call.keywords)):
             match passed:
-                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == own_name(function):
+                case ast.Attribute(value=ast.Name(id=name), attr=attr) if name == function.owner:
                     target = function.cls.methods.get(attr) if function.cls is not None else None
                     if _pairs(acquire, attr):
                         return _is_own(acquire, function)
@@ -79,7 +78,7 @@ def _ends(acquire: ast.Call, function: Function, calls: Iterable[ast.Call], meth
 def _is_own(call: ast.Call, function: Function) -> bool:
     match call.func:
         case ast.Attribute(value=ast.Name(id=name)):
-            return name == own_name(function)
+            return name == function.owner
     return False
 
 

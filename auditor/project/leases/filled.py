@@ -4,7 +4,6 @@ Whoever made that object owes what lies in it, as if he had put it there himself
 
 from auditor.flow.effects import Handle
 from auditor.ir.ops import ANY_ITEM
-from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
@@ -27,7 +26,7 @@ def _filled(function: Function, source: Source, outcome: Outcome) -> Source | No
     if outcome.returned is not None or outcome.acquisition.handle is not Handle.RESULT or len(roots) != 1:
         return None
     (root,) = roots
-    if root == own_name(function) or root not in function.graph.parameters:
+    if root == function.owner or root not in function.graph.parameters:
         return None
     rest = min(places, key=lambda path: (len(path), path))[1:]
     if not rest or len(rest) >= FILLED or any(piece[0] == "[" and piece != ANY_ITEM for piece in rest):

@@ -12,7 +12,7 @@ from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
-from auditor.project.code.bindings import TEST_FILE, own_name
+from auditor.project.code.bindings import TEST_FILE
 from auditor.project.code.modules import Function
 from auditor.project.code.rewriting import note_rewritten_flags
 from auditor.project.fields.ended_by_others import (
@@ -131,7 +131,7 @@ class Follower(Following):
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
-            outcome.recorded = always_in_a_table(endings, own_name(self.function))
+            outcome.recorded = always_in_a_table(endings, self.function.owner)
         outcome.stored = sorted(endings.left_in.items())
         left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
         outcome.says = said_by(self.graph, followed.solution, left)
@@ -146,7 +146,7 @@ class Follower(Following):
 
     def _shown(self, endings: Endings) -> bool:
         """`return self.handles[-1]` of a list that the object keeps: its callers look at what is there."""
-        own = own_name(self.function)
+        own = self.function.owner
         values = [getattr(self.graph.ops[node].at, "value", None) for node in endings.returned]
         return all(own and reads_field(value, own) for value in values)
 
@@ -165,7 +165,7 @@ class Follower(Following):
 
     def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
         """What is known of the fields of the method's own object, without its name."""
-        own = own_name(self.function)
+        own = self.function.owner
         return frozenset(
             (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
         )
@@ -212,7 +212,7 @@ class Follower(Following):
         if acquisition.handle is Handle.RECEIVER:
             if release_lent(self.function, op.at):
                 return True
-            if acquisition.declared and place[:-1] == (own_name(self.function),):
+            if acquisition.declared and place[:-1] == (self.function.owner,):
                 begins = BEGINNING.match(self.function.name) is not None
                 return begins or ended_alone(self.effects.recogniser, self.function, op.at, place[-1][1:])
         if not acquisition.declared or self.function.qualname == "<module>":

@@ -7,7 +7,7 @@ from dataclasses import replace
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assignments, own_attribute, own_name
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Class, Function
@@ -67,7 +67,7 @@ def _filled(outcome: Outcome) -> Iterator[Path]:
 
 def _filled_at_once(function: Function, field: str) -> bool:
     """At birth, or `self.beams = [Beam(pages)]`: what is put into a table by and by may go one by one."""
-    own = own_name(function) or ""
+    own = function.owner or ""
     return function.name == "__init__" or any(
         own_attribute(target, own) == field for target, _ in assignments(function)
     )
@@ -81,7 +81,7 @@ def _fates(outcome: Outcome, field: Path, model: ClassModel, summaries: Summarie
     return {
         method: summaries.answer(Question(method, (own, *field), acquisition.value, acquisition.protocol))
         for method in methods
-        if (own := own_name(method)) is not None and method is not outcome.function
+        if (own := method.owner) is not None and method is not outcome.function
     }
 
 
@@ -123,7 +123,7 @@ def _leading_to(opening: str, model: ClassModel, cls: Class) -> set[str]:
 def _is_own(method: Function, call: ast.Call, name: str) -> bool:
     match call.func:
         case ast.Attribute(value=ast.Name(id=owner), attr=attr):
-            return attr == name and owner == own_name(method)
+            return attr == name and owner == method.owner
     return False
 
 

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function, last_part
 
 ENDS = frozenset({"close", "aclose", "disconnect", "terminate", "shutdown", "stop", "quit", "logout", "kill"})
@@ -14,10 +14,14 @@ def taken_at_birth(acquire: ast.Call, function: Function) -> bool:
     """`self.pages = Pages(n)`, and `self.pages.take(1)` in the same `__init__`: what an object has of its own
     pool from the start it keeps."""
     match acquire.func:
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner), attr=pool)) if function.name in (
-            "__init__",
-            "__post_init__",
-        ) and owner == own_name(function):
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner), attr=pool)) if (
+            function.name
+            in (
+                "__init__",
+                "__post_init__",
+            )
+            and owner == function.owner
+        ):
             return any(own_attribute(target, owner) == pool for target in _made(function))
     return False
 
@@ -36,7 +40,7 @@ def _is_new(value: ast.expr | None) -> bool:
 def empties_itself(acquire: ast.Call, function: Function) -> bool:
     """`while not self.idle.empty(): self.idle.get_nowait()`, in a method that ends all it has by another
     list of its own."""
-    own = own_name(function)
+    own = function.owner
     match acquire.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner), attr=queue)) if owner == own:
             drained = any(

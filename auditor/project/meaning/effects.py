@@ -17,7 +17,6 @@ from auditor.flow.effects import (
 from auditor.flow.indirect import ON_EXIT, OVER
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
-from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.kept_as_told import field_told, spellings
 from auditor.project.code.modules import Class, Function
@@ -148,7 +147,7 @@ class FunctionEffects(OutsideEffects):
         )
 
     def _itself(self, call: Call, position: Position) -> bool:
-        own = own_name(self.function)
+        own = self.function.owner
         return own is not None and any(
             path == (own,) for given, path in operands(call) if given == position and position != -1
         )

@@ -8,7 +8,6 @@ from auditor.flow.operands import operands
 from auditor.flow.places import spelled_out
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Constant, Make, Path, is_temporary
-from auditor.project.code.bindings import own_name
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.candidates import ITERATORS
 from auditor.project.code.modules import Class, Function
@@ -27,7 +26,7 @@ def is_owed_here(function: Function, target: Function, call: ast.Call, source: S
                 graph = function.graph
             except (TooLarge, RecursionError):
                 return False
-            return value.id in graph.fresh_roots.union(graph.parameters) - {own_name(function)}
+            return value.id in graph.fresh_roots.union(graph.parameters) - {function.owner}
     return False
 
 

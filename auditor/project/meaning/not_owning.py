@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Fate, Value
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, assignments, own_name, statements_of
+from auditor.project.code.bindings import assigned_by, assignments, statements_of
 from auditor.project.code.calls import Calls, constants_passed
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function
@@ -34,7 +34,7 @@ def is_not_owned(
         return False
     ends = False
     for method in _methods(recogniser.calls, cls):
-        own = own_name(method)
+        own = method.owner
         if own is None or method.name in BEGINNING or f"{own}{kept[0]}" not in method.text:
             continue
         here = frozenset((f"{own}.{name}", constant) for name, constant in told)
@@ -116,7 +116,7 @@ def _reaches(argument: ast.expr, kept: str, function: Function) -> bool:
     return any(
         isinstance(node, ast.Attribute)
         and f".{node.attr}" == kept
-        and not (isinstance(node.value, ast.Name) and node.value.id == own_name(function))
+        and not (isinstance(node.value, ast.Name) and node.value.id == function.owner)
         for node in ast.walk(argument)
     )
 

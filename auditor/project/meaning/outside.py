@@ -17,7 +17,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
-from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.bindings import statements_of
 from auditor.project.code.lookups import looked_up_before
 from auditor.project.code.modules import Function
 from auditor.project.meaning import library
@@ -148,11 +148,11 @@ class OutsideEffects:
     def _is_own(self, call: Call, position: Position) -> bool:
         """The object itself is the argument."""
         given = call.args[position][0] if isinstance(position, int) and position < len(call.args) else ()
-        return given == (own_name(self.function),)
+        return given == (self.function.owner,)
 
     def _own_object(self, call: Call) -> bool:
         """`self.start()`: what the object holds stays a field of this class."""
-        return call.receiver is not None and call.receiver == (own_name(self.function),)
+        return call.receiver is not None and call.receiver == (self.function.owner,)
 
     def _unknown_function(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
@@ -197,7 +197,7 @@ class OutsideEffects:
                 op.receiver
                 for op in self.function.graph.ops
                 if isinstance(op, Call) and op.receiver is not None and self.acquisition(op) is not None
-            ) - {(own_name(self.function),)}
+            ) - {(self.function.owner,)}
         return self._receivers
 
     def _is_module_call(self, call: Call) -> bool:

@@ -4,7 +4,7 @@ import ast
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
-from auditor.project.code.bindings import given_to, own_name, statements_of, ways
+from auditor.project.code.bindings import given_to, statements_of, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
@@ -171,7 +171,7 @@ def _asks_itself(function: Function, part: ast.expr) -> bool:
                 isinstance(each, ast.Call) and _asks_itself(function, each) for each in given
             )
         case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method)):
-            return owner == own_name(function) and take_apart(method, ACQUIRE_WORDS) is not None
+            return owner == function.owner and take_apart(method, ACQUIRE_WORDS) is not None
     return False
 
 

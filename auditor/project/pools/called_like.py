@@ -2,7 +2,6 @@
 
 import ast
 
-from auditor.project.code.bindings import own_name
 from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.halves import Pair
 from auditor.protocols.vocabulary import singular, split
@@ -31,7 +30,7 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     it is: what is taken out of `self.lists[size]` may go back to `self.lists[item.size]`."""
     ways_back = {half.function.name for half in pair.releases}
     asked = _listing(receiver)
-    of_own = asked.startswith(f"{own_name(function)}.") and function.cls is not None
+    of_own = asked.startswith(f"{function.owner}.") and function.cls is not None
     near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
     return any(
         isinstance(other.func, ast.Attribute)

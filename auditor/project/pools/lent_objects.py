@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import given_to, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import given_to, own_attribute, statements_of
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
@@ -80,7 +80,7 @@ def needs_nothing(method: Function) -> bool:
 
 def _speaks(method: Function) -> bool:
     """It calls something of a field of its own: the pool that it came from."""
-    own = own_name(method)
+    own = method.owner
     for call in method.calls:
         match call.func:
             case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name))) if name == own:
@@ -105,7 +105,7 @@ def _class_of(model: ClassModel, pool: Class, method: Function, value: ast.expr)
     inner = value.value if isinstance(value, ast.Await) else value
     match inner:
         case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr=taking)) if taking in REMOVERS:
-            attribute = own_attribute(table, own_name(method) or "")
+            attribute = own_attribute(table, method.owner or "")
             return _element_class(model, pool, attribute) if attribute is not None else None
     return None
 
@@ -113,7 +113,7 @@ def _class_of(model: ClassModel, pool: Class, method: Function, value: ast.expr)
 def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
     """What the pool's own code puts into one of its lists."""
     for each in pool.methods.values():
-        own = own_name(each) or ""
+        own = each.owner or ""
         for node in statements_of(each.node):
             made: list[ast.expr] = []
             match node:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import assignments, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import assignments, own_attribute, statements_of
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
@@ -100,7 +100,7 @@ def _plain_fields(cls: Class, plain: re.Pattern[str]) -> Iterator[str]:
 
 def _set_plainly(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
     """`self.sent = 0`, and `self.rank = rank` of an annotated parameter."""
-    own = own_name(init) or ""
+    own = init.owner or ""
     arguments = getattr(init.node, "args", None)
     told = {each.arg for each in arguments.args if _is_plain(each.annotation, plain)} if arguments else set()
     for target, value in assignments(init):
@@ -114,7 +114,7 @@ def _set_plainly(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
 
 def _annotated(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
     """`self.vocab: dict[str, int] = {}`"""
-    own = own_name(init) or ""
+    own = init.owner or ""
     for node in statements_of(init.node):
         if isinstance(node, ast.AnnAssign) and _is_plain(node.annotation, plain):
             name = own_attribute(node.target, own)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
@@ -106,7 +106,7 @@ class FieldWork:
         """With those bound by the same statements, and those they are made of: of `place, buffer` both, of
         `bit = 1 << place` the place."""
         bound = [made for made in self.bindings if not made.bound.isdisjoint(names)]
-        return set(names).union(*(made.bound | made.names for made in bound)) - {own_name(self.method)}
+        return set(names).union(*(made.bound | made.names for made in bound)) - {self.method.owner}
 
     @property
     def bindings(self) -> list[Binding]:
@@ -125,7 +125,7 @@ def field_work(method: Function) -> FieldWork:
 
 def _read(method: Function) -> FieldWork:
     work = FieldWork(method, frozenset(own_parameters(method)))
-    own = own_name(method)
+    own = method.owner
     of_module = method.module.assigned if method.cls is None and method.parent is None else {}
     if (own is None and not of_module) or isinstance(method.node, (ast.Module, ast.Lambda)):
         return work

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute, own_name, statements_of, ways
+from auditor.project.code.bindings import assignments, given_to, own_attribute, statements_of, ways
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.full_at_first import AROUND, NUMBERING, beginning
@@ -27,7 +27,7 @@ def hands_out_zero(family: Sequence[Class], method: Function) -> bool:
 
 
 def _filled_from_zero(work: FieldWork) -> Iterator[str]:
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     for target, value in assignments(work.method):
         if (name := own_attribute(target, own)) is not None and _begins_with_zero(value, work.method):
             yield name
@@ -75,7 +75,7 @@ def _tables(begun: Sequence[FieldWork]) -> Iterator[str]:
     """`[None] * n`, `[Slot() for _ in range(n)]`, `torch.zeros(n, dtype=torch.bool)`: places from 0 on."""
     for work in begun:
         for target, value in assignments(work.method):
-            name = own_attribute(target, own_name(work.method) or "")
+            name = own_attribute(target, work.method.owner or "")
             match value:
                 case ast.BinOp(left=ast.List(), op=ast.Mult()) | ast.ListComp():
                     yield from [name] if name else []
@@ -101,7 +101,7 @@ class _Returned:
         return any(self._is_number(work, each, depth) for each in returned)
 
     def _is_number(self, work: FieldWork, value: ast.expr, depth: int) -> bool:
-        own = own_name(work.method) or ""
+        own = work.method.owner or ""
         if any(node is value and name in self.stores for name, node in work.taken):
             return isinstance(value, ast.Call)
         match value:
@@ -129,7 +129,7 @@ class _Returned:
 
     def _is_entered(self, work: FieldWork, name: str) -> bool:
         """`self.used[number] = True`"""
-        own = own_name(work.method) or ""
+        own = work.method.owner or ""
         return any(
             isinstance(target, ast.Subscript)
             and own_attribute(target.value, own) in self.tables

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Class, Function
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.markings import FREE
@@ -98,7 +98,7 @@ def _is_truth(value: ast.expr) -> bool:
 
 
 def _own_methods_called(method: Function) -> Iterator[str]:
-    own = own_name(method)
+    own = method.owner
     for call in method.calls:
         if own is not None and (name := own_attribute(call.func, own)) is not None:
             yield name

@@ -4,7 +4,7 @@ end."""
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assignments, own_attribute, own_name
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.name_bindings import mentions
 
@@ -24,7 +24,7 @@ def linked_again(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> It
 
 def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
     """The heads that a method moves on, with the name that it hands out."""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     pairs = list(assignments(work.method))
     for target, value in pairs:
         head = own_attribute(value, own)
@@ -52,7 +52,7 @@ def _as_it_lies(follower: ast.expr) -> ast.expr:
 
 def _linked(work: FieldWork) -> Iterator[str]:
     """The heads that a method sets to what it is told, which has the one before for its follower."""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     pairs = list(assignments(work.method))
     for target, value in pairs:
         head = own_attribute(value, own)
@@ -82,7 +82,7 @@ def _is_piled_again(taker: FieldWork, giver: FieldWork) -> bool:
 
 def _handed_out_at(work: FieldWork, top: str) -> set[str]:
     """Tables of which it hands out what stands at that number."""
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     read = [
         (table, node)
         for node in ast.walk(work.method.node)
@@ -93,5 +93,5 @@ def _handed_out_at(work: FieldWork, top: str) -> set[str]:
 
 
 def _reads(work: FieldWork, node: ast.expr, field: str) -> bool:
-    own = own_name(work.method) or ""
+    own = work.method.owner or ""
     return any(isinstance(each, ast.expr) and own_attribute(each, own) == field for each in ast.walk(node))

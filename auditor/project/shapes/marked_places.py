@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from auditor.project.code.bindings import given_to, own_attribute, own_name
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, Put, field_work
 from auditor.project.shapes.full_at_first import full_at_first, true_at_first
@@ -81,7 +81,7 @@ def keeps_count(taker: FieldWork, giver: FieldWork, field: str, on: bool, begun:
 
 
 def _hands_out(work: FieldWork, mark: Marking) -> bool:
-    own = own_name(work.method)
+    own = work.method.owner
     if own is not None and own_attribute(mark.place, own) is not None:
         return _is_tested(work, mark) and _same(mark.place, work.returned)
     names = {*_names(mark.place)} - {own}
@@ -162,7 +162,7 @@ def _searched(work: FieldWork, field: str, names: Set[str]) -> bool:
 
 def _looking(work: FieldWork, field: str) -> set[int]:
     """Calls of the object's other methods that look into the field."""
-    cls, own = work.method.cls, own_name(work.method)
+    cls, own = work.method.cls, work.method.owner
     return {
         id(call)
         for call in work.method.calls

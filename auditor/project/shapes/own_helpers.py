@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from auditor.project.code.bindings import own_attribute, own_name
+from auditor.project.code.bindings import own_attribute
 from auditor.project.shapes.field_work import FieldWork, Put
 
 Works = Mapping[str, FieldWork]
@@ -18,7 +18,7 @@ def all_put(work: FieldWork, works: Works) -> Iterator[tuple[Put, ast.AST]]:
     """Each with the place in the text where it happens; what a helper is told is the whole call's."""
     for put in work.put:
         yield put, put.value
-    own = own_name(work.method)
+    own = work.method.owner
     for call in work.method.calls:
         helper = works.get(own_attribute(call.func, own) or "") if own is not None else None
         if helper is None or helper is work or not call.args:

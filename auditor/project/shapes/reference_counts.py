@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import own_attribute, own_name, statements_of
+from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
@@ -71,7 +71,7 @@ def counts_of_what_is_returned(methods: list[Function]) -> Iterator[tuple[Functi
 
 def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
     """`worker` and `load` of `worker.load += 1`."""
-    own = own_name(function)
+    own = function.owner
     for node in statements_of(function.node):
         match node:
             case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=count), op=op):
@@ -105,7 +105,7 @@ def _of_users(ends: Function, name: str) -> bool:
 
 def _table_of_told(method: Function, target: ast.expr) -> str | None:
     """`refs` of `self.refs[page]`, where it is told the page, or pages."""
-    own = own_name(method)
+    own = method.owner
     if own is None or not isinstance(target, ast.Subscript):
         return None
     told = field_work(method).derived(set(own_parameters(method)[:1]), frozenset())

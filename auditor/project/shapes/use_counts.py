@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator, Set
 
-from auditor.project.code.bindings import given_to, given_to_field, own_attribute, own_name, statements_of
+from auditor.project.code.bindings import given_to, given_to_field, own_attribute, statements_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.name_bindings import mentions
@@ -109,7 +109,7 @@ def lowered_by(method: Function, partners: list[Function]) -> set[str]:
 
 def returns_the_count(method: Function, counts: Set[str]) -> bool:
     """`self.left -= 1; return self.left` hands out nothing."""
-    own, returned = own_name(method) or "", field_work(method).returned
+    own, returned = method.owner or "", field_work(method).returned
     return bool(returned) and all(
         isinstance(value, ast.Constant) or own_attribute(value, own) in counts for value in returned
     )
@@ -117,7 +117,7 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
 
 def _counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, that it changes one way only."""
-    own = own_name(method)
+    own = method.owner
     changed: dict[str, set[type[ast.operator]]] = {}
     for target, op in (*_changed(method), *_semaphores(method)) if own is not None else ():
         place = target.value if isinstance(target, ast.Subscript) else target

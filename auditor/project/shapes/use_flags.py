@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from auditor.project.code.bindings import own_name, statements_of
+from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.markings import FREE, USED, is_nothing, state_of
@@ -37,7 +37,7 @@ def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
 
 def marks_itself(function: Function, partners: Iterable[Function]) -> bool:
     """The one thing that it has is lent, and `self.lent` says so until a partner says that it is back."""
-    own = own_name(function)
+    own = function.owner
     up = {flag for entry, flag in _flags(function) if entry == own and _says_what_is_used(*flag)}
     back = {(name, not value) for each in partners for entry, (name, value) in _flags(each) if entry == own}
     return not up.isdisjoint(back)
@@ -64,7 +64,7 @@ def _set_back(work: FieldWork) -> set[Flag]:
 def _set_of_own(work: FieldWork) -> dict[str, Flag]:
     """What it sets of entries that it found among those of its object."""
     flags = {**dict(_owners(work.method)), **dict(_flags(work.method))}
-    own = own_name(work.method)
+    own = work.method.owner
     kept = {
         id(node)
         for node in (ast.walk(work.method.node) if flags else ())
