@@ -227,8 +227,11 @@ CONVERTING = frozenset({
 def undoes(release: str, acquire: str) -> bool:
     """`untake` and `take`, `deregister_region` and `register_region`, `close_lane` and `open_lane`,
     `end_lease` and `lease_lane`."""
-    first, second = _without_prefixes(acquire), _without_prefixes(release)
-    if not first or not second:
+    second = _without_prefixes(release)
+    if not _may_undo(second):
+        return False  # most names of a class, and each is asked about every other
+    first = _without_prefixes(acquire)
+    if not first:
         return False
     if (*first[:-1], "out") == second and first[-1] == "in":
         return True  # `go_in` and `go_out`

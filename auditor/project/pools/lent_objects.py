@@ -34,17 +34,16 @@ def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Itera
         name = take_apart(method.name, ACQUIRE_WORDS - COUNTING)
         if method.is_abstract or LENDING & set(method.decorators):
             continue
+        if name is None and HANDING_OUT.isdisjoint(split(method.name)[:1]):
+            continue  # `start()` may return a service, which has a `close()`
         weak = name is not None and name.verb in WEAK and POOL_WORDS.isdisjoint(split(cls.name))
         if weak or not (hands_out(method, name, []) if name is not None else changes_state(method)):
             continue
         lent = lent_class(model, cls, method)
         ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
-        if (
-            name is None
-        ):  # only `revoke()` is known to end what `grant()` hands out; services have a `close()`
-            handing_out = not HANDING_OUT.isdisjoint(split(method.name)[:1])
+        if name is None:
             name = Name("acquire", frozenset())
-            ends = [end for end in ends if handing_out and undoes(end.name, method.name)]
+            ends = [end for end in ends if undoes(end.name, method.name)]
         if ends:
             releases = tuple(Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
             yield Pair(cls.name, cls, (Half(method, name),), releases)

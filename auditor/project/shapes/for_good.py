@@ -12,6 +12,8 @@ from auditor.project.shapes.pieces import is_cut
 def takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
     """It hands out what it took, and does not put that back: who looks up in a cache of the last used puts
     it to the end."""
+    if not any(field == store for field, _ in work.taken):
+        return False
     cut = is_cut(work.method, store)
     taken = {id(node) for field, node in work.taken if field == store and (cut or isinstance(node, ast.Call))}
     if not taken or not work.hands_out(taken):

@@ -116,6 +116,8 @@ def _methods(works: Sequence[FieldWork]) -> tuple[Function, ...]:
 
 def _takes_out_of(work: FieldWork, name: str) -> bool:
     """A slice is taken out of what is called free, or of what it is cut off; of a text it is a piece."""
+    if not any(each == name for each, _ in work.taken):
+        return False
     free = not FREE.isdisjoint(split(name)) or is_cut(work.method, name)
     taken = {id(node) for each, node in work.taken if each == name and (free or isinstance(node, ast.Call))}
     return bool(taken) and work.hands_out(taken)

@@ -15,18 +15,16 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """Methods of one class, called like halves of a pair, the one counting up what the other counts down; or
     down, what it asks for, and up again."""
     named = [method for method in methods if not method.name.startswith("__")]
-    up = {method: _counted(method, ast.Add) for method in named}
-    down = {method: _counted(method, ast.Sub) for method in named}
-    for begins in named:
-        for ends in named:
-            used = up[begins] & down[ends]
-            left = {
-                name
-                for name in down[begins] & up[ends]
-                if asks(field_work(begins), name) or _is_semaphore(begins, name)
-            }
-            if (used or left) and undoes(ends.name, begins.name):
-                yield begins, ends
+    opposites = [(begins, ends) for begins in named for ends in named if undoes(ends.name, begins.name)]
+    for begins, ends in opposites:
+        used = _counted(begins, ast.Add) & _counted(ends, ast.Sub)
+        left = {
+            name
+            for name in _counted(begins, ast.Sub) & _counted(ends, ast.Add)
+            if asks(field_work(begins), name) or _is_semaphore(begins, name)
+        }
+        if used or left:
+            yield begins, ends
 
 
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
