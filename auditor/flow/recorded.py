@@ -114,7 +114,7 @@ class Recording(UntilRelease):
         return frozenset()
 
     def _called(self, node: int, call: Call, state: Recorded) -> frozenset[Path]:
-        if any(name == "out" for name, _ in call.kwargs):
+        if call.is_told_where:
             return frozenset()  # torch refuses to record what it writes into a tensor that it is given
         paths = self._tensor_operands(call)
         in_place = call.method.endswith("_") and not call.method.endswith("__")

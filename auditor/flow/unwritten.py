@@ -96,7 +96,7 @@ class Unwritten:
             return Access.OVERWRITE
         if rest:
             return Access.READ if known is Access.READ and _of_torch(dotted) else Access.OVERWRITE
-        if any(name == "out" for name, _ in call.kwargs) and known is None:
+        if call.is_told_where and known is None:
             return Access.OVERWRITE
         treatment = self.aliases.treatment(call, position, rest)
         if known is None and treatment.result == () and not treatment.maybe:

@@ -134,6 +134,11 @@ class Call(Op):
     kwargs: tuple[tuple[str | None, Path], ...]
     entered: bool = False  # it is the context expression of a `with`
 
+    @property
+    def is_told_where(self) -> bool:
+        """`torch.add(a, b, out=work)`: its result is what it writes into."""
+        return any(name == "out" for name, _ in self.kwargs)
+
 
 @dataclass(slots=True, eq=False)
 class Store(Op):

@@ -80,8 +80,8 @@ class Foreign(Tracking):
             return False
         if isinstance(op, Fresh):
             return isinstance(op.at, ast.BinOp)
-        if any(name == "out" for name, _ in op.kwargs):
-            return False  # the result is the tensor that it was told to write into
+        if op.is_told_where:
+            return False
         module = self.endings.uses(function).module_class(op)
         if module is not None:
             return module_keeps_input(module)  # not Identity or Dropout, which may return what they are given

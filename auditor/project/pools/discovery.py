@@ -26,7 +26,7 @@ from auditor.project.pools.halves import (
 )
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
-from auditor.project.pools.of_functions import as_methods, of_functions
+from auditor.project.pools.of_functions import as_functions, as_methods
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
@@ -50,6 +50,7 @@ from auditor.protocols.vocabulary import (
 )
 
 RESERVING = frozenset({"reserve", "claim"})
+"""What is taken by these may become final instead of going back."""
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
@@ -85,7 +86,7 @@ def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
     by_name = list(_pairs_of(name, None, seen))
     halves = {half.function for pair in by_name for half in pair.acquires}
     of_first = [*by_name, *_by_shape(name, None, [f for f in seen if f not in halves], set())]
-    yield from (of_functions(pair, plain) for pair in of_first)
+    yield from (as_functions(pair, plain) for pair in of_first)
     taken = {half.function.qualname for pair in of_first for half in pair.acquires}
     rest = [function for function in plain if function.qualname not in taken]
     named = list(_pairs_of(name, None, rest))

@@ -96,7 +96,8 @@ def acquiring_half(
 
 def marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
     """It marks an object that exists: its first argument, or the receiver (`acquire(block)`, `release()`)."""
-    if not any((changes_state(function), counts_through(function, partners), lowered_by(function, partners))):
+    marks = changes_state(function) or counts_through(function, partners)
+    if not (marks or lowered_by(function, partners)):
         return None
     if name.verb not in COUNTING and lowered_by(function, partners):
         name = Name("incr", name.affix)  # `get_credit()`, `borrow_credit()`: one user more

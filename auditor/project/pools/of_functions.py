@@ -23,23 +23,18 @@ def _work_together(taker: Function, giver: Function) -> bool:
     return taker.parameters[0] == giver.parameters[0] and ends(giver.name, taker.name)
 
 
-def of_functions(pair: Pair, plain: Iterable[Function]) -> Pair:
+def as_functions(pair: Pair, plain: Iterable[Function]) -> Pair:
     """The pair with the functions themselves for halves: what they are told is known by its name."""
     themselves = {function.qualname: function for function in plain}
     acquires, releases = (
-        tuple(_of_function(half, themselves[half.function.qualname]) for half in side)
+        tuple(_as_function(half, themselves[half.function.qualname]) for half in side)
         for side in (pair.acquires, pair.releases)
     )
     return replace(pair, acquires=acquires, releases=releases)
 
 
-def _of_function(half: Half, function: Function) -> Half:
-    told = own_parameters(half.function)
-    named = (
-        isinstance(half.argument, int) and half.handle is not Handle.RECEIVER and half.argument < len(told)
-    )
-    return replace(
-        half,
-        function=function,
-        argument=told[half.argument] if named and isinstance(half.argument, int) else half.argument,
-    )
+def _as_function(half: Half, function: Function) -> Half:
+    argument, told = half.argument, own_parameters(half.function)
+    if isinstance(argument, int) and half.handle is not Handle.RECEIVER and argument < len(told):
+        argument = told[argument]
+    return replace(half, function=function, argument=argument)

@@ -23,8 +23,8 @@ PLAIN = re.compile(
 MEMORY = re.compile(rf"(?:Optional\[)?{_ARRAY}")
 """The same of an object that stands for a number: whoever has the number may give it back."""
 
-
 OBJECTS = (Value.OBJECT, Value.INDEX)
+"""What may have fields: not a tensor, not an amount."""
 
 
 def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
