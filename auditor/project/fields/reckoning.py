@@ -23,7 +23,8 @@ from auditor.protocols.vocabulary import KEEPING
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
 
 COMING = re.compile(
-    r"_*(?:re_?)?(?:register|add|insert|admit|create|new|open|load|init|setup|set_up|build|make|prepare)(?:_|$)"
+    r"_*(?:re_?)?(?:register|add|insert|admit|create|new|open|load|init|setup|set_up|build|make|prepare"
+    r"|launch|spawn|start)(?:_|$)"
 )
 """Methods that are called for what has not been there."""
 
