@@ -38,6 +38,9 @@ SENTINEL = re.compile(
 )
 """Constants that stand for no lease: `slot == NO_SLOT`."""
 
+NOTHING = re.compile(r"(?:Exception|Error|Err|Failure|NoneType|Warning)$")
+"""Classes of what is there instead of a lease: `isinstance(result, Exception)`."""
+
 _NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
 _SYMBOL = {ast.Eq: "==", ast.Is: "is", ast.In: "in", ast.Lt: "<", ast.Gt: ">"}
 
@@ -72,7 +75,23 @@ def condition(test: ast.expr) -> Condition | None:
         return Condition(ast.unparse(test), True, names, outcome[0], "granted" if outcome[1] else "refused")
     if isinstance(test, ast.Call) and _is_len(test):
         return Condition(ast.unparse(test.args[0]), True, names, test.args[0])
+    sort = _sort_asked_for(test)
+    if sort is not None:
+        return Condition(ast.unparse(test), True, names, sort[0], sort[1])
     return Condition(ast.unparse(test), True, names, test)
+
+
+def _sort_asked_for(test: ast.expr) -> tuple[ast.expr, str] | None:
+    """`isinstance(got, Slot)`: there is a slot; `isinstance(got, Exception)`: there is none.
+
+    A tensor or a built-in container that something is not may still be the other thing that is lent."""
+    match test:
+        case ast.Call(func=ast.Name(id="isinstance"), args=[asked, ast.Name() | ast.Attribute() as cls]):
+            name = called_name(cls)
+            if NOTHING.search(name):
+                return asked, "error"
+            return (asked, "typed") if name[:1].isupper() and name != "Tensor" else None
+    return None
 
 
 def _outcome(test: ast.expr) -> tuple[ast.expr, bool] | None:

@@ -202,8 +202,9 @@ class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
     `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject
-    < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`) or "same" (`subject is other`) or
-    one of `standing.ENDS`.
+    < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`), "typed" and "error"
+    (`isinstance(subject, Slot)`, `isinstance(subject, Exception)`) or "same" (`subject is other`) or one of
+    `standing.ENDS`.
     `names` are the roots and `.attributes` that the condition reads.
     """
 
@@ -219,7 +220,7 @@ class Assume(Op):
         """Whether on this branch there is nothing in the subject."""
         if self.kind == "same" or self.kind in ENDS:
             return False
-        return (self.kind not in ("truth", "granted")) == self.value
+        return (self.kind not in ("truth", "granted", "typed")) == self.value
 
     @property
     def says_over(self) -> bool:
