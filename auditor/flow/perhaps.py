@@ -89,8 +89,8 @@ class Perhaps(Holding):
             yield treatment
 
     def _by_another_name(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
-        """`free(beam.address)`, where what is known is that the lease lies in `beam._meta.address`: of an object
-        that was found in a list nobody can tell what its properties lead to."""
+        """`free(beam.address)`, where what is known is that the lease lies in `beam._meta.address`: of an
+        object that was found in a list nobody can tell what its properties lead to."""
         root, acquisition = operand[0], self.acquisition
         found_there = root in self.own_roots - self.graph.fresh_roots
         if not found_there or len(operand) == 1 or self._inside(held, operand) is not None:
