@@ -103,7 +103,8 @@ class Assuming(Passing):
         """Whether `subject is other`, as far as one of them is the lease."""
         if op.subject is None or op.other is None or self.acquisition.keyed:
             return None
-        holding = (op.subject in held.places, op.other in held.places)
+        paths = (op.subject, op.other)  # of the lease, or of the object that it lies in
+        holding = [any(place[: len(path)] == path for place in held.places) for path in paths]
         if not any(holding) or {op.subject, op.other} & held.maybe:
             return None
         return all(holding)

@@ -1,6 +1,5 @@
 """Where one lease is held, and what a new binding, a store or an escape changes about that."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
@@ -8,21 +7,15 @@ from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Loss
-from auditor.flow.lists import written
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part, spelled_out
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     ANY_ITEM,
     ITERATED,
-    TO_COME,
-    Await,
-    Call,
     Constant,
     InPlace,
-    Move,
     Next,
-    Op,
     Path,
     Unpack,
 )
@@ -53,7 +46,10 @@ class Holding:
         self.others = others  # names of what is surely another thing
         self.trusting: set[int] = set()  # those of them that were given the lease
         self.parameters = frozenset(graph.parameters)
-        self.own_roots = graph.fresh_roots | _received(graph, site, acquisition)
+        self.own_roots = set(graph.fresh_roots)  # names of what nobody else knows
+        self.shown_roots: set[str] = set()  # of lists, and what is taken from them
+        if _made_for_caller(site, acquisition):
+            self.own_roots.add(acquisition.places[0][0])
         self.endings = Endings()
         self.by_generator = acquisition.by_generator
         self.told: dict[tuple[int, Held], Knowledge] = {}  # what a call's result says where it left the lease
@@ -91,6 +87,7 @@ class Holding:
             rest = below(place, source)
             if rest is not None:
                 sure.add(target + rest)
+                self._goes_by(target, place)
                 continue
             piece = part(place, source, self.acquisition)
             if source[-1] == ".name" and source[:-1] == place:
@@ -134,6 +131,14 @@ class Holding:
         if kept == held.places and maybe == held.maybe:
             return held
         return self._keep(node, held, replace(held, places=kept, maybe=maybe - kept), loss)
+
+    def _goes_by(self, name: Path, other: Path) -> None:
+        """What lies in an object that was made here nobody else knows by another name either; but the list
+        `list(self.running)` is full of what others know."""
+        if other[0] in self.shown_roots or self._outlives(other):
+            self.shown_roots.add(name[0])
+        elif len(name) == 1 and other[0] in self.own_roots and name[0] not in self.parameters:
+            self.own_roots.add(name[0])
 
     def _outlives(self, place: Path) -> bool:
         return place not in self.acquisition.listed and escaped(place, self.parameters, self.own_roots)
@@ -238,26 +243,9 @@ class Holding:
         return None
 
 
-def _received(graph: Graph, site: int, acquisition: Acquisition) -> frozenset[str]:
-    """Names of a list or tuple that the acquire returned with the lease in it: nobody else has that list.
-    An object with the lease in one of its fields may well be known to others, unless it was made there."""
-    root, *inside = acquisition.places[0]
+def _made_for_caller(site: int, acquisition: Acquisition) -> bool:
+    """A list or tuple that the acquire returned with the lease in it: nobody else has that list. An object
+    with the lease in one of its fields may well be known to others, unless it was made there."""
+    inside = acquisition.places[0][1:]
     listed = acquisition.fresh or all(piece.startswith("[") for piece in inside)
-    if site < 0 or acquisition.handle is not Handle.RESULT or not listed:
-        return frozenset()
-    names = {root}
-    for op in graph.ops:
-        if any(source[:1] and source[0] in names for source in _handed_on(op, TO_COME in inside)):
-            names.update(target[0] for target in written(op) if len(target) == 1)
-    return frozenset(name for name in names if not name.startswith("@")) - frozenset(graph.parameters)
-
-
-def _handed_on(op: Op, by_generator: bool) -> Iterator[Path]:
-    """What gets another name; of a generator, what its elements come from."""
-    match op:
-        case Move(source=source) | Await(source=source) if by_generator or len(source) == 1:
-            yield source
-        case Next(source=source) | Unpack(source=source) if by_generator:
-            yield source
-        case Call(args=args) if by_generator:
-            yield from (path for path, _ in args)
+    return site >= 0 and acquisition.handle is Handle.RESULT and listed

@@ -26,6 +26,9 @@ GOING_OVER = frozenset({"zip", "enumerate", "sorted", "reversed"})
 RELISTING = frozenset({"list", "tuple", "sorted", "reversed", "deque", "gather", "set", "copy"})
 """Calls whose result is a list of the same things."""
 
+EMPTY = frozenset({"list", "dict", "set", "deque", "OrderedDict"})
+"""Told nothing, these make what holds nothing yet."""
+
 
 class Lists:
     """The acquire is the call at `site`."""
@@ -116,11 +119,15 @@ class Lists:
                 for _, path in items:
                     yield from self._leases(path)
             case Move(source=source, part=part) if part and len(source) == 2:
-                yield None if part.lstrip("-").isdecimal() else source[:1]
+                yield None if part.lstrip("-").isdecimal() or part.isidentifier() else source[:1]
             case Move(source=source) | Await(source=source) | Next(source=source):
                 yield source[:1] if source[1:] in ((), ("[:]",)) else None
             case Call(method="values" | "copy", receiver=tuple() as receiver, args=()):
                 yield receiver[:1] if len(receiver) == 1 else None
+            case Call(method=method, receiver=None | ("@collections",), args=(), kwargs=()) if (
+                method in EMPTY
+            ):
+                return
             case Call(method=method, args=[(source, _), *_]) if method in RELISTING:
                 yield from self._relisted(source)
             case _:

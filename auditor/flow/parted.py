@@ -17,9 +17,10 @@ from auditor.flow.held import Held
 from auditor.flow.indirect import without_contents
 from auditor.flow.knowledge import EXTENDING
 from auditor.flow.lease import Loss
+from auditor.flow.lists import written
 from auditor.flow.operands import operands, uses
 from auditor.flow.places import below
-from auditor.flow.portions import Portions, is_number
+from auditor.flow.portions import Portions, is_number, may_be_a_mask
 from auditor.ir.iterations import CHOOSING, portion_of
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -84,8 +85,8 @@ class Parted(Assuming):
             left = any(self._divides(node, *taken, held) for taken in self._taken(op, held))
         if not left or self._shown(held):
             return
-        named = op.target if isinstance(op, Move | Next | Call) else None
-        places = frozenset(place for place in held.places if named is None or place[: len(named)] != named)
+        named = written(op)
+        places = frozenset(p for p in held.places if not any(p[: len(name)] == name for name in named))
         if places:
             yield replace(held, places=places, parted=True)
         else:
@@ -115,12 +116,16 @@ class Parted(Assuming):
         lists, and not memory of which there is a view."""
         numbers = self.acquisition.value is Value.INDEX
         match op:
-            case Move(source=source, part=part) | Store(source=source, part=part) if part:
+            case (
+                Move(source=source, part=part)
+                | Store(source=source, part=part)
+                | Unpack(source=source, part=part)
+            ) if part:
                 yield source[:-1], part, numbers
             case InPlace(operand=operand, at=ast.AugAssign(value=value)) if part := portion_of(value):
                 yield operand[:-1], part, True
             case Call(receiver=tuple() as receiver, method=method) if method in TAKING_OUT:
-                if _at_an_end(op):
+                if _at_an_end(op) or (*receiver, ANY_ITEM) in held.places:
                     yield receiver, "", numbers
             case Call(method=method, args=args, receiver=None | ("@itertools" | "@heapq" | "@random",)) if (
                 method in CHOOSING and (part := portion_of(op.at))
@@ -149,7 +154,7 @@ class Parted(Assuming):
     def _divides(self, node: int, whole: Path, part: str, sure: bool, held: Held) -> bool:
         """Once: a loop that takes one part after the other may come to the end."""
         lists, sure = self._lists, sure and not is_number(part)
-        if not self._may_be_parted(held):
+        if not self._may_be_parted(held) or (may_be_a_mask(part) and whole in held.places):
             return False
         if part and not self._portions.leaves_some(part, whole):
             return False

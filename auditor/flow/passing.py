@@ -73,6 +73,9 @@ class Passing(Perhaps):
         split = False
         given = self._operands(call)
         for position, operand in given:
+            if self._by_another_name(call, position, operand, held):
+                self.endings.unknown.add(node)
+                return ()
             perhaps = list(self._perhaps_given(call, position, operand, held))
             if perhaps and any(self._inside(held, other) is not None for _, other in given):
                 # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
@@ -129,6 +132,8 @@ class Passing(Perhaps):
         places, maybe = held.places, held.maybe
         if treatment.result is not None:
             result = call.target + treatment.result
+            listed = treatment.result and treatment.result[0].startswith("[")
+            self._goes_by(result if listed else call.target, place)  # `max(beams)` is one of them
             if treatment.maybe and not treatment.split:
                 maybe |= {result}
             else:

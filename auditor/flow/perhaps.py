@@ -88,6 +88,18 @@ class Perhaps(Holding):
                 treatment = replace(treatment, maybe=True)  # `copy(join(folder, "part"))` may say where it is
             yield treatment
 
+    def _by_another_name(self, call: Call, position: Position, operand: Path, held: Held) -> bool:
+        """`free(beam.address)`, where what is known is that the lease lies in `beam._meta.address`: of an
+        object that was found in a list nobody can tell what its properties lead to."""
+        root, acquisition = operand[0], self.acquisition
+        found_there = root in self.own_roots - self.graph.fresh_roots
+        if not found_there or len(operand) == 1 or self._inside(held, operand) is not None:
+            return False
+        treatment = self.effects.treatment(call, position, (), acquisition.value, acquisition.protocol)
+        return treatment.fate is Fate.RELEASE and any(
+            place[0] == root and len(place) > 2 for place in held.places
+        )
+
     def _of_contents(self, call: Call, position: Position) -> Treatment:
         """What happens to the thing that lies in a table under the number, an object or a tensor."""
         for value in (Value.OBJECT, Value.TENSOR):

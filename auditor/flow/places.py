@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Set
 
 from auditor.flow.effects import Acquisition, Value
 from auditor.ir.ops import ANY_ITEM, TO_COME, Constant, Fresh, Path, is_temporary
@@ -92,7 +93,7 @@ def _unsliced(operand: Path) -> Path:
     return tuple(piece for piece in operand if piece != "[:]") if "[:]" in operand else operand
 
 
-def escaped(path: Path, parameters: frozenset[str], fresh: frozenset[str]) -> bool:
+def escaped(path: Path, parameters: frozenset[str], fresh: Set[str]) -> bool:
     """Whether what is stored at `path` outlives the call: a global, or inside an object not made here."""
     root = path[0]
     if root[0] == "@":

@@ -41,7 +41,7 @@ class Portions:
             case ast.Compare(left=left, comparators=[right]):
                 return name not in (getattr(left, "id", None), getattr(right, "id", None))  # `ids[ids >= 0]`
             case ast.expr() as at:
-                return is_one(at)
+                return is_one(at) or isinstance(at, ast.Name)
         return False
 
     def _may_be_nothing(self, lower: ast.expr, name: str) -> bool:
@@ -159,6 +159,11 @@ def _where(at: ast.AST) -> tuple[int, int]:
 def is_number(part: str) -> bool:
     """`0` or `-1`, not a slice or a mask."""
     return part.lstrip("-").isdecimal()
+
+
+def may_be_a_mask(part: str) -> bool:
+    """Of numbers that lie in a tensor a name may choose many; `slots[winner]` of a list or a table is one."""
+    return part.isidentifier()
 
 
 @cache

@@ -101,7 +101,7 @@ class AssignmentLowering(ExpressionLowering):
         elif isinstance(target, ast.Starred):
             self.assign(target.value, source)
         elif isinstance(target, (ast.Tuple, ast.List)):
-            self._unpack(target, source)
+            self._unpack(target, source, part)
 
     def _assign_item(self, target: ast.Subscript, source: Path, part: str) -> None:
         base = self.value(target.value)
@@ -116,7 +116,7 @@ class AssignmentLowering(ExpressionLowering):
             self.value(target.slice)
         self.builder.emit(Store(target, (*base, item_component(target.slice)), source, part=part))
 
-    def _unpack(self, target: ast.Tuple | ast.List, source: Path) -> None:
+    def _unpack(self, target: ast.Tuple | ast.List, source: Path, part: str) -> None:
         plain = not any(isinstance(element, ast.Starred) for element in target.elts)
         pieces: list[tuple[str, Path]] = []
         deferred: list[tuple[ast.expr, Path]] = []
@@ -126,7 +126,7 @@ class AssignmentLowering(ExpressionLowering):
             pieces.append((f"[{index}]" if plain else ANY_ITEM, path))
             if not isinstance(inner, ast.Name):
                 deferred.append((inner, path))
-        self.builder.emit(Unpack(target, tuple(pieces), source))
+        self.builder.emit(Unpack(target, tuple(pieces), source, part))
         for inner, path in deferred:
             self.assign(inner, path)
 

@@ -110,7 +110,7 @@ def part_of(over: ast.expr) -> str:
 
 
 def portion_of(value: ast.expr) -> str:
-    """The text of the slice, of the number or of the mask by which some of a list is taken; empty for all.
+    """The text of the slice, number, name or mask by which some of a list is taken; empty for all.
     `islice(blocks, n)`, `random.sample(blocks, n)` and `nlargest(n, blocks)` take as many as `blocks[:n]`."""
     if isinstance(value, ast.Call) and (name := called_name(value)) in CHOOSING and len(value.args) == 2:
         return f":{ast.unparse(value.args[1 - CHOOSING[name]])}"
@@ -119,7 +119,7 @@ def portion_of(value: ast.expr) -> str:
     if not isinstance(value, ast.Subscript):
         return ""
     at = value.slice.operand if isinstance(value.slice, ast.UnaryOp) else value.slice
-    parted = isinstance(at, ast.Slice | ast.Compare) or is_one(at)
+    parted = isinstance(at, ast.Slice | ast.Compare | ast.Name) or is_one(at)
     return ast.unparse(value.slice) if parted else ""
 
 

@@ -23,8 +23,9 @@ from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
 CONSTRUCTORS = frozenset(
-    {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "ExitStack", "AsyncExitStack", "open"}
-)
+    {"list", "dict", "set", "tuple", "sorted", "deque", "defaultdict", "OrderedDict", "ExitStack",
+     "AsyncExitStack", "open"}
+)  # fmt: skip
 
 
 def lower(function: FunctionNode) -> Graph:

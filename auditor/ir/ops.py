@@ -102,6 +102,7 @@ class Unpack(Op):
 
     targets: tuple[tuple[str, Path], ...]
     source: Path
+    part: str = ""  # as of a Move
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,10 @@
 """Whether what a function returns with a lease inside was made by it: then nobody else knows that object."""
 
 import ast
+from collections.abc import Iterator
 
-from auditor.project.code.bindings import given_to, statements_of
+from auditor.flow.knowledge import EXTENDING, FILLING
+from auditor.project.code.bindings import assignments, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
@@ -14,7 +16,8 @@ CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
 def made_for_caller(recogniser: Recogniser, function: Function) -> bool:
     """Every return gives None or an object of the project made right there: `return Context(lease)`, or
     `context = Context(lease)`, of which only fields are touched before `return context`. What another
-    function has made for this one is as good."""
+    function has made for this one is as good, and so is a list of nothing but those: `[Beam(row) for row in
+    rows]`, `beams.append(Beam(row))`."""
     given = map(_given, statements_of(function.node))
     made = [value for value in given if value is not None and not _is_none(value)]
     return bool(made) and all(_is_made(recogniser, function, value) for value in made)
@@ -36,13 +39,43 @@ def _is_made(recogniser: Recogniser, function: Function, value: ast.expr, seen: 
     if isinstance(value, ast.Await):
         value = value.value
     if not isinstance(value, ast.Name):
+        listed = _listed(value)
+        if listed is not None:
+            return all(_is_made(recogniser, function, each, seen) for each in listed)
         return _is_none(value) or _constructs(recogniser, function, value)
-    given = list(given_to(function, value.id))
+    given = [*_given_to(function, value.id), *_put_into(function, value.id)]
     return value.id in seen or (
         any(not _is_none(each) for each in given)
         and all(_is_made(recogniser, function, each, (*seen, value.id)) for each in given)
         and _is_known_to_nobody(function, value.id)
     )
+
+
+def _listed(value: ast.expr) -> list[ast.expr] | None:
+    """What a list holds that is made right there."""
+    match value:
+        case ast.List(elts=elements):
+            return elements
+        case ast.ListComp(elt=element):
+            return [element]
+    return None
+
+
+def _given_to(function: Function, name: str) -> list[ast.expr]:
+    return [value for target, value in assignments(function) if getattr(target, "id", None) == name]
+
+
+def _put_into(function: Function, name: str) -> Iterator[ast.expr]:
+    for call in function.calls:
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=receiver), attr=method), args=[*_, value]) if (
+                receiver == name and method in FILLING
+            ):
+                yield value
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=receiver), attr=method)) if (
+                receiver == name and method in EXTENDING
+            ):
+                yield call  # of things that have been elsewhere
 
 
 def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> bool:
@@ -63,17 +96,13 @@ def _is_known_to_nobody(function: Function, name: str) -> bool:
     named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     harmless = {id(part) for node in nodes for part in _touched(node)}
     read = [node for node in named if isinstance(node.ctx, ast.Load)]
-    bound = len(list(given_to(function, name))) + sum(_is_declared(node, name) for node in nodes)
+    bound = len(_given_to(function, name)) + sum(_is_declared(node, name) for node in nodes)
     return len(named) - len(read) == bound and all(id(node) in harmless for node in read)
 
 
 def _is_declared(node: ast.AST, name: str) -> bool:
-    """`best: Draft | None = None`."""
-    return (
-        isinstance(node, ast.AnnAssign)
-        and getattr(node.target, "id", None) == name
-        and (node.value is None or _is_none(node.value))
-    )
+    """`best: Draft | None`."""
+    return isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) == name and node.value is None
 
 
 def _touched(node: ast.AST) -> list[ast.expr | None]:
