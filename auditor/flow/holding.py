@@ -6,6 +6,7 @@ from auditor.flow.effects import Acquisition, Effects, Handle, Value
 from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import Knowledge
+from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part, spelled_out
 from auditor.flow.transactions import stays_open
@@ -52,6 +53,7 @@ class Holding:
             self.own_roots.add(acquisition.places[0][0])
         self.endings = Endings()
         self.by_generator = acquisition.by_generator
+        self.known_before = KnownBefore(graph, effects, acquisition.protocol, self._escaped)
         self.told: dict[tuple[int, Held], Knowledge] = {}  # what a call's result says where it left the lease
 
     def _inside(self, held: Held, operand: Path) -> Path | None:
@@ -141,6 +143,20 @@ class Holding:
             self.own_roots.add(name[0])
 
     def _outlives(self, place: Path) -> bool:
+        filled = place in self.acquisition.places  # `self.prepare(request)`
+        return self._escaped(place) or (filled and self._known(self.site, place) is not None)
+
+    def _for_others(self, node: int, place: Path) -> Path | None:
+        """What others call the place; None where nobody else knows it."""
+        known = self._known(node, place)
+        if known is None:
+            return place if self._outlives(place) else None
+        return (*known, *place[1:]) if known else place
+
+    def _known(self, node: int, place: Path) -> Path | None:
+        return self.known_before.place(place[0], node) if len(place) > 1 else None
+
+    def _escaped(self, place: Path) -> bool:
         return place not in self.acquisition.listed and escaped(place, self.parameters, self.own_roots)
 
     def _listed(self, held: Held) -> bool:
@@ -203,8 +219,8 @@ class Holding:
             self.endings.kept.add(node)
             return None
         if sure or maybe:
-            if self._outlives(target):
-                return self._escape(node, held, target, sure)
+            if (to := self._for_others(node, target)) is not None:
+                return self._escape(node, held, to, sure | {to + place[len(target) :] for place in sure})
             after = replace(held, places=held.places | sure, maybe=held.maybe | (maybe - sure))
             return self._keep(node, held, after, Loss.OVERWRITTEN)
         if gone:

@@ -203,8 +203,8 @@ class Ownership(Yielding):
         sure, maybe = self._copied(held, (*op.target, "[*]"), (*op.operand, "[*]"))
         if not sure and not maybe:
             return held
-        if self._outlives((*op.target, "[*]")):
-            return self._escape(node, held, op.target, sure)
+        if (to := self._for_others(node, (*op.target, "[*]"))) is not None:
+            return self._escape(node, held, to, sure | ({to} if sure else NOWHERE))
         return replace(held, places=held.places | sure, maybe=held.maybe | maybe)
 
     def _delete(self, node: int, op: Delete, held: Held) -> Held | None:

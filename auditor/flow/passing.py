@@ -146,8 +146,8 @@ class Passing(Perhaps):
             if treatment.moved_to[:1] in self._watched:
                 self.endings.taken.add(node)
                 return None
-            if self._outlives(treatment.moved_to):
-                return self._escape(node, held, treatment.moved_to, frozenset({treatment.moved_to}))
+            if (to := self._for_others(node, treatment.moved_to)) is not None:
+                return self._escape(node, held, to, frozenset({to, treatment.moved_to}))
             places |= {treatment.moved_to}
         if treatment.leaves:
             places -= {place}
