@@ -89,7 +89,8 @@ class SpeculativeWorker:
         self.committed.setdefault(d.seq_id, []).extend(d.pages[:keep])
         self.store.unreserve(d.pages[keep:])
         d.pages = []
-        self.open_drafts.pop(d.seq_id, None)
+        if self.open_drafts.get(d.seq_id) is d:
+            del self.open_drafts[d.seq_id]
 
     def step(self, seq_id: int, last: int) -> int:
         d = self.propose(seq_id, last)  # clean: near miss, commit moves or frees all of its pages

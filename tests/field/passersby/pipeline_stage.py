@@ -104,9 +104,11 @@ class Stage(nn.Module):
         self.pool.putBuffer(total)
         return result
 
-    def recv_grad(self, g):
-        self.grad_in = self.pool.getBuffer(grow=True)  # leak: a second gradient before take_grad overwrites the field
-        self.grad_in.copy_(g)
+    def recv_grads(self, grads):
+        # the newest one counts
+        for g in grads:
+            self.grad_in = self.pool.getBuffer(grow=True)  # leak: every further gradient overwrites the field while it holds the one before
+            self.grad_in.copy_(g)
 
     def take_grad(self):
         if self.grad_in is None:
