@@ -170,7 +170,7 @@ class SessionManager:
 
     def pre_borrow(self, s: Session, n: int) -> bool:
         for _ in range(n):
-            c = self.pool.borrow_chunk_nowait()  # leak: quiet refusal, the chunks collected by the earlier rounds were only counted
+            c = self.pool.borrow_chunk_nowait()  # leak: only its size is used, the chunk is neither kept nor given back
             if c is None:
                 return False
             s.text.append(f"<{c.numel()}>")

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class LeaseLost(Exception):
-    """The server has given the key to someone else."""
+    """The server has dropped the key."""
 
 
 class Mode(enum.Enum):
@@ -47,7 +47,7 @@ class Lease:
             self.server.shared[self.key] -= 1
 
     def value(self) -> torch.Tensor:
-        if self.ended:
+        if self.key not in self.server.values:
             raise LeaseLost(self.key)
         return self.server.values[self.key]
 

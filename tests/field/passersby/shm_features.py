@@ -1,10 +1,8 @@
-"""Feature tables in named shared-memory segments, used by loader processes."""
+"""Feature tables in segments of one shared buffer, used by loader processes."""
 from __future__ import annotations
 
 import atexit
 import logging
-import mmap
-import tempfile
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
@@ -13,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentTable:
-    """Fixed-size segments of one anonymous map."""
+    """Fixed-size segments of one buffer."""
 
     def __init__(self, segments: int, seg_bytes: int) -> None:
-        self._map = mmap.mmap(-1, segments * seg_bytes)
+        self._map = bytearray(segments * seg_bytes)
         self.seg_bytes = seg_bytes
         self._free: List[int] = list(reversed(range(segments)))
         self.owners: Dict[int, str] = {}
@@ -58,7 +56,6 @@ class FeatureStore:
         self.table = table
         self.owner = owner
         self.columns: Dict[str, Tuple[int, np.dtype, int]] = {}
-        self.spill = tempfile.TemporaryFile()
         atexit.register(self.close)
 
     def add(self, name: str, values: np.ndarray) -> None:
@@ -170,4 +167,3 @@ class FeatureStore:
     def close(self) -> None:
         for name in list(self.columns):
             self.remove(name)
-        self.spill.close()
