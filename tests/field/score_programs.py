@@ -33,6 +33,7 @@ SETS = (
     "verdicts",
     "outsiders",
     "bystanders",
+    "passersby",
 )
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)

@@ -67,10 +67,9 @@ def suites_of(function: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def given_to(function: Function, name: str) -> Iterator[ast.expr]:
     """What plain assignments give to a local name."""
-    for node in statements_of(function.node):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
-                yield value
+    for target, value in assignments(function):
+        if isinstance(target, ast.Name) and target.id == name:
+            yield value
 
 
 def assigned_by(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -111,4 +110,14 @@ def ways(value: ast.expr) -> Iterator[ast.expr]:
 
 def is_dropped(function: Function, call: ast.Call) -> bool:
     """Nobody asks for what the call returns."""
-    return any(isinstance(node, ast.Expr) and node.value is call for node in statements_of(function.node))
+    return any(
+        isinstance(node, ast.Expr) and _awaited(node.value) is call for node in statements_of(function.node)
+    )
+
+
+def _awaited(value: ast.expr) -> ast.expr:
+    return value.value if isinstance(value, ast.Await) else value
+
+
+def told_anything(call: ast.Call) -> bool:
+    return bool(call.args or call.keywords)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.ir.ops import Call, Path
+from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
@@ -174,7 +175,11 @@ class Recogniser(Releases):
             pair, half = self.acquiring[target]
             found = _discovered(pair, half)
             if half.echo:
-                return replace(found, handle=echoed(found.handle, function, call, pair))
+                found = replace(found, handle=echoed(found.handle, function, call, pair))
+            if found.value is Value.AMOUNT and found.handle is Handle.ARGUMENT and not told_anything(call):
+                return replace(found, handle=Handle.RECEIVER)  # `take_credit()` is one of them
+            if half.echo:
+                return found
             if target in self._lent and not self._lent_or_keyed.gives_back_keys(function.module, pair):
                 return replace(found, handle=Handle.RESULT)
             return found

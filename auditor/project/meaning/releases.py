@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.code.aliases import Aliases
+from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import Calls, is_bound, parameter_for
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import Half, Pair
@@ -77,7 +78,7 @@ class Releases:
                 _, half = self.releasing[target]
                 if protocol and half.name.kind != kind_of(protocol):
                     return None
-                if half.handle is Handle.RECEIVER:
+                if half.handle is Handle.RECEIVER or not told_anything(call):
                     return position == -1
                 return position != -1 and is_told_of_it(half, call, position)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from auditor.project.code.bindings import statements_of
+from auditor.project.code.bindings import assigned_by, statements_of
 from auditor.project.code.modules import Function
+from auditor.project.shapes.counting_up import counts_by_itself, raised_by
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.pieces import at_an_end, joins
@@ -146,12 +147,9 @@ class _Reader:
         self.loops: dict[str, ast.expr] = {}
 
     def read(self, statement: ast.stmt) -> None:
+        for bound, given in assigned_by(statement):
+            self._assigned(bound, given)
         match statement:
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    self._assigned(target, value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._assigned(target, value)
             case ast.AugAssign(target=ast.Attribute() as target, op=ast.Add() | ast.Sub() as op, value=value):
                 self._changed(target, op, value)
             case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
@@ -221,9 +219,11 @@ class _Reader:
 
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
         name = self.field_of(value)
-        if isinstance(target, ast.Attribute) and _counts_by_itself(value):
+        if isinstance(target, ast.Attribute) and counts_by_itself(value):
             self.work.counters.add(target.attr)
-        if isinstance(target, ast.Attribute) and joins(value, ast.unparse(target)):
+        if isinstance(target, ast.Attribute) and (more := raised_by(target, value)) is not None:
+            self._changed(target, ast.Add(), more)
+        elif isinstance(target, ast.Attribute) and joins(value, ast.unparse(target)):
             self.work.put.append(Put(target.attr, None, value))
         if isinstance(target, ast.Name) and name is not None and not isinstance(value, ast.Name):
             self.aliases[target.id] = name
@@ -284,11 +284,6 @@ def _key_within(container: ast.expr) -> ast.expr | None:
         case ast.Subscript(slice=key) | ast.Call(func=ast.Attribute(attr="setdefault"), args=[key, *_]):
             return key
     return None
-
-
-def _counts_by_itself(value: ast.expr) -> bool:
-    """`itertools.count(1)`."""
-    return isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
 
 
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:

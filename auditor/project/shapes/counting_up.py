@@ -1,0 +1,16 @@
+"""Fields that give out one number after the other."""
+
+import ast
+
+
+def counts_by_itself(value: ast.expr) -> bool:
+    """`itertools.count(1)`."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
+
+
+def raised_by(target: ast.Attribute, value: ast.expr) -> ast.expr | None:
+    """`1` of `self.next = self.next + 1`."""
+    match value:
+        case ast.BinOp(left=ast.Attribute() as left, op=ast.Add(), right=ast.Constant() as more):
+            return more if ast.unparse(left) == ast.unparse(target) else None
+    return None
