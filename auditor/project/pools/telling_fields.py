@@ -20,7 +20,7 @@ PLAIN = re.compile(
 )
 """Annotations of what cannot hold the object that it is a field of."""
 
-MEMORY = re.compile(rf"(?:Optional\[)?{_ARRAY}")
+NO_NUMBER = re.compile(rf"(?:Optional\[)?(?:(?:float|bool)\b|{_ARRAY})")
 """The same of an object that stands for a number: whoever has the number may give it back."""
 
 OBJECTS = (Value.OBJECT, Value.INDEX)
@@ -40,7 +40,7 @@ def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
         cls = _by_type_argument(model, pair.owner)
     if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
         return frozenset()
-    told = PLAIN if all(half.value is Value.OBJECT for half in halves) else MEMORY
+    told = PLAIN if all(half.value is Value.OBJECT for half in halves) else NO_NUMBER
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
     books = pair.owner.text
     return frozenset(f".{name}" for name in plain if not re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books))
@@ -107,7 +107,7 @@ def _set_plainly(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
         name = own_attribute(target, own)
         if name is None:
             continue
-        constant = plain is PLAIN and isinstance(value, ast.Constant) and value.value is not None
+        constant = isinstance(value, ast.Constant) and plain.match(type(value.value).__name__)
         if constant or (isinstance(value, ast.Name) and value.id in told):
             yield name
 
