@@ -20,33 +20,29 @@ class KnownBefore:
         self.effects = effects
         self.protocol = protocol
         self.outlives = outlives
-        self._told: dict[str, tuple[tuple[int, Path], ...]] = {}
-        self._made: dict[str, tuple[int, ...]] = {}
+        self._places: dict[tuple[str, int], Path | None] = {}
 
     def place(self, name: str, node: int) -> Path | None:
         """Where others find, at this node, what the name means; None where it is known here alone."""
         if name not in self.graph.fresh_roots:
             return None
-        if name not in self._told:
-            self._read(name)
-        made = max((at for at in self._made[name] if at < node), default=-1)
-        return next((path for at, path in self._told[name] if made < at < node), None)
+        if (name, node) not in self._places:
+            self._places[name, node] = self._told_since_made(name, node)
+        return self._places[name, node]
 
-    def _read(self, name: str) -> None:
+    def _told_since_made(self, name: str, node: int) -> Path | None:
         names = self._other_names(name)
         holders = names | set(self._holders(names))
-        made: list[int] = []
-        told: list[tuple[int, Path]] = []
-        for node, op in enumerate(self.graph.ops):
-            target = getattr(op, "target", None)
-            if not isinstance(op, Move) and target is not None and len(target) == 1 and target[0] in names:
-                made.append(node)
+        for op in reversed(self.graph.ops[: max(node, 0)]):
             match op:
                 case Store(target=place, source=(stored,)) if stored in holders and self.outlives(place):
-                    told.append((node, place if stored in names else SOMEWHERE))
-                case Call() if (found := self._given(op, holders)) is not None:
-                    told.append((node, found))
-        self._made[name], self._told[name] = tuple(made), tuple(told)
+                    return place if stored in names else SOMEWHERE
+                case Call() if (given := self._given(op, holders)) is not None:
+                    return given
+            target: Path = getattr(op, "target", ())
+            if not isinstance(op, Move) and len(target) == 1 and target[0] in names:
+                return None
+        return None
 
     def _other_names(self, name: str) -> set[str]:
         names, before = {name}, 0
