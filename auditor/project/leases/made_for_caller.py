@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
-from auditor.project.code.bindings import assignments, statements_of
+from auditor.project.code.bindings import given_to, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
@@ -43,7 +43,7 @@ def _is_made(recogniser: Recogniser, function: Function, value: ast.expr, seen: 
         if listed is not None:
             return all(_is_made(recogniser, function, each, seen) for each in listed)
         return _is_none(value) or _constructs(recogniser, function, value)
-    given = [*_given_to(function, value.id), *_put_into(function, value.id)]
+    given = [*given_to(function, value.id), *_put_into(function, value.id)]
     return value.id in seen or (
         any(not _is_none(each) for each in given)
         and all(_is_made(recogniser, function, each, (*seen, value.id)) for each in given)
@@ -59,10 +59,6 @@ def _listed(value: ast.expr) -> list[ast.expr] | None:
         case ast.ListComp(elt=element):
             return [element]
     return None
-
-
-def _given_to(function: Function, name: str) -> list[ast.expr]:
-    return [value for target, value in assignments(function) if getattr(target, "id", None) == name]
 
 
 def _put_into(function: Function, name: str) -> Iterator[ast.expr]:
@@ -96,7 +92,7 @@ def _is_known_to_nobody(function: Function, name: str) -> bool:
     named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     harmless = {id(part) for node in nodes for part in _touched(node)}
     read = [node for node in named if isinstance(node.ctx, ast.Load)]
-    bound = len(_given_to(function, name)) + sum(_is_declared(node, name) for node in nodes)
+    bound = len(list(given_to(function, name))) + sum(_is_declared(node, name) for node in nodes)
     return len(named) - len(read) == bound and all(id(node) in harmless for node in read)
 
 
