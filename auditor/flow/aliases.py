@@ -157,7 +157,7 @@ class Aliases:
 
     def _excluded(self, op: Assume, named: Named) -> bool:
         """What is here is neither None nor false."""
-        if op.subject is None or not op.says_absent or op.kind in ("typed", "error"):
+        if op.subject is None or not op.says_absent or op.asks_the_sort:
             return False
         return any(
             path == op.subject or (path[: len(op.subject)] == op.subject and path[len(op.subject)][0] == "[")

@@ -33,8 +33,8 @@ class Assuming(Passing):
             zero = self.acquisition.from_zero and op.kind == "truth"
             told = not held.stale and not zero and op.subject in self.answers
             return None if told else held
-        if op.kind in ("typed", "error") and op.subject not in held.places:
-            return held  # of what sort the object is does not speak of what lies in its fields
+        if op.asks_the_sort and op.subject not in held.places:
+            return held
         if op.kind in ("granted", "refused") and self._outlives((*op.subject, ".outcome")):
             return held  # `self.ok()` does not speak of what lies in its fields
         if self.acquisition.from_zero and op.kind == "truth" and op.subject in held.places:

@@ -48,7 +48,7 @@ class Holding:
         self.trusting: set[int] = set()  # those of them that were given the lease
         self.parameters = frozenset(graph.parameters)
         self.own_roots = set(graph.fresh_roots)  # names of what nobody else knows
-        self.shown_roots: set[str] = set()  # of lists, and what is taken from them
+        self.shown_roots: set[str] = set()  # of lists of what others know, and of what is taken from those
         if _made_for_caller(site, acquisition):
             self.own_roots.add(acquisition.places[0][0])
         self.endings = Endings()

@@ -224,6 +224,11 @@ class Assume(Op):
         return (self.kind not in ("truth", "granted", "typed")) == self.value
 
     @property
+    def asks_the_sort(self) -> bool:
+        """It speaks of the subject itself, and of nothing that lies in its fields."""
+        return self.kind in ("typed", "error")
+
+    @property
     def says_over(self) -> bool:
         """Whether on this branch the subject, if it is the lease, is owed no more."""
         return ENDS.get(self.kind) is self.value

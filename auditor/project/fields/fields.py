@@ -28,9 +28,9 @@ from auditor.project.fields.forgetting import (
     shared,
 )
 from auditor.project.fields.other_words import properties_of
-from auditor.project.fields.reckoning import takes_out
+from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
-from auditor.project.fields.refilling import LOCKING, OPENING, Refilling
+from auditor.project.fields.refilling import LOCKING, Refilling
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name

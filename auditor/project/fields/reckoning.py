@@ -22,10 +22,13 @@ from auditor.protocols.vocabulary import KEEPING
 
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
 
-COMING = re.compile(
-    r"_*(?:re_?)?(?:register|add|insert|admit|create|new|open|load|init|setup|set_up|build|make|prepare"
-    r"|launch|spawn|start)(?:_|$)"
+OPENING = re.compile(
+    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
+    r"|login|bind|listen|run|enter|prepare)(?:_|$)"
 )
+"""Methods that are called when there is nothing, or nothing any more."""
+
+COMING = re.compile(rf"{OPENING.pattern}|_*(?:re_?)?(?:register|add|insert|admit|new)(?:_|$)")
 """Methods that are called for what has not been there."""
 
 SETTING = re.compile(

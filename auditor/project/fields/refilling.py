@@ -63,12 +63,6 @@ from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 
-OPENING = re.compile(
-    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
-    r"|login|bind|listen|run|enter|prepare)(?:_|$)"
-)
-"""Methods that are called when there is nothing, or nothing any more."""
-
 LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 """Methods whose callers are told by the name that they get something to give back."""
 
@@ -269,5 +263,5 @@ class Refilling(TakenOut):
 def _comes_in_pairs(name: str) -> bool:
     """`start`, `attach`, `reserve`: whoever calls it calls its counterpart before he calls it again."""
     first = next(iter(split(name)), "")
-    begins = OPENING.match(name) or LOCKING.match(name) or COMING.match(name)
+    begins = LOCKING.match(name) or COMING.match(name)
     return begins is not None or first in ACQUIRE_WORDS

@@ -176,12 +176,11 @@ class Recogniser(Releases):
             found = _discovered(pair, half)
             if half.echo:
                 found = replace(found, handle=echoed(found.handle, function, call, pair))
-            if found.value is Value.AMOUNT and found.handle is Handle.ARGUMENT and not told_anything(call):
-                return replace(found, handle=Handle.RECEIVER)  # `take_credit()` is one of them
-            if half.echo:
-                return found
-            if target in self._lent and not self._lent_or_keyed.gives_back_keys(function.module, pair):
+            elif target in self._lent and not self._lent_or_keyed.gives_back_keys(function.module, pair):
                 return replace(found, handle=Handle.RESULT)
+            unnamed = found.handle is Handle.ARGUMENT and not told_anything(call)
+            if found.value is Value.AMOUNT and unnamed:
+                return replace(found, handle=Handle.RECEIVER)  # `take_credit()` is one of them
             return found
         return self.wrappers.get(target)
 

@@ -90,8 +90,12 @@ def acquiring_half(
     if keyed is None:
         keyed = shared_key(function, partners)
     if keyed is not None and not given_back_itself(function, partners):
-        return Half(function, name, Handle.ARGUMENT, keyed, Value.OBJECT)
+        return Half(function, name, Handle.ARGUMENT, keyed, _told_value(function))
     return Half(function, name, Handle.RESULT, 0, value_of(function))
+
+
+def _told_value(function: Function) -> Value:
+    return Value.AMOUNT if takes_an_amount(function) else Value.OBJECT
 
 
 def marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
@@ -107,9 +111,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     if not marks_argument and keeps_what_it_is_told(function):
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     if marks_argument:
-        value = Value.AMOUNT if takes_an_amount(function) else Value.OBJECT
         echo = not name.kind and returns_what_it_is_told(function)  # `pin_memory(tensor)` converts
-        return Half(function, name, Handle.ARGUMENT, 0, value, echo=echo)
+        return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo)
     return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT, echo=returns_itself(function))
 
 
