@@ -204,7 +204,7 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"lease"}), frozenset({"end"})),
     (frozenset({"begin", "start", "enter", "open", "join"}),
      frozenset({"end", "finish", "stop", "leave", "exit", "done", "close", "seal", "abort", "complete",
-                "cancel", "part"})),
+                "cancel", "part", "terminate"})),
     (frozenset({"create", "spawn", "make", "new"}),
      frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss", "drop", "discard"})),
     (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),

@@ -6,6 +6,7 @@ from functools import cache
 
 from auditor.protocols.vocabulary import some_undo_others
 from auditor.source.both_ways import works_both_ways
+from auditor.source.ended_elsewhere import ends_elsewhere
 
 _DEFINED = re.compile(rb"def(?<!\wdef)[ \t]+(\w+)\(")  # a literal first: searched several times as fast
 
@@ -25,7 +26,9 @@ def is_relevant(data: bytes, looked_for: tuple[Clue, ...]) -> bool:
             for clue in clues:
                 if clue.needle in data and _compiled(clue.pattern).search(data):
                     return True
-    return bool(looked_for) and (_defines_opposites(data) or works_both_ways(data))
+    return bool(looked_for) and (
+        _defines_opposites(data) or works_both_ways(data) or ends_elsewhere(data)
+    )
 
 
 def _defines_opposites(data: bytes) -> bool:

@@ -14,6 +14,7 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 from auditor.source.both_ways import works_both_ways
+from auditor.source.ended_elsewhere import ends_elsewhere
 
 FEW = 40
 """So many names are looked for in a text one by one before all its calls are listed."""
@@ -27,7 +28,12 @@ DEFINITION = re.compile(r"def(?<!\wdef)[ \t]+(\w+)")  # a literal first: searche
 
 def may_define_pair(text: str) -> bool:
     """Whether the file has names that pair, or works on a field as pools do."""
-    return names_pair(text) or names_undo(text) or may_have_shape(text)
+    return names_pair(text) or names_undo(text) or may_have_shape(text) or may_end_elsewhere(text)
+
+
+def may_end_elsewhere(text: str) -> bool:
+    """Whether one of its objects undoes what was done to another."""
+    return ends_elsewhere(text.encode(errors="replace"))
 
 
 def may_have_shape(text: str) -> bool:

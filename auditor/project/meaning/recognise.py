@@ -73,7 +73,8 @@ class Recogniser(Releases):
     @property
     def words(self) -> set[str]:
         """Last names of calls that may acquire."""
-        found = set(self._names) | {function.name for function in self.wrappers}
+        made = {half.cls.name for half in self.acquiring if half.name == "__init__" and half.cls is not None}
+        found = set(self._names) | made | {function.name for function in self.wrappers}
         for protocol in (*self.declared, *self.built_in):
             found |= {
                 pattern.text.partition("(")[0].rpartition(".")[2]
@@ -109,6 +110,8 @@ class Recogniser(Releases):
         if declared is not None:
             return declared
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
+            if target.name == "__init__" and constructed is None:
+                continue  # `super().__init__(budget)`: the object is made by whoever calls its class
             alone = self._shape_alone(function, call, target)
             found = None if alone else self._of_function(function, target, call)
             if found is not None and found.into:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position
-from auditor.project.code.candidates import may_have_shape, names_pair, names_undo
+from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.counted import counted_pairs
 from auditor.project.pools.delegating import handing_on, hands_on
+from auditor.project.pools.ended_objects import ended_objects
 from auditor.project.pools.halves import (
     LENDING,
     Half,
@@ -57,6 +58,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
     lending: nobody owes whatever has a `close()`."""
     lending = names_pair(module.text) or names_undo(module.text)
+    known: set[Function] = set()
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
         found = list(_pairs_of(cls.name, cls, methods))
@@ -71,6 +73,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from _beside_bases(model, cls, methods, paired)
         yield from counted_pairs(cls, methods, paired)
         yield from _handing_on(cls, [m for m in methods if m not in paired])
+        known |= paired
+    if may_end_elsewhere(module.text):
+        yield from ended_objects(model, module, known)
     plain = [
         f
         for name, f in sorted(module.functions.items())

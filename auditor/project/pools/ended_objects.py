@@ -1,0 +1,230 @@
+"""Objects that undo by a method of their own what their maker did, whatever the two are called.
+
+`begin(key)` adds to `self.server.locked` and returns `Lease(self.server, key)`; `lease.end()` discards from there. Or
+the object does both: `Reservation(budget, amount)` lowers `budget.left`, and its `cancel()` raises it again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from auditor.flow.effects import Handle
+from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.kept_as_told import fields_of
+from auditor.project.code.modules import Class, Function, Module
+from auditor.project.pools.halves import LENDING, Half, Pair
+from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
+from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, Way, Ways, changes
+from auditor.project.shapes.full_at_first import things_to_do
+from auditor.project.shapes.pool_state import called, own_parameters
+from auditor.project.shapes.registers import LISTENERS
+from auditor.protocols.vocabulary import Name, split, undoes
+
+NO_END = frozenset(
+    {"undo", "redo", "revert", "requeue", "retry", "nack", "reject", "resubmit", "delete", "remove", "destroy",
+     "unlink", "next", "advance", "rewind", "seek", "reset", "clear", "pop", "flush"}
+)  # fmt: skip
+"""First words of methods that take back what somebody meant to last, or go on with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """`function` returns what `call` makes; `leads` are ways by which its fields are reached in the maker."""
+
+    function: Function
+    made: Class
+    calls: Set[int]
+    names: Set[str]
+    leads: Mapping[str, Way]
+    kept: Mapping[str, ast.expr]
+
+
+def ended_objects(model: ClassModel, module: Module, paired: Set[Function]) -> Iterator[Pair]:
+    """Pairs of who makes such an object, and the object's methods that end it."""
+    classes = [cls for _, cls in sorted(module.classes.items())]
+    methods = [method for cls in classes for _, method in sorted(cls.methods.items())]
+    plain = [f for _, f in sorted(module.functions.items()) if f.cls is None and f.parent is None]
+    for function in (*methods, *plain):
+        if function in paired or function.name.startswith("__") or LENDING & set(function.decorators):
+            continue
+        maker = _maker(model, function)
+        ends = list(_ends(model, maker)) if maker is not None else []
+        if ends:
+            yield _pair(function, ends)
+    for cls in classes:
+        init = cls.methods.get("__init__")
+        if init is not None and init not in paired and (ends := list(_ends_of_made(model, cls, init))):
+            yield _pair(init, ends)
+
+
+def _pair(taker: Function, ends: Iterable[Function]) -> Pair:
+    pool = taker.cls.name if taker.cls else taker.module.path.rpartition("/")[2].removesuffix(".py")
+    half = Half(taker, Name("acquire", frozenset()), by_shape=True)
+    back = (Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
+    return Pair(pool, taker.cls, (half,), tuple(back))
+
+
+# Who makes what ---------------------------------------------------------------------------------------------
+
+
+def _maker(model: ClassModel, function: Function) -> Maker | None:
+    """What it returns is made by itself, and goes by one class."""
+    returned = [
+        way
+        for node in statements_of(function.node)
+        if isinstance(node, ast.Return) and node.value is not None
+        for way in ways(node.value)
+    ]
+    names = {each.id for each in returned if isinstance(each, ast.Name)}
+    given = [way for name in sorted(names) for value in given_to(function, name) for way in ways(value)]
+    calls = [each for each in (*returned, *given) if isinstance(each, ast.Call)]
+    made = [(call, model.callee(function, call.func)) for call in calls if _names_a_class(call.func)]
+    for call, cls in made:
+        if isinstance(cls, Class) and not _ends_when_dropped(cls):
+            own = Ways(function)
+            kept = _kept(model, cls, call)
+            leads = {field: way for field, value in kept.items() if (way := own.of(value)) is not None}
+            return Maker(function, cls, {id(each) for each, _ in made}, names, leads, kept)
+    return None
+
+
+def _names_a_class(func: ast.expr) -> bool:
+    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+    return name == "cls" or name.lstrip("_")[:1].isupper()
+
+
+def _ends_when_dropped(cls: Class) -> bool:
+    return "__del__" in cls.methods or any(called(each) & BY_THEMSELVES for each in cls.methods.values())
+
+
+def _kept(model: ClassModel, cls: Class, call: ast.Call) -> dict[str, ast.expr]:
+    """The fields of the object under which it keeps what it is told here."""
+    init = model.method(cls, "__init__")
+    told = init.parameters[1:] if init is not None else tuple(fields_of(model, cls))
+    given = dict(zip(told, call.args, strict=False))
+    given.update({each.arg: each.value for each in call.keywords if each.arg is not None})
+    if init is None:
+        return given
+    fields = _fields_of_parameters(init)
+    return {field: given[name] for field, name in fields.items() if name in given}
+
+
+def _fields_of_parameters(init: Function) -> dict[str, str]:
+    """`self.server = server`"""
+    found: dict[str, str] = {}
+    for node in statements_of(init.node):
+        match node:
+            case ast.Assign(targets=[target], value=ast.Name(id=name)) | ast.AnnAssign(
+                target=target, value=ast.Name(id=name)
+            ) if name in init.parameters:
+                if (field := own_attribute(target, init.owner or "")) is not None:
+                    found[field] = name
+    return found
+
+
+# Who ends it ------------------------------------------------------------------------------------------------
+
+
+def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
+    begun = [change for change in _all_changes(maker.function) if not _speaks_of_work(maker.function, change)]
+    recorded = any(change.did is Did.IN and _is_made(maker, change.value) for change in begun)
+    for end in _methods(model, maker.made) if begun else ():
+        named = undoes(end.name, maker.function.name)
+        if (recorded and not named) or not _may_end(end, named):
+            continue
+        ended = [(done, way) for done in _all_changes(end) if (way := _translated(done, maker.leads))]
+        if any(
+            _undoes(change, done, way) and (done.did is not Did.SET or _restores(maker, change, done))
+            for change in begun
+            for done, way in ended
+        ):
+            yield end
+
+
+def _ends_of_made(model: ClassModel, cls: Class, init: Function) -> Iterator[Function]:
+    """What it does to others when it is made, and undoes; not to tell them that it is there."""
+    leads: dict[str, Way] = {field: (name,) for field, name in _fields_of_parameters(init).items()}
+    begun = [change for change in changes(init) if change.way[0] != SELF]
+    told = any(_mentions(change.value, init.owner or "") for change in begun if change.value is not None)
+    if not begun or told or _ends_when_dropped(cls):
+        return
+    for end in _methods(model, cls):
+        ended = [(done, way) for done in _all_changes(end) if (way := _translated(done, leads))]
+        if _may_end(end, named=False) and any(
+            _undoes(change, done, way) and done.did is not Did.SET for change in begun for done, way in ended
+        ):
+            yield end
+
+
+def _methods(model: ClassModel, cls: Class) -> Iterator[Function]:
+    seen: set[str] = set()
+    for each in model.lineage(cls):
+        for name, method in sorted(each.methods.items()):
+            if name not in seen and not name.startswith("__"):
+                seen.add(name)
+                yield method
+
+
+def _may_end(end: Function, named: bool) -> bool:
+    """Told nothing, unless its name says what it ends; no property, and no promise."""
+    if end.is_abstract or LENDING & set(end.decorators) or end.is_static:
+        return False
+    return named or (needs_nothing(end) and NO_END.isdisjoint(split(end.name)[:1]))
+
+
+def _all_changes(function: Function) -> Iterator[Change]:
+    """With those of the helpers that it calls on its own object."""
+    yield from changes(function)
+    helpers = function.cls.methods if function.cls is not None else {}
+    for call in function.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if (
+                owner == function.owner and name in helpers and helpers[name] is not function
+            ):
+                yield from (each for each in changes(helpers[name]) if each.way[0] in (SELF, MODULE))
+
+
+def _translated(change: Change, leads: Mapping[str, Way]) -> Way | None:
+    """The maker's way to what a method of the object changes through one of its fields."""
+    if change.way[0] == MODULE:
+        return change.way
+    if change.way[0] != SELF or len(change.way) < 2 or change.way[1] not in leads:
+        return None
+    rest = change.way[2:]
+    return (*leads[change.way[1]], *rest) if rest or _is_kept_by_reference(change) else None
+
+
+def _is_kept_by_reference(change: Change) -> bool:
+    """`self.table.discard(n)` changes the table; `self.count -= 1` and `self.page = None` the object alone."""
+    return change.did in (Did.IN, Did.OUT) and not isinstance(change.value, ast.Constant)
+
+
+def _undoes(begun: Change, done: Change, way: Way) -> bool:
+    return way == begun.way and done.did in UNDONE_BY.get(begun.did, ())
+
+
+def _restores(maker: Maker, change: Change, done: Change) -> bool:
+    """`self.arena.top = self.start`, of what was the arena's top before."""
+    field = done.value.attr if isinstance(done.value, ast.Attribute) else ""
+    value = maker.kept.get(field)
+    own = Ways(maker.function)
+    before = given_to(maker.function, value.id) if isinstance(value, ast.Name) else iter(())
+    return any(own.of(each) == change.way for each in (*before, *([value] if value is not None else [])))
+
+
+def _speaks_of_work(function: Function, change: Change) -> bool:
+    """Jobs that are taken are done, and listeners stay."""
+    field = change.way[-1]
+    taken = change.did is Did.OUT and things_to_do(function.cls, field)
+    return taken or LISTENERS.search(f"{function.name}_{field}") is not None
+
+
+def _is_made(maker: Maker, value: ast.expr | None) -> bool:
+    return id(value) in maker.calls or (isinstance(value, ast.Name) and value.id in maker.names)
+
+
+def _mentions(node: ast.expr, name: str) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node))

@@ -1,0 +1,60 @@
+"""Whether a text has objects that undo by a method what was done to another object: judged from bytes.
+
+`self.server.locked.discard(self.key)` of a lease, `self.locked.add(key)` of the server that made it. Such a method is
+told nothing, so what it takes out, puts back or counts by is a field of its own, or one."""
+
+import re
+from collections.abc import Iterator
+
+_THROUGH = rb"[ \t]*self\.\w+\.(?:\w+\.)?(\w+)"
+_FIELD = re.compile(_THROUGH + rb"(?:\[[^\]\n]*\])?(?=[. ])")
+_OF_MODULE = re.compile(rb"[ \t]*(?:del )?(_?[A-Z][A-Z0-9_]+)(?=[.\[])")
+_DELETED = re.compile(rb"[ \t]*del self\.\w+\.(?:\w+\.)?(\w+)\[")
+
+_TOLD = re.compile(
+    rb"""\(self\.(?:(?P<taken>(?<=\.pop\(self\.))
+        |(?P<put>(?<=\.append\(self\.)|(?<=\.appendleft\(self\.)|(?<=\.add\(self\.)|(?<=\.put\(self\.)))""",
+    re.VERBOSE,
+)
+_KEYED = re.compile(rb"\[self\.\w+\](?:\n| = (?:(?P<cleared>None|False|0)\n))")
+_COUNTED = re.compile(rb"= (?:(?P<less>(?<= -= )(?:1\n|self\.))|(?P<more>(?<= \+= )self\.)|(?P<back>(?<=\w = )self\.\w+\n))")
+
+_ENTERED = rb"\b%b(?:\.(?:add|append|put|insert|setdefault)\w*\(|\[[^\n]*?\] = (?!None|False|0\n))"
+_BEFORE = {
+    "taken": _ENTERED,
+    "cleared": _ENTERED,
+    "put": rb"\b%b\.(?:pop|get_nowait|remove|discard)|heappop\([^\n]*\b%b\)",
+    "back": rb"\.%b \+= ",
+    "less": rb"\.%b(?:\[[^\n]*?\])? (?:\+= |= [^\n]*\+)",
+    "more": rb"\.%b(?:\[[^\n]*?\])? (?:-= |= [^\n]*-)",
+}
+"""What must stand elsewhere, by what is done in the end."""
+
+
+def ends_elsewhere(data: bytes) -> bool:
+    """Whether what one object does to a field of another has its opposite in the same file."""
+    if b"self." not in data:
+        return False
+    return any(_is_done(way, name, data) for way, name in sorted(set(_ended(data))))
+
+
+def _is_done(way: str, name: bytes, data: bytes) -> bool:
+    pattern = _BEFORE[way]
+    return re.search(pattern % ((name,) * pattern.count(b"%b")), data) is not None
+
+
+def _ended(data: bytes) -> Iterator[tuple[str, bytes]]:
+    for removing in (b".discard(", b".remove("):
+        at = data.find(removing)
+        while at >= 0:
+            start = data.rfind(b"\n", 0, at) + 1
+            if (found := _FIELD.match(data, start) or _OF_MODULE.match(data, start)) and found.end() == at:
+                yield "taken", found[1]
+            at = data.find(removing, at + 1)
+    for told in (_TOLD, _KEYED, _COUNTED):
+        for done in told.finditer(data):
+            start = data.rfind(b"\n", 0, done.start()) + 1
+            if (found := _FIELD.match(data, start) or _OF_MODULE.match(data, start)) and done.lastgroup:
+                yield done.lastgroup, found[1]
+            elif (found := _DELETED.match(data, start)) is not None:
+                yield "taken", found[1]
