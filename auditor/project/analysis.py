@@ -8,7 +8,6 @@ from functools import reduce
 
 from auditor.config import AnalysisSettings
 from auditor.flow.effects import Handle
-from auditor.flow.indirect import OVER
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
@@ -19,7 +18,7 @@ from auditor.project.adoption.pool_call import PoolCall
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
-from auditor.project.code.candidates import ITERATORS, CalledNames, called_as, may_define_pair
+from auditor.project.code.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
@@ -27,11 +26,11 @@ from auditor.project.fields.fields import Fields
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.leases import Follower
-from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
-from auditor.project.leases.own_records import sees_to_its_records
 from auditor.project.leases.received import callers_of
+from auditor.project.leases.second_hand import second_hands, without_exceptional
+from auditor.project.leases.wrapping import wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
@@ -125,8 +124,19 @@ class Analysis:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
+        self._follow_second_hands()
         self._follow_openers()
         return self._result()
+
+    def _follow_second_hands(self) -> None:
+        """What comes out of queues that others fill; who gets it from there hands it on like a wrapper."""
+        found_before = set(self.recogniser.wrappers)
+        for function, call, source in list(second_hands(self.recogniser)):
+            if id(call) not in self.outcomes and call not in self.recogniser.second_hand:
+                self.recogniser.second_hand[call] = source
+                self._follow(function, call, source)
+        words, paths = self._callers_of(set(self.recogniser.wrappers) - found_before)
+        self._wave(paths, words)
 
     def _follow_openers(self) -> None:
         """What the fields of a class hold open its objects hold open; so do holders of such objects."""
@@ -150,10 +160,13 @@ class Analysis:
             found_before = set(self.recogniser.wrappers)
             for path in paths:
                 self._follow_in(path, words)
-            fresh = set(self.recogniser.wrappers) - found_before
-            words = set().union(*(called_as(function, self.project.sources) for function in fresh))
-            words = self._with_aliases(words)
-            paths = sorted(self.called.calling(self.project.sources, words))
+            words, paths = self._callers_of(set(self.recogniser.wrappers) - found_before)
+
+    def _callers_of(self, fresh: set[Function]) -> tuple[set[str], list[str]]:
+        """By which names, and in which files, they may be called."""
+        words = set().union(*(called_as(function, self.project.sources) for function in fresh))
+        words = self._with_aliases(words)
+        return words, sorted(self.called.calling(self.project.sources, words))
 
     def _follow_in(self, path: str, words: set[str]) -> None:
         module = self.project.module(path)
@@ -174,6 +187,8 @@ class Analysis:
             self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
             return
         reached = [outcome for outcome in outcomes if outcome is not None]
+        if source.second_hand:
+            reached = [without_exceptional(outcome) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 self._note_wrapper(function, its, outcome)
@@ -191,32 +206,9 @@ class Analysis:
         return self._followers[function]
 
     def _note_wrapper(self, function: Function, source: Source, outcome: Outcome) -> None:
-        asked = {"__call__", *ITERATORS}
-        special = function.name.startswith(("<", "__")) and function.name not in asked
-        known = function in self.recogniser.acquiring or shows_the_same(function)
-        if source.handle is Handle.NONE or special or known:
+        made = wraps(self.recogniser, function, source, outcome)
+        if made is None:
             return
-        assert outcome.returned is not None
-        if OVER in outcome.returned:
-            return  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
-        if outcome.recorded and sees_to_its_records(self.recogniser, outcome):
-            return
-        made = Source(
-            source.protocol,
-            source.origin,
-            Handle.RESULT,
-            source.value,
-            0,
-            outcome.returned,
-            flags=outcome.flags,
-            own=outcome.own,
-            unless=outcome.unless,
-            asked=outcome.asked,
-            recorded=outcome.recorded,
-            opened=source.opened,
-            from_zero=outcome.acquisition.from_zero,
-            fresh=not (outcome.stored or outcome.beside) and made_for_caller(self.recogniser, function),
-        )
         first = self.recogniser.wrappers.get(function)
         if first is None:
             self.recogniser.wrappers[function] = made

@@ -26,9 +26,7 @@ def is_relevant(data: bytes, looked_for: tuple[Clue, ...]) -> bool:
             for clue in clues:
                 if clue.needle in data and _compiled(clue.pattern).search(data):
                     return True
-    return bool(looked_for) and (
-        _defines_opposites(data) or works_both_ways(data) or ends_elsewhere(data)
-    )
+    return bool(looked_for) and (_defines_opposites(data) or works_both_ways(data) or ends_elsewhere(data))
 
 
 def _defines_opposites(data: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Whether a text has objects that undo by a method what was done to another object: judged from bytes.
 
-`self.server.locked.discard(self.key)` of a lease, `self.locked.add(key)` of the server that made it. Such a method is
-told nothing, so what it takes out, puts back or counts by is a field of its own, or one."""
+`self.server.locked.discard(self.key)` of a lease, `self.locked.add(key)` of the server that made it. Such a
+method is told nothing, so what it takes out, puts back or counts by is a field of its own, or one."""
 
 import re
 from collections.abc import Iterator
@@ -13,11 +13,14 @@ _DELETED = re.compile(rb"[ \t]*del self\.\w+\.(?:\w+\.)?(\w+)\[")
 
 _TOLD = re.compile(
     rb"""\(self\.(?:(?P<taken>(?<=\.pop\(self\.))
-        |(?P<put>(?<=\.append\(self\.)|(?<=\.appendleft\(self\.)|(?<=\.add\(self\.)|(?<=\.put\(self\.)))""",
+        |(?P<put>(?<=\.append\(self\.)|(?<=\.appendleft\(self\.)|(?<=\.add\(self\.)
+            |(?<=\.put\(self\.)))""",
     re.VERBOSE,
 )
 _KEYED = re.compile(rb"\[self\.\w+\](?:\n| = (?:(?P<cleared>None|False|0)\n))")
-_COUNTED = re.compile(rb"= (?:(?P<less>(?<= -= )(?:1\n|self\.))|(?P<more>(?<= \+= )self\.)|(?P<back>(?<=\w = )self\.\w+\n))")
+_COUNTED = re.compile(
+    rb"= (?:(?P<less>(?<= -= )(?:1\n|self\.))|(?P<more>(?<= \+= )self\.)|(?P<back>(?<=\w = )self\.\w+\n))"
+)
 
 _ENTERED = rb"\b%b(?:\.(?:add|append|put|insert|setdefault)\w*\(|\[[^\n]*?\] = (?!None|False|0\n))"
 _BEFORE = {

@@ -47,6 +47,7 @@ class Recogniser(Releases):
         self.wrappers: dict[Function, Source] = {}
         self.openers: Mapping[Class, Opener] = {}
         self.contexts: Set[Function] = frozenset()  # context managers that lend
+        self.second_hand: dict[ast.Call, Source] = {}  # what takes leases out of queues
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
@@ -98,6 +99,8 @@ class Recogniser(Releases):
     # Acquiring ----------------------------------------------------------------------------------------------
 
     def source(self, function: Function, call: ast.Call) -> Source | None:
+        if call in self.second_hand:
+            return self.second_hand[call]
         meant = self.aliases.meant(function, call)
         if meant is not None and (found := self._source(*meant)) is not None:
             return found if found.handle is Handle.RESULT else None

@@ -19,7 +19,7 @@ class Source:
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
     around it was made for the caller. `opened`: it holds something open. `from_zero`: the number may be 0.
     `also` are further leases in it. `into`: the parameter of whose argument `rest` is a place, not of the
-    result.
+    result. `second_hand`: others have put it into the queue that it came out of.
     """
 
     protocol: str
@@ -41,4 +41,5 @@ class Source:
     opened: bool = False
     from_zero: bool = False
     into: str = ""
+    second_hand: bool = False
     also: tuple[Source, ...] = ()

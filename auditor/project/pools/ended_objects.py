@@ -1,7 +1,7 @@
 """Objects that undo by a method of their own what their maker did, whatever the two are called.
 
-`begin(key)` adds to `self.server.locked` and returns `Lease(self.server, key)`; `lease.end()` discards from there. Or
-the object does both: `Reservation(budget, amount)` lowers `budget.left`, and its `cancel()` raises it again.
+`begin(key)` adds to `self.server.locked` and returns `Lease(self.server, key)`; `lease.end()` discards from
+there. Or the object does both: `Reservation(budget, amount)` lowers `budget.left`, `cancel()` raises it again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
 from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, Way, Ways, changes
 from auditor.project.shapes.full_at_first import things_to_do
-from auditor.project.shapes.pool_state import called, own_parameters
+from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS
 from auditor.protocols.vocabulary import Name, split, undoes
 
 NO_END = frozenset(
-    {"undo", "redo", "revert", "requeue", "retry", "nack", "reject", "resubmit", "delete", "remove", "destroy",
-     "unlink", "next", "advance", "rewind", "seek", "reset", "clear", "pop", "flush"}
+    {"undo", "redo", "revert", "requeue", "retry", "nack", "reject", "resubmit", "delete", "remove",
+     "destroy", "unlink", "next", "advance", "rewind", "seek", "reset", "clear", "pop", "flush"}
 )  # fmt: skip
 """First words of methods that take back what somebody meant to last, or go on with it."""
 
@@ -117,8 +117,9 @@ def _fields_of_parameters(init: Function) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in statements_of(init.node):
         match node:
-            case ast.Assign(targets=[target], value=ast.Name(id=name)) | ast.AnnAssign(
-                target=target, value=ast.Name(id=name)
+            case (
+                ast.Assign(targets=[target], value=ast.Name(id=name))
+                | ast.AnnAssign(target=target, value=ast.Name(id=name))
             ) if name in init.parameters:
                 if (field := own_attribute(target, init.owner or "")) is not None:
                     found[field] = name
@@ -198,7 +199,7 @@ def _translated(change: Change, leads: Mapping[str, Way]) -> Way | None:
 
 
 def _is_kept_by_reference(change: Change) -> bool:
-    """`self.table.discard(n)` changes the table; `self.count -= 1` and `self.page = None` the object alone."""
+    """`self.table.discard(n)` changes the table; `self.count -= 1` and `self.page = None` only itself."""
     return change.did in (Did.IN, Did.OUT) and not isinstance(change.value, ast.Constant)
 
 

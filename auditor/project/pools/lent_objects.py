@@ -10,6 +10,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
 from auditor.project.pools.queues import POOL_WORDS
+from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import REMOVERS, called, changes_state
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -105,8 +106,16 @@ def _class_of(model: ClassModel, pool: Class, method: Function, value: ast.expr)
     match inner:
         case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr=taking)) if taking in REMOVERS:
             attribute = own_attribute(table, method.owner or "")
-            return _element_class(model, pool, attribute) if attribute is not None else None
+            found = _element_class(model, pool, attribute) if attribute is not None else None
+            return found if found is not None and any(endings_of(found)) else None
     return None
+
+
+def stored_class(model: ClassModel, pool: Class, method: Function) -> Class | None:
+    """Of what a method takes out of the pool's lists, where all of that is of one class."""
+    found = {_element_class(model, pool, name) for name, _ in field_work(method).taken}
+    cls = found.pop() if len(found) == 1 else None
+    return cls if cls is not None and "__del__" not in cls.methods else None
 
 
 def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
@@ -116,7 +125,10 @@ def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | No
         for node in statements_of(each.node):
             made: list[ast.expr] = []
             match node:
-                case ast.Assign(targets=[target], value=value) if own_attribute(target, own) == attribute:
+                case (
+                    ast.Assign(targets=[target], value=value)
+                    | ast.AnnAssign(target=target, value=ast.expr() as value)
+                ) if own_attribute(target, own) == attribute:
                     made = [inner for inner in ast.walk(value) if isinstance(inner, ast.Call)]
                 case ast.Expr(
                     value=ast.Call(func=ast.Attribute(value=table, attr=way), args=[*_, given])
@@ -124,6 +136,6 @@ def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | No
                     made = [given]
             for call in made:
                 found = model.type_of(each, call)
-                if isinstance(found, Class) and any(endings_of(found)):
+                if isinstance(found, Class):
                     return found
     return None

@@ -10,7 +10,7 @@ from auditor.project.code.bindings import assignments, own_attribute, statements
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
-from auditor.project.pools.lent_objects import lent_class
+from auditor.project.pools.lent_objects import lent_class, stored_class
 from auditor.project.shapes.field_work import field_work
 
 _ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
@@ -22,6 +22,12 @@ PLAIN = re.compile(
 
 NO_NUMBER = re.compile(rf"(?:Optional\[)?(?:(?:float|bool)\b|{_ARRAY})")
 """The same of an object that stands for a number: whoever has the number may give it back."""
+
+_MADE = re.compile(
+    r"(?P<array>(?:torch|np|numpy)\.(?:empty|zeros|ones|full|arange|tensor|array|rand\w*)\()"
+    r"|(?:bytearray|bytes|int|float|str|bool|len|time\.(?:time|monotonic|perf_counter)(?:_ns)?)\("
+)
+"""Calls that make nothing which could hold the object."""
 
 OBJECTS = (Value.OBJECT, Value.INDEX)
 """What may have fields: not a tensor, not an amount."""
@@ -38,6 +44,8 @@ def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
     promised = {_promised(half.function) for half in halves}
     if cls is None and len(promised) == 1:
         cls = _by_type_argument(model, pair.owner)
+    if cls is None and len(halves) == 1:
+        cls = stored_class(model, pair.owner, halves[0].function)
     if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
         return frozenset()
     told = PLAIN if all(half.value is Value.OBJECT for half in halves) else NO_NUMBER
@@ -107,9 +115,16 @@ def _set_plainly(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
         name = own_attribute(target, own)
         if name is None:
             continue
-        constant = isinstance(value, ast.Constant) and plain.match(type(value.value).__name__)
-        if constant or (isinstance(value, ast.Name) and value.id in told):
+        if _makes_plain(value, plain) or (isinstance(value, ast.Name) and value.id in told):
             yield name
+
+
+def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
+    """`0`, `bytearray(size)`; of what stands for a number no other number."""
+    if isinstance(value, ast.Constant):
+        return plain.match(type(value.value).__name__) is not None
+    made = _MADE.match(ast.unparse(value)) if isinstance(value, ast.Call) else None
+    return made is not None and (plain is PLAIN or made["array"] is not None)
 
 
 def _annotated(init: Function, plain: re.Pattern[str]) -> Iterator[str]:

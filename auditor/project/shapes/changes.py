@@ -1,7 +1,8 @@
 """What a function changes, wherever it lies: counts it raises, sets it adds to, places it marks.
 
-`field_work` tells this of the fields of one object. Here the whole way is noted, so that a change through another
-object can be compared: `self.exclusive.add(key)` of the server, `self.server.exclusive.discard(self.key)` of the lease.
+`field_work` tells this of the fields of one object. Here the whole way is noted, so that a change through
+another object can be compared: `self.locked.add(key)` of a server, `self.server.locked.discard(self.key)` of
+its lease.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from auditor.project.code.bindings import assigned_by, statements_of
 from auditor.project.code.modules import Function
 
 Way = tuple[str, ...]
-"""`("self", "server", "exclusive")`; a module's own names come after `MODULE`. Keys and indices are left out."""
+"""`("self", "server", "locked")`; a module's own names come after `MODULE`. Keys and indices are left out."""
 
 SELF = "self"
 MODULE = "<module>"
@@ -64,7 +65,7 @@ def changes(function: Function) -> list[Change]:
 
 
 class Ways:
-    """Where the names of a function lead: its parameters, the module's names, and locals for parts of these."""
+    """Where the names of a function lead: parameters, the module's names, and locals for parts of these."""
 
     def __init__(self, function: Function) -> None:
         self.known: dict[str, Way] = {name: (MODULE, name) for name in function.module.assigned}
@@ -82,7 +83,8 @@ class Ways:
             return
         for target, value in assigned_by(node):
             if isinstance(target, ast.Name):
-                way = self.of(value) if isinstance(value, (ast.Attribute, ast.Subscript, ast.Call)) else None
+                leads = isinstance(value, (ast.Attribute, ast.Subscript, ast.Call))
+                way = self.of(value) if leads else None
                 if way is not None:
                     self.known[target.id] = way
                 elif self.known.get(target.id, (MODULE,))[0] == MODULE:
@@ -114,13 +116,13 @@ def _of_statement(ways: Ways, node: ast.stmt) -> Iterator[Change]:
         case ast.AugAssign(target=target, op=ast.BitAnd(), value=ast.UnaryOp(op=ast.Invert(), operand=value)):
             yield from _at(ways, target, Did.OUT, value)
         case ast.Delete(targets=targets):
-            for target in targets:
-                if isinstance(target, ast.Subscript):
-                    yield from _at(ways, target, Did.OUT, target.slice)
+            for gone in targets:
+                if isinstance(gone, ast.Subscript):
+                    yield from _at(ways, gone, Did.OUT, gone.slice)
         case ast.Assign() | ast.AnnAssign():
-            for target, value in assigned_by(node):
-                if isinstance(target, (ast.Attribute, ast.Subscript)):
-                    yield from _at(ways, target, *_given(target, value))
+            for written, given in assigned_by(node):
+                if isinstance(written, (ast.Attribute, ast.Subscript)):
+                    yield from _at(ways, written, *_given(written, given))
     for call in _calls(node):
         yield from _called(ways, call)
 

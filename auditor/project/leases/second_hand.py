@@ -1,0 +1,147 @@
+"""What a function gets out of a queue and gives back to a pool: on its other ways it owes that, too.
+
+Nobody says so but the function itself, by giving back what it got (the belief of Engler et al., "Bugs as
+Deviant Behavior", SOSP 2001). `item = self.inbox.get()`, or what a method hands on that gets it:
+`item = self.take()`."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from auditor.flow.effects import Handle, Value
+from auditor.flow.lease import EXCEPTIONAL
+from auditor.ir.ops import Path
+from auditor.project.code.bindings import assigned_by, statements_of, ways
+from auditor.project.code.modules import Function
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.sites import functions_with
+from auditor.project.meaning.source import Source
+from auditor.project.outcome import Outcome
+from auditor.project.pools.halves import Pair
+from auditor.project.shapes.field_work import field_work
+
+QUEUED = frozenset({"get", "get_nowait", "popleft", "recv"})
+"""Methods that take the next thing out, whichever it is."""
+
+
+def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
+    """Calls that take a lease out of a queue, with the functions that they stand in."""
+    words = {function.name for function, (pair, _) in recogniser.releasing.items() if _lends(pair)}
+    for module in list(recogniser.calls.model.project.parsed()):
+        if not any(f".{way}(" in module.text for way in QUEUED):
+            continue
+        for function, calls in functions_with(module, words):
+            for name, pair in _given_back(recogniser, function, calls):
+                yield from _got(recogniser, function, name, pair)
+
+
+def without_exceptional(outcome: Outcome) -> Outcome:
+    """That whatever call fails gives back what others have queued is seldom meant."""
+    leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
+    return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
+
+
+def _lends(pair: Pair) -> bool:
+    return not pair.acquires[0].name.kind and any(half.handle is Handle.RESULT for half in pair.acquires)
+
+
+def _given_back(
+    recogniser: Recogniser, function: Function, calls: list[ast.Call]
+) -> Iterator[tuple[str, Pair]]:
+    """Names of locals that are given back here, with the pair that says so."""
+    for call in calls:
+        pairs = [
+            recogniser.releasing[target][0]
+            for target in recogniser.calls.targets(function, call)[0]
+            if target in recogniser.releasing
+        ]
+        for position, argument in enumerate(call.args) if len(pairs) == 1 and _lends(pairs[0]) else ():
+            if isinstance(argument, ast.Name) and recogniser.releases(function, call, position):
+                yield argument.id, pairs[0]
+
+
+def _got(
+    recogniser: Recogniser, function: Function, name: str, pair: Pair
+) -> Iterator[tuple[Function, ast.Call, Source]]:
+    bound = list(_bindings(function, name))
+    if len(bound) != 1 or _told_apart(function, name):
+        return
+    value, rest = bound[0]
+    for call in ways(value):
+        if not isinstance(call, ast.Call):
+            continue
+        source = _source(pair, rest)
+        if _takes_from_others(function, call):
+            yield function, call, source
+        for target in recogniser.calls.targets(function, call)[0]:
+            for inner in _handed_on(target) if target.cls is function.cls else ():
+                yield target, inner, source
+
+
+def _source(pair: Pair, rest: Path) -> Source:
+    half = next(half for half in pair.acquires if half.handle is Handle.RESULT)
+    value = Value.OBJECT if half.value is Value.AMOUNT else half.value
+    return Source(pair.name, "discovered", Handle.RESULT, value, rest=rest, second_hand=True)
+
+
+def _bindings(function: Function, name: str) -> Iterator[tuple[ast.expr, Path]]:
+    """What is bound to the name, and where in that it lies."""
+    for node in statements_of(function.node):
+        for target, value in assigned_by(node):
+            match target:
+                case ast.Name(id=same) if same == name:
+                    yield value, ()
+                case ast.Tuple(elts=parts):
+                    for index, part in enumerate(parts):
+                        if isinstance(part, ast.Name) and part.id == name:
+                            yield value, (f"[{index}]",)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)) and _binds(node, name):
+            yield ast.Constant(None), ()
+
+
+def _binds(node: ast.For | ast.AsyncFor | ast.With | ast.AsyncWith, name: str) -> bool:
+    bound = (
+        [node.target]
+        if isinstance(node, (ast.For, ast.AsyncFor))
+        else [item.optional_vars for item in node.items if item.optional_vars is not None]
+    )
+    return any(isinstance(each, ast.Name) and each.id == name for part in bound for each in ast.walk(part))
+
+
+def _told_apart(function: Function, name: str) -> bool:
+    """`if item is STOP:`, `isinstance(item, Stop)`: not everything in the queue is a lease."""
+    for node in ast.walk(function.node):
+        match node:
+            case ast.Compare(left=ast.Name(id=left), comparators=[right]) if left == name:
+                if not (isinstance(right, ast.Constant) and right.value is None):
+                    return True
+            case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=left), _]) if left == name:
+                return True
+    return False
+
+
+def _takes_from_others(function: Function, call: ast.Call) -> bool:
+    """The queue is told to the function or to its object, which puts nothing into it."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in QUEUED or not _asks_for_next(call):
+        return False
+    match call.func.value:
+        case ast.Attribute(value=ast.Name(id=owner), attr=field) if owner == function.owner:
+            methods = function.cls.methods.values() if function.cls is not None else ()
+            return not any(put.field == field for each in methods for put in field_work(each).put)
+        case ast.Name(id=name):
+            return name in function.parameters
+    return False
+
+
+def _asks_for_next(call: ast.Call) -> bool:
+    """`table.get(key)` looks something up."""
+    return all(isinstance(each, ast.Constant) and isinstance(each.value, bool) for each in call.args[:1])
+
+
+def _handed_on(target: Function) -> Iterator[ast.Call]:
+    """`return self.inbox.get(timeout=1)`"""
+    for node in statements_of(target.node):
+        if isinstance(node, ast.Return) and node.value is not None:
+            for way in ways(node.value):
+                if isinstance(way, ast.Call) and _takes_from_others(target, way):
+                    yield way

@@ -1,0 +1,44 @@
+"""Functions that return a lease which they got: whoever calls one acquires."""
+
+from auditor.flow.effects import Handle
+from auditor.flow.indirect import OVER
+from auditor.project.code.candidates import ITERATORS
+from auditor.project.code.modules import Function
+from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
+from auditor.project.leases.own_records import sees_to_its_records
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.source import Source
+from auditor.project.outcome import Outcome
+
+SPECIAL = frozenset({"__call__", *ITERATORS})
+"""Methods with names of the language that people call, if not by these names."""
+
+
+def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: Outcome) -> Source | None:
+    """What its callers get; None where they owe nothing."""
+    special = function.name.startswith(("<", "__")) and function.name not in SPECIAL
+    known = function in recogniser.acquiring or shows_the_same(function)
+    if source.handle is Handle.NONE or special or known:
+        return None
+    assert outcome.returned is not None
+    if OVER in outcome.returned:
+        return None  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
+    if outcome.recorded and sees_to_its_records(recogniser, outcome):
+        return None
+    return Source(
+        source.protocol,
+        source.origin,
+        Handle.RESULT,
+        source.value,
+        0,
+        outcome.returned,
+        flags=outcome.flags,
+        own=outcome.own,
+        unless=outcome.unless,
+        asked=outcome.asked,
+        recorded=outcome.recorded,
+        opened=source.opened,
+        second_hand=source.second_hand,
+        from_zero=outcome.acquisition.from_zero,
+        fresh=not (outcome.stored or outcome.beside) and made_for_caller(recogniser, function),
+    )
