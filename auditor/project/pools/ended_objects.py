@@ -1,7 +1,7 @@
 """Objects that undo by a method of their own what their maker did, whatever the two are called.
 
 `begin(key)` adds to `self.server.locked` and returns `Lease(self.server, key)`; `lease.end()` discards from
-there. Or the object does both: `Reservation(budget, amount)` lowers `budget.left`, `cancel()` raises it again.
+there. Or the object does both: `Reservation(budget, amount)` lowers `budget.left`, `cancel()` raises it.
 """
 
 from __future__ import annotations
