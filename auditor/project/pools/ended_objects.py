@@ -220,7 +220,8 @@ def _speaks_of_work(function: Function, change: Change) -> bool:
     """Jobs that are taken are done, and listeners stay."""
     field = change.way[-1]
     taken = change.did is Did.OUT and things_to_do(function.cls, field)
-    return taken or LISTENERS.search(f"{function.name}_{field}") is not None
+    told = change.value.id if isinstance(change.value, ast.Name) else ""
+    return taken or LISTENERS.search(f"{function.name}_{told}_{field}") is not None
 
 
 def _is_made(maker: Maker, value: ast.expr | None) -> bool:
