@@ -34,6 +34,7 @@ SETS = (
     "outsiders",
     "bystanders",
     "passersby",
+    "commuters",
 )
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
