@@ -23,6 +23,8 @@ from auditor.project.shapes.field_work import field_work
 QUEUED = frozenset({"get", "get_nowait", "popleft", "recv"})
 """Methods that take the next thing out, whichever it is."""
 
+FROM_QUEUES = frozenset({"get", "get_nowait"})
+
 
 def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
     """Calls that take a lease out of a queue, with the functions that they stand in."""
@@ -31,8 +33,22 @@ def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, S
         if not any(f".{way}(" in module.text for way in QUEUED):
             continue
         for function, calls in functions_with(module, words):
-            for name, pair in _given_back(recogniser, function, calls):
-                yield from _got(recogniser, function, name, pair)
+            for thing, pair in _given_back(recogniser, function, calls):
+                for taker, call, source in _got(recogniser, function, thing, pair):
+                    yield taker, call, source
+                    if not thing[1:]:  # of what a request holds, another method may know better
+                        yield from ((each, other, source) for each, other in _others(taker, call))
+
+
+def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
+    """The same is in the queue for the other methods of the object."""
+    queue = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    own = taker.cls is not None and queue.startswith(f"{taker.owner}.")
+    for method in taker.cls.methods.values() if own and taker.cls is not None else ():
+        for other in method.calls:
+            same = isinstance(other.func, ast.Attribute) and ast.unparse(other.func.value) == queue
+            if same and other is not call and _takes_from_others(method, other):
+                yield method, other
 
 
 def without_exceptional(outcome: Outcome) -> Outcome:
@@ -47,8 +63,8 @@ def _lends(pair: Pair) -> bool:
 
 def _given_back(
     recogniser: Recogniser, function: Function, calls: list[ast.Call]
-) -> Iterator[tuple[str, Pair]]:
-    """Names of locals that are given back here, with the pair that says so."""
+) -> Iterator[tuple[Path, Pair]]:
+    """Locals, or fields of theirs, that are given back here, with the pair that says so."""
     for call in calls:
         pairs = [
             recogniser.releasing[target][0]
@@ -56,17 +72,24 @@ def _given_back(
             if target in recogniser.releasing
         ]
         for position, argument in enumerate(call.args) if len(pairs) == 1 and _lends(pairs[0]) else ():
-            if isinstance(argument, ast.Name) and recogniser.releases(function, call, position):
-                yield argument.id, pairs[0]
+            match argument:
+                case ast.Name(id=name):
+                    thing: Path = (name,)
+                case ast.Attribute(value=ast.Name(id=name), attr=field) if name != function.owner:
+                    thing = (name, f".{field}")
+                case _:
+                    continue
+            if recogniser.releases(function, call, position):
+                yield thing, pairs[0]
 
 
 def _got(
-    recogniser: Recogniser, function: Function, name: str, pair: Pair
+    recogniser: Recogniser, function: Function, thing: Path, pair: Pair
 ) -> Iterator[tuple[Function, ast.Call, Source]]:
-    bound = list(_bindings(function, name))
-    if len(bound) != 1 or _told_apart(function, name):
+    bound = list(_bindings(function, thing[0]))
+    if len(bound) != 1 or _told_apart(function, thing[0]):
         return
-    value, rest = bound[0]
+    value, rest = bound[0][0], bound[0][1] + thing[1:]
     for call in ways(value):
         if not isinstance(call, ast.Call):
             continue
@@ -81,7 +104,9 @@ def _got(
 def _source(pair: Pair, rest: Path) -> Source:
     half = next(half for half in pair.acquires if half.handle is Handle.RESULT)
     value = Value.OBJECT if half.value is Value.AMOUNT else half.value
-    return Source(pair.name, "discovered", Handle.RESULT, value, rest=rest, second_hand=True)
+    return Source(
+        pair.name, "discovered", Handle.RESULT, value, rest=rest, fresh=bool(rest), second_hand=True
+    )
 
 
 def _bindings(function: Function, name: str) -> Iterator[tuple[ast.expr, Path]]:
@@ -121,16 +146,21 @@ def _told_apart(function: Function, name: str) -> bool:
 
 
 def _takes_from_others(function: Function, call: ast.Call) -> bool:
-    """The queue is told to the function or to its object, which puts nothing into it."""
+    """The queue is told to the function or to its object, or is one by its ways of taking."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in QUEUED or not _asks_for_next(call):
         return False
     match call.func.value:
         case ast.Attribute(value=ast.Name(id=owner), attr=field) if owner == function.owner:
-            methods = function.cls.methods.values() if function.cls is not None else ()
-            return not any(put.field == field for each in methods for put in field_work(each).put)
+            return call.func.attr in FROM_QUEUES or not _fills(function, field)
         case ast.Name(id=name):
             return name in function.parameters
     return False
+
+
+def _fills(function: Function, field: str) -> bool:
+    """What its own methods put there is followed from where they put it."""
+    methods = function.cls.methods.values() if function.cls is not None else ()
+    return any(put.field == field for each in methods for put in field_work(each).put)
 
 
 def _asks_for_next(call: ast.Call) -> bool:

@@ -3,21 +3,27 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from auditor.flow.effects import Handle
+from auditor.flow.effects import Handle, Value
+from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import hands_out_what_ends
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.used_together import used_together
+from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
+    counts_of_objects,
     counts_of_what_is_returned,
     reference_counts,
     returns_what_it_is_told,
 )
-from auditor.project.shapes.use_counts import permits, use_counts
+from auditor.project.shapes.use_counts import capacities, permits, use_counts
 from auditor.protocols.vocabulary import Name
 
 
-def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+def counted_pairs(
+    model: ClassModel, cls: Class, methods: list[Function], paired: set[Function]
+) -> Iterator[Pair]:
     """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
@@ -25,6 +31,12 @@ def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) ->
         if returns_what_it_is_told(begins):
             half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
+    told: set[Function] = set()
+    for begins, ends, parameter, of_told in counts_of_objects([m for m in methods if m not in paired]):
+        if LENDING.isdisjoint(begins.decorators) and used_together(model, begins, ends):
+            told.add(begins)
+            yield _counts(cls, begins, ends, parameter, of_told)
+    methods = [method for method in methods if method not in told]
     for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):
         half = Half(begins, up, value=value_of(begins), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
@@ -36,6 +48,19 @@ def counted_pairs(cls: Class, methods: list[Function], paired: set[Function]) ->
             marking = Half(begins, up, value=value_of(begins))
         if marking is not None:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
+    for begins, ends in capacities([m for m in methods if m not in paired]):
+        marking = marking_half(begins, up, [ends]) if used_together(model, begins, ends) else None
+        if marking is not None and marking.value is Value.AMOUNT:
+            yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+
+
+def _counts(cls: Class, begins: Function, ends: Function, parameter: str, of_told: bool) -> Pair:
+    """The object itself is the lease, whether it is told of it or looks it up."""
+    handle = Handle.ARGUMENT if of_told and not returns_what_it_is_told(begins) else Handle.RESULT
+    echo = of_told and handle is Handle.RESULT
+    half = Half(begins, Name("incr", frozenset()), handle, by_shape=True, echo=echo)
+    position = 0 if own_parameters(ends)[0] == parameter else parameter
+    return Pair(cls.name, cls, (half,), (Half(ends, Name("decr", frozenset()), handle, position),))

@@ -71,7 +71,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
-        yield from counted_pairs(cls, methods, paired)
+        yield from counted_pairs(model, cls, methods, paired)
         yield from _handing_on(cls, [m for m in methods if m not in paired])
         known |= paired
     if may_end_elsewhere(module.text):

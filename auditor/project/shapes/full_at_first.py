@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, statements_of
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.markings import FREE
 from auditor.project.shapes.name_bindings import FILLING
@@ -110,28 +110,48 @@ def _fills(method: Function, name: str) -> bool:
             case (
                 ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
                 | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.expr() as value)
-            ) if attr == name and _counts(value):
+            ) if attr == name and (_counts(value) or _makes_each(value)):
                 return True
             case ast.Expr(value=ast.Call(args=args)) if _is_filled(node, name) and any(map(_counts, args)):
                 return True
-            case ast.For(iter=over) if _counts(over) and _within(node, name):
+            case ast.For(iter=over) if _within(node, name, made=not _counts(over)):
                 return True
             case ast.While(test=test) if _measures(test, name) and _within(node, name):
                 return True
     return False
 
 
-def _within(loop: ast.For | ast.While, name: str) -> bool:
-    return any(_is_filled(node, name) for node in ast.walk(loop))
+def _within(loop: ast.For | ast.While, name: str, *, made: bool = False) -> bool:
+    return any(_is_filled(node, name, made=made) for node in ast.walk(loop))
 
 
-def _is_filled(node: ast.AST, name: str) -> bool:
+def _is_filled(node: ast.AST, name: str, *, made: bool = False) -> bool:
+    """`made`: by objects that are made there."""
     match node:
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr=attr), attr=way), args=[*_, put])
-        ):
-            made = not isinstance(put, (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple))
-            return attr == name and way in FILLING and made
+        ) if attr == name and way in FILLING:
+            empty = isinstance(put, (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple))
+            return _is_made(put) if made else not empty
+        case ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr=attr))], value=put) if attr == name:
+            return _is_made(put)
+    return False
+
+
+def _is_made(value: ast.expr) -> bool:
+    """`Sandbox(name)`"""
+    return isinstance(value, ast.Call) and last_part(value.func).lstrip("_")[:1].isupper()
+
+
+def _makes_each(value: ast.expr) -> bool:
+    """`[Link(address) for address in addresses]`; `[(0, size)]`, one extent of all there is."""
+    match value:
+        case ast.ListComp(elt=made) | ast.DictComp(value=made):
+            return _is_made(made)
+        case ast.Call(func=func, args=[ast.GeneratorExp(elt=made) | ast.ListComp(elt=made), *_]):
+            return last_part(func) in AROUND and _is_made(made)
+        case ast.List(elts=[ast.Tuple(elts=[ast.Constant(value=0), _])]):
+            return True
     return False
 
 

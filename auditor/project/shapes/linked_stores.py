@@ -30,10 +30,11 @@ def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
         head = own_attribute(value, own)
         if head is None or not isinstance(target, ast.Name):
             continue
+        names = work.derived({target.id}, frozenset())
         moved = any(
             own_attribute(other, own) == head
             and isinstance(place := _as_it_lies(follower), ast.Attribute | ast.Subscript)
-            and (mentions(place, {target.id}, frozenset()) or _reads(work, place, head))
+            and (mentions(place, names, frozenset()) or _reads(work, place, head))
             for other, follower in pairs
         )
         if moved and any(mentions(each, {target.id}, frozenset()) for each in work.returned):

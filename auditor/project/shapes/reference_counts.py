@@ -69,6 +69,48 @@ def counts_of_what_is_returned(methods: list[Function]) -> Iterator[tuple[Functi
             yield begins, ends
 
 
+def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Function, str, bool]]:
+    """Who raises a count of what it returns or is told, who lowers the same of what it is told, under which of
+    its parameters; and whether the first is told of the object. What names say of the two is not asked."""
+    raised = {id(method): _raised_of_objects(method) for method in methods}
+    for ends in methods if any(raised.values()) else ():
+        lowered = dict(_lowered_of_told(ends))
+        for begins in methods if lowered else ():
+            both = {count: told for count, told in raised[id(begins)].items() if count in lowered}
+            if begins is not ends and both and not raised[id(ends)].keys() & lowered.keys():
+                count = min(both)
+                yield begins, ends, lowered[count], both[count]
+
+
+def _raised_of_objects(method: Function) -> dict[str, bool]:
+    """Counts of what it returns, by their names; true for those of what it is told."""
+    counted = [] if "+= 1" not in method.text else list(_counts_of_names(method, ast.Add))
+    if not counted:
+        return {}
+    work = field_work(method)
+    returned = {
+        value.id for value in work.returned if isinstance(value, ast.Name) and value.id not in work.told
+    }
+    found = {count: True for name, count in counted if name in work.from_told - returned}
+    found.update((count, False) for name, count in counted if name in returned)
+    return found
+
+
+def _lowered_of_told(method: Function) -> Iterator[tuple[str, str]]:
+    """`readers` and `entry` of `entry.readers -= 1`, in a helper, too, that is told of the entry."""
+    told = own_parameters(method)
+    for parameter in told:
+        names = field_work(method).derived({parameter}, frozenset())
+        yield from ((count, parameter) for name, count in _counts_of_names(method, ast.Sub) if name in names)
+    for call in method.calls if told and method.cls is not None else ():
+        name = own_attribute(call.func, method.owner or "")
+        helper = method.cls.methods.get(name or "") if method.cls is not None else None
+        for parameter, given in zip(own_parameters(helper), call.args, strict=False) if helper else ():
+            if helper is not method and isinstance(given, ast.Name) and given.id in told:
+                lowered = _counts_of_names(helper, ast.Sub) if helper else ()
+                yield from ((count, given.id) for named, count in lowered if named == parameter)
+
+
 def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
     """`worker` and `load` of `worker.load += 1`."""
     own = function.owner

@@ -43,6 +43,38 @@ def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
                 yield begins.method, ends.method
 
 
+def capacities(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`spend(tokens)` lowers what is left where there is enough and refuses otherwise, `earn(tokens)` raises
+    it by as much as it is told; or raises what is used up to a limit. No name says so."""
+    works = [field_work(method) for method in methods if not method.name.startswith("__")]
+    for begins in works:
+        wanted = {(name, way) for name, way, value in begins.amounts if _is_amount(begins, value)}
+        wanted = {(name, way) for name, way in wanted if _refuses(begins, name)}
+        for ends in works if wanted else ():
+            back = {(name, -way) for name, way, value in ends.amounts if _is_amount(ends, value)}
+            if ends is not begins and wanted & back and not any(_refuses(ends, name) for name, _ in wanted):
+                yield begins.method, ends.method
+
+
+def _is_amount(work: FieldWork, value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in own_parameters(work.method)[:1]
+
+
+def _refuses(work: FieldWork, field: str) -> bool:
+    """`if tokens > self.left: return False`, or it raises, or waits."""
+    told = set(own_parameters(work.method)[:1])
+    for node in ast.walk(work.method.node):
+        test = _condition(node)
+        compared = (each for each in ast.walk(test) if isinstance(each, ast.Compare)) if test else ()
+        if any(mentions(each, told, frozenset()) and _mentions_field(each, field) for each in compared):
+            return True
+    return False
+
+
+def _mentions_field(node: ast.AST, field: str) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr == field for each in ast.walk(node))
+
+
 def asks(work: FieldWork, field: str) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == field
