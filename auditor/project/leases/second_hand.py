@@ -94,7 +94,7 @@ def _got(
         if not isinstance(call, ast.Call):
             continue
         source = _source(pair, rest)
-        if _takes_from_others(function, call):
+        if _takes_from_others(function, call, around=bool(thing[1:])):
             yield function, call, source
         for target in recogniser.calls.targets(function, call)[0]:
             for inner in _handed_on(target) if target.cls is function.cls else ():
@@ -145,13 +145,13 @@ def _told_apart(function: Function, name: str) -> bool:
     return False
 
 
-def _takes_from_others(function: Function, call: ast.Call) -> bool:
-    """The queue is told to the function or to its object, or is one by its ways of taking."""
+def _takes_from_others(function: Function, call: ast.Call, *, around: bool = False) -> bool:
+    """The queue is told to the function or to its object; or what lies in it is `around` the lease."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in QUEUED or not _asks_for_next(call):
         return False
     match call.func.value:
         case ast.Attribute(value=ast.Name(id=owner), attr=field) if owner == function.owner:
-            return call.func.attr in FROM_QUEUES or not _fills(function, field)
+            return (around and call.func.attr in FROM_QUEUES) or not _fills(function, field)
         case ast.Name(id=name):
             return name in function.parameters
     return False

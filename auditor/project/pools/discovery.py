@@ -29,6 +29,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.of_functions import as_functions, as_methods
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
+from auditor.project.pools.settled import settled_pairs
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
@@ -72,6 +73,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
         yield from counted_pairs(model, cls, methods, paired)
+        yield from settled_pairs(cls, methods, paired)
         yield from _handing_on(cls, [m for m in methods if m not in paired])
         known |= paired
     if may_end_elsewhere(module.text):

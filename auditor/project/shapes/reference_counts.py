@@ -1,6 +1,7 @@
 """Counts of those who need an object: `retain(page)` raises the `page.refs` that `drop(page)` lowers."""
 
 import ast
+import re
 from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import own_attribute, statements_of
@@ -70,16 +71,28 @@ def counts_of_what_is_returned(methods: list[Function]) -> Iterator[tuple[Functi
 
 
 def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Function, str, bool]]:
-    """Who raises a count of what it returns or is told, who lowers the same of what it is told, under which of
-    its parameters; and whether the first is told of the object. What names say of the two is not asked."""
+    """Who raises a count of what it returns or is told, who lowers the same of what it is told, under which
+    of its parameters; and whether the first is told of the object. Their own names are not asked."""
     raised = {id(method): _raised_of_objects(method) for method in methods}
     for ends in methods if any(raised.values()) else ():
         lowered = dict(_lowered_of_told(ends))
         for begins in methods if lowered else ():
-            both = {count: told for count, told in raised[id(begins)].items() if count in lowered}
+            both = {
+                count: told
+                for count, told in raised[id(begins)].items()
+                if count in lowered and _decides(ends, count, told)
+            }
             if begins is not ends and both and not raised[id(ends)].keys() & lowered.keys():
                 count = min(both)
                 yield begins, ends, lowered[count], both[count]
+
+
+def _decides(ends: Function, count: str, told: bool) -> bool:
+    """Somebody asks whether anybody needs the object; visits to a user's groups are no references to him."""
+    text = ends.cls.text if ends.cls is not None else ""
+    asked = re.search(rf"\.{count}\b\s*(?:==|!=|<=|>)|not (?:\w+\.)+{count}\b", text) is not None
+    words = set(split(count))
+    return bool(REFERENCES & words) or (asked and (not told or bool(USERS & words)))
 
 
 def _raised_of_objects(method: Function) -> dict[str, bool]:
