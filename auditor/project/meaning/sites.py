@@ -72,6 +72,12 @@ def acquires(
     found: list[tuple[ast.Call, Source]] = []
     for call in () if function.runs_on_device else calls:
         source = recogniser.source(function, call)
-        if source is not None:
+        if source is not None and not _stands_for_a_stream(call):
             found.append((call, source))
     return found
+
+
+def _stands_for_a_stream(call: ast.Call) -> bool:
+    """`os.open(os.devnull, os.O_RDWR)` of a daemon: the lowest descriptor, perhaps the one that it wants."""
+    opened = call.args[:1] if ast.unparse(call.func) == "os.open" else []
+    return any(ast.unparse(each) in ("os.devnull", "'/dev/null'") for each in opened)

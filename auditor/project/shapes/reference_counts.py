@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import assignments, own_attribute, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
@@ -101,9 +101,9 @@ def _raised_of_objects(method: Function) -> dict[str, bool]:
     if not counted:
         return {}
     work = field_work(method)
-    returned = {
-        value.id for value in work.returned if isinstance(value, ast.Name) and value.id not in work.told
-    }
+    returned = {value.id for value in work.returned if isinstance(value, ast.Name)}
+    if returned & work.told:
+        returned = set()  # `add(entry)` returns the entry that was there, or this one
     found = {count: True for name, count in counted if name in work.from_told - returned}
     found.update((count, False) for name, count in counted if name in returned)
     return found
@@ -113,7 +113,7 @@ def _lowered_of_told(method: Function) -> Iterator[tuple[str, str]]:
     """`readers` and `entry` of `entry.readers -= 1`, in a helper, too, that is told of the entry."""
     told = own_parameters(method)
     for parameter in told:
-        names = field_work(method).derived({parameter}, frozenset())
+        names = _the_same(method, parameter)
         yield from ((count, parameter) for name, count in _counts_of_names(method, ast.Sub) if name in names)
     for call in method.calls if told and method.cls is not None else ():
         name = own_attribute(call.func, method.owner or "")
@@ -122,6 +122,18 @@ def _lowered_of_told(method: Function) -> Iterator[tuple[str, str]]:
             if helper is not method and isinstance(given, ast.Name) and given.id in told:
                 lowered = _counts_of_names(helper, ast.Sub) if helper else ()
                 yield from ((count, given.id) for named, count in lowered if named == parameter)
+
+
+def _the_same(method: Function, parameter: str) -> set[str]:
+    """With names of it, and of what it leads to: `node = node.parent`; not of what a table has under it."""
+    names = {parameter}
+    for target, value in assignments(method):
+        root = value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(target, ast.Name) and isinstance(root, ast.Name) and root.id in names:
+            names.add(target.id)
+    return names
 
 
 def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
