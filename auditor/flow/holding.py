@@ -14,7 +14,9 @@ from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     ANY_ITEM,
     ITERATED,
+    Call,
     Constant,
+    Fresh,
     InPlace,
     Next,
     Path,
@@ -227,8 +229,8 @@ class Holding:
             return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
         return held
 
-    def _same_amount(self, op: Constant, held: Held) -> tuple[Places, Places]:
-        """`credits.give(4)` gives back what `credits.take(4)` took."""
+    def _same_amount(self, op: Constant | Fresh | Call, held: Held) -> tuple[Places, Places]:
+        """`credits.give(4)` gives back what `credits.take(4)` took, `give(len(x))` what `take(len(x))`."""
         same = self.acquisition.value is Value.AMOUNT and spelled_out(op) in held.places
         return (frozenset({op.target}) if same else NOWHERE), NOWHERE
 

@@ -138,6 +138,8 @@ class Ownership(Yielding):
         return self._keep(node, held, replace(held, places=places, maybe=maybe - places), Loss.REBOUND)
 
     def _fresh(self, node: int, op: Fresh, held: Held) -> Held | None:
+        if (same := self._same_amount(op, held)) != (NOWHERE, NOWHERE):
+            return self._rebind(node, held, op.target, [same])
         if within := joined(op, held.places):
             return self._rebind(node, held, op.target, [(within, NOWHERE)])
         piece = self._piece(op, held)

@@ -34,7 +34,7 @@ class Passing(Perhaps):
         elif node != self.site:  # where it began another object is counted the next time
             held = self._counted(call, held, edge)
         fresh = self._rebind(
-            node, held, call.target, [], Loss.NEXT_TURN
+            node, held, call.target, [self._same_amount(call, held)], Loss.NEXT_TURN
         )  # left from an earlier turn of a loop
         return self._pass(node, call, fresh, edge) if fresh is not None else ()
 

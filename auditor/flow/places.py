@@ -5,7 +5,7 @@ import re
 from collections.abc import Set
 
 from auditor.flow.effects import Acquisition, Value
-from auditor.ir.ops import ANY_ITEM, TO_COME, Constant, Fresh, Path, is_temporary
+from auditor.ir.ops import ANY_ITEM, TO_COME, Call, Constant, Fresh, Op, Path, is_temporary
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
@@ -115,6 +115,16 @@ def reads(function: ast.AST, name: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
 
 
-def spelled_out(op: Constant) -> Path:
-    """Where an amount lies that has no name but itself."""
-    return (f"<{op.value!r}>",)
+MEASURING = frozenset({"len", "int", "max", "min", "abs", "round"})
+
+
+def spelled_out(op: Op) -> Path:
+    """Where an amount lies that has no name but itself: `4`, `len(body)`, `2 * size`; () for what is none."""
+    match op:
+        case Constant(value=value):
+            return (f"<{value!r}>",)
+        case Fresh(at=ast.BinOp() as at):
+            return (f"<{ast.unparse(at)}>",)
+        case Call(at=ast.Call(func=ast.Name(id=name)) as at) if name in MEASURING:
+            return (f"<{ast.unparse(at)}>",)
+    return ()

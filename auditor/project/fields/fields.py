@@ -61,6 +61,7 @@ class Fields(Refilling):
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
         wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
+        self.wanted = wanted
         attributes = frozenset(
             path[1][1:]
             for outcome in wanted

@@ -14,6 +14,9 @@ ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|regis
 """Decorators under which a method is not what its callers call, or is called once."""
 
 
+LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
 @dataclass(frozen=True, slots=True)
 class Filling:
     """`self.field = ...`, `self.field[key] = ...`, or `owner.field = ...` of another object."""
@@ -84,8 +87,18 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
                 return True
         elif _calls_who_speaks(call, own, filling.field, family):
             return True
-    asked = [node for test in tests_in(nodes) for node in attributes_in(test)]
+    asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def _decides(test: ast.AST, filling: Filling) -> bool:
+    """Whether the store depends on it: `if job.process is not None: job.process.wait()`, and on it goes, does
+    not."""
+    for node in ast.walk(filling.method.node):
+        if isinstance(node, ast.If) and node.test is test:
+            inside = [inner for each in (*node.body, *node.orelse) for inner in ast.walk(each)]
+            return any(inner is filling.statement or isinstance(inner, LEAVING) for inner in inside)
+    return True
 
 
 def only_says(filling: Filling) -> list[ast.If]:

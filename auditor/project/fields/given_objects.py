@@ -3,7 +3,7 @@ the method puts another one there."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, statements_of
 from auditor.project.code.modules import Function
@@ -14,7 +14,8 @@ from auditor.project.meaning.sites import last_name
 
 RENEWING = re.compile(
     r"_*(?:switch|change|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload|regrow|refill|re_?assign"
-    r"|re_?alloc\w*|re_?generate|re_?map|reset)(?:_|$)"
+    r"|re_?alloc\w*|re_?generate|re_?map|reset|restart|re_?target|re_?bind|re_?seat|re_?place|relocate|migrate"
+    r"|move|heal|recover|promote|upgrade)(?:_|$)"
 )
 """Methods that are given what has been there for a while."""
 
@@ -28,18 +29,36 @@ CHOICES = (ast.If, ast.Try, ast.Match)
 
 
 def filled_before(
-    filling: Filling, call: ast.Call, family: Sequence[Function], enders: Sequence[Function]
+    filling: Filling,
+    call: ast.Call,
+    family: Sequence[Function],
+    enders: Sequence[Function],
+    admitted: Set[str] = frozenset(),
 ) -> bool:
-    """Such objects are filled more than once."""
+    """Such objects are filled more than once. `admitted`: tables of the object into which others put such
+    objects with the field filled."""
     method, owner = filling.method, filling.owner
-    if found_in_a_table(method, owner) is not None:
-        return _others_fill_known_ones(filling, call, family)
+    found = found_in_a_table(method, owner)
+    if found is not None:
+        return table_of(found) in admitted or _others_fill_known_ones(filling, call, family)
     if owner not in method.parameters[1:] or _may_be_ended_before(filling):
         return False
     if in_each_step(filling, family, enders):
         return True
-    reckoned_with = _others_fill_known_ones(filling, call, family) or _others_add_to_it(filling, family)
-    return RENEWING.match(method.name) is not None and reckoned_with
+    if RENEWING.match(method.name) is None:
+        return False
+    looked_at = _others_fill_known_ones(filling, call, family) or _others_add_to_it(filling, family)
+    return looked_at or bool(admitted)
+
+
+def table_of(lookup: ast.expr) -> str:
+    """`sessions` of `self.sessions[key]` and of `self.sessions.get(key)`."""
+    match lookup:
+        case ast.Subscript(value=ast.Attribute(attr=table)):
+            return table
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=table), attr="get")):
+            return table
+    return ""
 
 
 def in_each_step(filling: Filling, family: Sequence[Function], enders: Sequence[Function]) -> bool:

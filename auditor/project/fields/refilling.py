@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -69,6 +69,9 @@ LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 
 class Refilling(TakenOut):
     """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
+
+    wanted: Sequence[Outcome] = ()
+    """All of them, of which some say what others leave behind."""
 
     def _filled_again(self, outcome: Outcome, path: Path) -> Filling | None:
         """The store, where the next call of the method stores there again, and nothing has ended the last."""
@@ -189,13 +192,30 @@ class Refilling(TakenOut):
             family = list(self._family(cls))
             filling = self._blind(outcome, path, family)
             enders = list(self._ending(outcome, field)) if filling is not None else []
-            if filling is None or not enders or not filled_before(filling, outcome.call, family, enders):
+            admitted = self._admitted(outcome, family, path[1]) if enders else frozenset()
+            if (
+                filling is None
+                or not enders
+                or not filled_before(filling, outcome.call, family, enders, admitted)
+            ):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
                 at = span_of(cls.module.path, filling.statement, cls.module.lines)
                 leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
                 names = tuple(method.qualname for method in enders)
                 yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
+
+    def _admitted(self, outcome: Outcome, family: list[Function], field: str) -> frozenset[str]:
+        """Tables of the object into which other methods put objects that have such a lease in that field."""
+        return frozenset(
+            path[1][1:]
+            for other in self.wanted
+            if other.function is not outcome.function
+            and other.function in family
+            and other.acquisition.protocol == outcome.acquisition.protocol
+            for path in (*(path for _, path in other.stored), *other.beside)
+            if own_field(other.function, path) and path[2:] == (ANY_ITEM, field)
+        )
 
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""

@@ -7,7 +7,7 @@ from auditor.flow.effects import Position, Value
 from auditor.flow.operands import operands
 from auditor.flow.places import spelled_out
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Call, Constant, Make, Path, is_temporary
+from auditor.ir.ops import Call, Constant, Fresh, Make, Path, is_temporary
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.candidates import ITERATORS
 from auditor.project.code.modules import Class, Function
@@ -37,8 +37,9 @@ def told_of(function: Function, path: Path, value: Value) -> tuple[Path, ...]:
     for op in function.graph.ops:
         if isinstance(op, Make) and op.target == path and op.items:
             return tuple(element for _, element in op.items)
-        if isinstance(op, Constant) and op.target == path and value is Value.AMOUNT:
-            return (spelled_out(op),)
+        measured = isinstance(op, Constant | Fresh | Call) and op.target == path
+        if measured and value is Value.AMOUNT and (place := spelled_out(op)):
+            return (place,)
     return (path,)
 
 

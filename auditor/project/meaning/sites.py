@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.ir.ops import Call, Next
+from auditor.project.code.bindings import is_dropped
 from auditor.project.code.candidates import wild_pattern
 from auditor.project.code.modules import Function, Module, last_part
 from auditor.project.meaning.recognise import Recogniser
@@ -72,12 +73,13 @@ def acquires(
     found: list[tuple[ast.Call, Source]] = []
     for call in () if function.runs_on_device else calls:
         source = recogniser.source(function, call)
-        if source is not None and not _stands_for_a_stream(call):
+        if source is not None and not _stands_for_a_stream(function, call):
             found.append((call, source))
     return found
 
 
-def _stands_for_a_stream(call: ast.Call) -> bool:
-    """`os.open(os.devnull, os.O_RDWR)` of a daemon: the lowest descriptor, perhaps the one that it wants."""
+def _stands_for_a_stream(function: Function, call: ast.Call) -> bool:
+    """`os.close(0)`, `os.open(os.devnull, os.O_RDWR)` of a daemon: that gets the lowest descriptor."""
     opened = call.args[:1] if ast.unparse(call.func) == "os.open" else []
-    return any(ast.unparse(each) in ("os.devnull", "'/dev/null'") for each in opened)
+    null = any(ast.unparse(each) in ("os.devnull", "'/dev/null'") for each in opened)
+    return null and is_dropped(function, call)
