@@ -72,7 +72,8 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
-        yield from counted_pairs(model, cls, methods, paired)
+        for pair in counted_pairs(model, cls, methods, paired):
+            yield replace(pair, releases=(*pair.releases, *_settling(pair.acquires, methods)))
         yield from settled_pairs(cls, methods, paired)
         yield from _handing_on(cls, [m for m in methods if m not in paired])
         known |= paired
