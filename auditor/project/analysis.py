@@ -24,13 +24,13 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
+from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
-from auditor.project.leases.own_records import sees_to_its_records
 from auditor.project.leases.received import callers_of
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
