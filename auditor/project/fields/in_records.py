@@ -1,5 +1,5 @@
-"""Records that hold several leases, of which whoever ends them gives back some and forgets one: the pages of a
-chunk, and never its slot."""
+"""Records that hold several leases, of which whoever ends them gives back some and forgets one: the pages of
+a chunk, and never its slot."""
 
 import ast
 import re
@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from auditor.flow.lease import Field, StoredField
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assignments, given_to, own_attribute, statements_of
+from auditor.project.code.bindings import (
+    assignments,
+    given_to,
+    own_attribute,
+    statements_of,
+    told_by_position,
+)
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import field_told, fields_of, is_tuple
 from auditor.project.code.modules import Class, Function
@@ -62,7 +68,8 @@ class Records:
         told = [
             (made, position)
             for made in function.calls
-            for position, given in _given(made)
+            for position, value in told_by_position(made)
+            for given in [value.value if isinstance(value, ast.Await) else value]
             if given is outcome.call or (lease.holder and getattr(given, "id", "") == lease.holder)
         ]
         if len(told) != 1 or not _goes_nowhere_else(function, lease.holder, told[0][0]):
@@ -129,14 +136,8 @@ class Records:
                     yield function
 
 
-def _given(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
-    given = [*enumerate(call.args), *((each.arg, each.value) for each in call.keywords if each.arg)]
-    for position, value in given:
-        yield position, value.value if isinstance(value, ast.Await) else value
-
-
 def _is_given_whole(ender: Function, field: str) -> bool:
-    """`self.pages.free(chunk.pages)`, and `self.slots.release(chunk)`: that may know the slot by its record."""
+    """`self.pages.free(chunk.pages)`, and `self.slots.release(chunk)`: that may find the slot there."""
     records = {
         node.value.id
         for node in ast.walk(ender.node)
