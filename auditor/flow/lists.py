@@ -65,8 +65,8 @@ class Lists:
         return False
 
     def puts_there_first(self, node: int, name: Path, part: str) -> bool:
-        """`held[key] = take()` in each turn before `give(held[key])` or `give(held.pop(key))`: the others were
-        given back in theirs."""
+        """`held[key] = take()` in each turn before `give(held[key])` or `give(held.pop(key))`: the others
+        were given back in theirs."""
         at = self.graph.ops[node].at
         popped = at.args[0] if isinstance(at, ast.Call) and len(at.args) == 1 and not part else None
         key = ast.unparse(popped) if popped is not None else part

@@ -15,7 +15,9 @@ from auditor.ir.ops import ANY_ITEM, Assume, Call, EndStatement, Move, Next, Op,
 LOOKING = frozenset({"get", "pop", "setdefault", "keys", "__contains__"})
 
 
-CONTENTS = re.compile(r"(?:\w+_)?(?:text|prompt|word|token|sentence|line|size|length|width|shape|dtype|value)")
+CONTENTS = re.compile(
+    r"(?:\w+_)?(?:text|prompt|word|token|sentence|line|size|length|width|shape|dtype|value)"
+)
 """Things that may be alike, as against what they are told apart by."""
 
 

@@ -84,7 +84,8 @@ class Fields(Refilling):
             fields = tuple(self._fields_of(outcome))
             if fields:
                 found[id(outcome.call)] = fields
-        for outcome, forgotten in Records(self.project, self.model, self.recogniser).forgotten(wanted):
+        records = Records(self.project, self.model, self.recogniser)
+        for outcome, forgotten in records.forgotten(wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         return found | _overwritten_as_well(wanted, found)
 

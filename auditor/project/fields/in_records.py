@@ -16,6 +16,7 @@ from auditor.project.code.bindings import (
     told_by_position,
 )
 from auditor.project.code.class_model import ClassModel
+from auditor.project.code.field_paths import own_field
 from auditor.project.code.kept_as_told import field_told, fields_of, is_tuple
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
@@ -50,9 +51,11 @@ class Records:
     def forgotten(self, outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, StoredField]]:
         parts = [part for outcome in outcomes for part in self._parts(outcome)]
         for part in parts:
-            beside = [each for each in parts if each.record is part.record and each.field != part.field]
             enders = [
-                (function, each.field) for each in beside for function in self._ending(each, each.field)
+                (function, each.field)
+                for each in parts
+                if _lies_beside(each, part)
+                for function in self._ending(each, each.field)
             ]
             given = any(_is_given_whole(*each) for each in enders)
             if enders and not given and self._nobody_hands_on(part):
@@ -63,7 +66,8 @@ class Records:
         """`Chunk(pages, self.slots.borrow())`, `Chunk(pages=pages, ...)`: told of the lease, once."""
         acquisition, function, lease = outcome.acquisition, outcome.function, outcome.lease
         known = acquisition.declared or acquisition.keyed or acquisition.inner or lease.released
-        if known or outcome.returned is not None or function.is_context_manager:
+        kept = any(own_field(function, path) for path in outcome.beside)
+        if known or (outcome.returned is not None and not kept) or function.is_context_manager:
             return
         told = [
             (made, position)
@@ -72,15 +76,27 @@ class Records:
             for given in [value.value if isinstance(value, ast.Await) else value]
             if given is outcome.call or (lease.holder and getattr(given, "id", "") == lease.holder)
         ]
-        if len(told) != 1 or not _goes_nowhere_else(function, lease.holder, told[0][0]):
-            return
-        made, position = told[0]
-        record = self.model.callee(function, made.func)
-        field = self._field(record, position) if isinstance(record, Class) else None
+        if len(told) == 1 and _goes_nowhere_else(function, lease.holder, told[0][0]):
+            made, position = told[0]
+            record: object = self.model.callee(function, made.func)
+            field = self._field(record, position) if isinstance(record, Class) else None
+        else:
+            record, field = self._put_in(outcome) if not told else (None, None)
         if isinstance(record, Class) and field is not None:
             places = {*(path for _, path in outcome.stored), *outcome.beside}
             if all(path[-1] == f".{field}" for path in places):
                 yield Part(record, field, outcome, frozenset(_tables(function, places)))
+
+    def _put_in(self, outcome: Outcome) -> tuple[object, str | None]:
+        """`frame = Frame(number)`, and `frame.preview = buffers.rent()`."""
+        function = outcome.function
+        for target, value in assignments(function):
+            match target:
+                case ast.Attribute(value=ast.Name(id=name), attr=field) if value is outcome.call:
+                    made = list(given_to(function, name))
+                    if len(made) == 1 and isinstance(made[0], ast.Call) and name not in function.parameters:
+                        return self.model.callee(function, made[0].func), field
+        return None, None
 
     def _field(self, record: Class, position: int | str) -> str | None:
         """Where the record keeps the argument, if it does no more with it."""
@@ -134,6 +150,12 @@ class Records:
             for function in list(module.by_node.values()) if f".{field}" in module.text else ():
                 if f".{field}" in function.text and function.qualname != "<module>":
                     yield function
+
+
+def _lies_beside(one: Part, other: Part) -> bool:
+    """In another field of such a record, or elsewhere in the same table of such an object."""
+    together = one.outcome.function.cls is other.outcome.function.cls and one.tables & other.tables
+    return one.field != other.field and (one.record is other.record or bool(together))
 
 
 def _is_given_whole(ender: Function, field: str) -> bool:

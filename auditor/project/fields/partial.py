@@ -199,10 +199,8 @@ def _has_a_loop(storing: Function) -> bool:
 
 def _asks_for_some(test: ast.expr) -> bool:
     """`if self.lanes:`, `if len(self.lanes) > mark:`, and not `if len(self.lanes) == 1:`."""
-    return not any(
-        isinstance(node, ast.Compare) and any(isinstance(each, ast.Constant) for each in node.comparators)
-        for node in ast.walk(test)
-    )
+    compared = (each for node in ast.walk(test) if isinstance(node, ast.Compare) for each in node.comparators)
+    return not any(isinstance(each, ast.Constant) and each.value is not None for each in compared)
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -37,7 +37,7 @@ def less_comes_back(
     names = recogniser.ending_names(acquisition.protocol)
     ending = [call for call in function.calls if last_name(call) in names]
     if not ending:
-        return _number(taken) is None and _notes_less(recogniser, function, taken, names)
+        return _number(taken) is None and _notes_less(recogniser, function, acquire, names)
     given = _given_back(recogniser, function, ending[0])
     return (
         len(ending) == 1
@@ -103,17 +103,18 @@ def _stays_here(function: Function, acquire: ast.Call, names: frozenset[str]) ->
     )
 
 
-def _notes_less(recogniser: Releases, function: Function, taken: ast.expr, names: frozenset[str]) -> bool:
+def _notes_less(recogniser: Releases, function: Function, acquire: ast.Call, names: frozenset[str]) -> bool:
     """`InFlight(items, 1)` after `take(len(items))`, and all who give back say `record.cost`."""
     model = recogniser.calls.model
-    fields = {*_fields_given_back(recogniser, function, names)}
+    fields = {*_fields_given_back(function, acquire, names)}
     field = min(fields) if len(fields) == 1 else None
     for made in function.calls if field else ():
         record = model.callee(function, made.func)
         told = dict(told_by_position(made)) if isinstance(record, Class) else {}
         noted = [value for at, value in told.items() if _kept(model, record, at) == field]
         if any(_number(value) is not None for value in noted):
-            return not any(ast.unparse(taken) == ast.unparse(other) for other in told.values())
+            taken = _told(acquire)
+            return not any(taken and ast.unparse(taken) == ast.unparse(other) for other in told.values())
     return False
 
 
@@ -126,10 +127,14 @@ def _kept(model: ClassModel, record: object, position: int | str) -> str:
     return next(iter(init.parameters[position + 1 : position + 2]), "")
 
 
-def _fields_given_back(recogniser: Releases, function: Function, names: frozenset[str]) -> Iterator[str]:
-    """What of an object says how much comes back; nothing where something else says so as well."""
+def _fields_given_back(function: Function, acquire: ast.Call, names: frozenset[str]) -> Iterator[str]:
+    """What of an object says how much comes back, where it is not what the same function has taken; nothing
+    where something else says so as well."""
+    taking = last_name(acquire)
     for each in function.module.by_node.values():
-        for call in each.calls if each.qualname != "<module>" else ():
+        if each.qualname == "<module>" or any(last_name(call) == taking for call in each.calls):
+            continue
+        for call in each.calls:
             if last_name(call) in names:
                 match _told(call):
                     case ast.Attribute(value=ast.Name(), attr=field):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 
 from auditor.flow.effects import (
     BORROWED,
@@ -19,7 +20,7 @@ from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.lookups import looked_up_before
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.entered import owed_behind_its_with
 from auditor.project.meaning.recognise import Recogniser
@@ -60,6 +61,16 @@ class OutsideEffects:
             return False
         return all(isinstance(each.node, ast.AsyncFunctionDef) and not each.decorators for each in targets)
 
+    def _where_kept(self, call: Call) -> Call:
+        """`self.rows.setdefault(key, []).append(row)` puts it into a list in that table."""
+        match call:
+            case Call(receiver=(_,) as made, at=ast.Call(func=ast.Attribute(value=ast.Call() as asked))):
+                ops = self.function.graph.ops if last_part(asked.func) == "setdefault" else ()
+                for op in ops:
+                    if isinstance(op, Call) and op.at is asked and op.target == made and op.receiver:
+                        return replace(call, receiver=(*op.receiver, ANY_ITEM))
+        return call
+
     def outside(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
@@ -70,7 +81,7 @@ class OutsideEffects:
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
-            None if _of_numbers(dotted) else library.stored_by_method(call, position, rest),
+            None if _of_numbers(dotted) else library.stored_by_method(self._where_kept(call), position, rest),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
