@@ -187,10 +187,10 @@ class _Popped(_Method):
         return isinstance(node, ast.Name) and node.id == self.attribute and isinstance(node.ctx, ast.Load)
 
     def parts(self) -> list[tuple[ast.expr, bool]]:
-        """In the turn of the loop in which it was taken out no more than once."""
+        """Of a name that is bound once."""
         bound = [node for node in ast.walk(self.method.node) if getattr(node, "id", "") == self.attribute]
         once = sum(isinstance(node.ctx, ast.Store) for node in bound if isinstance(node, ast.Name)) == 1
-        return super().parts() if once and not self.repeated else []
+        return super().parts() if once else []
 
 
 def _has_a_loop(storing: Function) -> bool:

@@ -137,7 +137,7 @@ def _fields_given_back(function: Function, acquire: ast.Call, names: frozenset[s
         for call in each.calls:
             if last_name(call) in names:
                 match _told(call):
-                    case ast.Attribute(value=ast.Name(), attr=field):
+                    case ast.Attribute(value=of, attr=field) if getattr(of, "id", "") != each.owner:
                         yield field
                     case _:
                         yield ""
