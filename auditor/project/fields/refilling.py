@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -36,7 +36,7 @@ from auditor.project.fields.forgetting import (
     for_good,
     releases_others_only,
 )
-from auditor.project.fields.given_objects import filled_before, in_each_step
+from auditor.project.fields.given_objects import filled_before, in_each_step, put_in_its_place
 from auditor.project.fields.in_others import given_field, is_forgotten, only_work, only_worked_with
 from auditor.project.fields.known_keys import (
     known_elsewhere,
@@ -192,10 +192,14 @@ class Refilling(TakenOut):
             if filling is None or not enders or not filled_before(filling, outcome.call, family, enders):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
-                at = span_of(cls.module.path, filling.statement, cls.module.lines)
-                leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
-                names = tuple(method.qualname for method in enders)
-                yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
+                yield _filled(filling, enders)
+        unsure = outcome.acquisition.declared or cls is None
+        for filling in (
+            () if unsure else put_in_its_place(outcome.function, outcome.call, outcome.lease.holder)
+        ):
+            enders = list(self._ending(outcome, filling.field))
+            if enders and not self._in_step(filling, enders):
+                yield _filled(filling, enders)
 
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
@@ -258,6 +262,16 @@ class Refilling(TakenOut):
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
             or any(self._ended_where_told(outcome, family, other) for other in outcome.beside)
         )
+
+
+def _filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
+    module, cls = filling.method.module, filling.method.cls
+    at = span_of(module.path, filling.statement, module.lines)
+    leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+    names = tuple(method.qualname for method in enders)
+    return StoredField(
+        Field(cls.qualname if cls is not None else "", filling.field), at, names, overwrite=leak
+    )
 
 
 def _comes_in_pairs(name: str) -> bool:
