@@ -4,6 +4,9 @@
 The lease lives as long as the object, and neither the class, its bases and subclasses, nor anybody
 who reaches the field by its name gives it back.
 
+So is a field of a record that holds several leases (`Chunk(pages, slot)`), where whoever ends such a record
+gives back another field of it, and all that the project does with this one is to work with what is there.
+
 ## Why
 Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made
 for each test.

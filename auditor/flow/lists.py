@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
+    ANY_ITEM,
     RAISING,
     Await,
     Call,
@@ -62,6 +63,19 @@ class Lists:
                     seen.add(target)
                     pending.append(target)
         return False
+
+    def puts_there_first(self, node: int, name: Path, part: str) -> bool:
+        """`held[key] = take()` in each turn before `give(held[key])` or `give(held.pop(key))`: the others
+        were given back in theirs."""
+        at = self.graph.ops[node].at
+        popped = at.args[0] if isinstance(at, ast.Call) and len(at.args) == 1 and not part else None
+        key = ast.unparse(popped) if popped is not None else part
+        stores = frozenset(
+            number
+            for number, op in enumerate(self.graph.ops)
+            if isinstance(op, Store) and op.target == (*name, ANY_ITEM) and _key_of(op) == key
+        )
+        return bool(stores) and not self.comes_again(node, stores)
 
     def made_at(self, name: Path) -> frozenset[int]:
         """Where the name gets another list."""
@@ -191,3 +205,7 @@ def written(op: Op) -> tuple[Path, ...]:
     if isinstance(op, Unpack):
         return tuple(target for _, target in op.targets)
     return (op.target,) if isinstance(op, Make | Move | Await | Call | Constant | Next) else ()
+
+
+def _key_of(store: Store) -> str:
+    return ast.unparse(store.at.slice) if isinstance(store.at, ast.Subscript) else ""

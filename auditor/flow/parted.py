@@ -158,7 +158,7 @@ class Parted(Assuming):
             return False
         if part and not self._portions.leaves_some(part, whole):
             return False
-        if not self._is_list_of_several(whole, held, sure):
+        if not self._is_list_of_several(whole, held, sure) or lists.puts_there_first(node, whole, part):
             return False
         return not lists.comes_again(node, lists.made_at(whole[:1]))
 

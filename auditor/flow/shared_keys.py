@@ -1,22 +1,53 @@
-"""Tables that a loop fills under what several things have in common: `held[len(branch)] = pool.take()`.
+"""Tables that a loop fills under what several things have in common: `held[len(branch)] = pool.take()`,
+`held[text] = pool.take()` of texts that somebody sends.
 
 The second branch of that length takes the place of the first, unless somebody looks at what is there."""
 
 import ast
+import re
+from collections.abc import Iterable, Iterator
 
 from auditor.flow.operands import operands, uses
 from auditor.flow.places import METADATA
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, Assume, Call, EndStatement, Op, Store
+from auditor.ir.ops import ANY_ITEM, Assume, Call, EndStatement, Move, Next, Op, Store
 
 LOOKING = frozenset({"get", "pop", "setdefault", "keys", "__contains__"})
+
+
+CONTENTS = re.compile(
+    r"(?:\w+_)?(?:text|prompt|word|token|sentence|line|size|length|width|shape|dtype|value)"
+)
+"""Things that may be alike, as against what they are told apart by."""
 
 
 def stored_under_shared_keys(graph: Graph) -> frozenset[int]:
     """Nodes that put something into a table that no test and no look-up of this function is about."""
     stores = [(node, op) for node, op in enumerate(graph.ops) if isinstance(op, Store)]
-    shared = [(node, op.target[0]) for node, op in stores if _is_shared(graph, _key(op.at))]
-    return frozenset(node for node, table in shared if not _looked_at(graph, table))
+    shared = [(node, op) for node, op in stores if _is_shared(graph, _key(op.at))]
+    alike = [(node, op) for node, op in stores if _is_content(graph, _key(op.at))]
+    return frozenset(node for node, op in shared if not _looked_at(graph.ops, op.target[0])) | frozenset(
+        node for node, op in alike if not _looked_at(_without_later_uses(graph, op), op.target[0])
+    )
+
+
+def _is_content(graph: Graph, key: ast.expr | None) -> bool:
+    """A loop's own `text` of `texts`, which the function is given."""
+    match key:
+        case ast.Name(id=name) if CONTENTS.fullmatch(name):
+            loops = [op for op in graph.ops if isinstance(op, Next) and op.target[0].split("~")[0] == name]
+            sources = {op.source for op in loops}
+            written = {op.target for op in graph.ops if isinstance(op, Move | Call)}
+            return len(sources) == 1 and all(
+                len(each) == 1 and each[0] in graph.parameters and each not in written for each in sources
+            )
+    return False
+
+
+def _without_later_uses(graph: Graph, store: Store) -> Iterator[Op]:
+    """What stands behind the store is about what was stored there: `encode(text, held[text])`."""
+    line = getattr(store.at, "lineno", 0)
+    return (op for op in graph.ops if isinstance(op, Assume) or getattr(op.at, "lineno", 0) <= line)
 
 
 def _key(at: ast.AST) -> ast.expr | None:
@@ -47,9 +78,9 @@ def _given(op: object, name: str) -> ast.expr | None:
     return None
 
 
-def _looked_at(graph: Graph, table: str) -> bool:
+def _looked_at(ops: Iterable[Op], table: str) -> bool:
     """`if key in table`, `table.get(key)`, `free(table[key])`, `table[len(table)] = ...`."""
-    return any(_looks_at(op, table) for op in graph.ops)
+    return any(_looks_at(op, table) for op in ops)
 
 
 def _looks_at(op: Op, table: str) -> bool:

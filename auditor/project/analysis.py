@@ -23,6 +23,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
+from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.leases import Follower

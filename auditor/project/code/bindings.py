@@ -72,6 +72,14 @@ def given_to(function: Function, name: str) -> Iterator[ast.expr]:
             yield value
 
 
+def told_by_position(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
+    """What a call is told, under the number or the name of the argument."""
+    yield from enumerate(call.args)
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            yield keyword.arg, keyword.value
+
+
 def assigned_by(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Targets with their values: `a, b = x, y` is two."""
     match node:

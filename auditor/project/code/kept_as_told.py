@@ -39,7 +39,7 @@ def field_told(model: ClassModel, cls: Class, position: Position) -> str:
 
 def spellings(model: ClassModel, made: Class | str | None, rest: Path) -> tuple[Path, ...]:
     """What lies under the field `.row` of a named tuple is its first item as well: `row, size = lend()`."""
-    if not isinstance(made, Class) or not rest or not _is_tuple(model, made):
+    if not isinstance(made, Class) or not rest or not is_tuple(model, made):
         return (rest,)
     for index, name in enumerate(fields_of(model, made)):
         if rest[0] in (f".{name}", f"[{index}]"):
@@ -47,7 +47,7 @@ def spellings(model: ClassModel, made: Class | str | None, rest: Path) -> tuple[
     return (rest,)
 
 
-def _is_tuple(model: ClassModel, cls: Class) -> bool:
+def is_tuple(model: ClassModel, cls: Class) -> bool:
     bases = (base for each in model.lineage(cls) for base in each.node.bases)
     return any(last_part(base.func if isinstance(base, ast.Call) else base) in NAMED_TUPLES for base in bases)
 

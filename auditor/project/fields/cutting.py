@@ -44,7 +44,8 @@ def _shortens(node: ast.stmt, own: str, attribute: str) -> bool:
         case ast.Expr(value=ast.Call(args=[whole]) as call) if last_name(call) == "heappop":
             return _is(whole, own, attribute)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr=way), args=args)):
-            return way in FROM_AN_END and _is(whole, own, attribute) and all(map(_is_number, args))
+            found = all(_is_number(arg) or _is_the_first(arg, own, attribute) for arg in args)
+            return way in FROM_AN_END and _is(whole, own, attribute) and found
     return False
 
 
@@ -103,7 +104,11 @@ def _looks_inside(method: Function, own: str, attribute: str, shortening: list[a
                 known.add(id(each))
             case ast.Call(func=ast.Attribute(value=each, attr=way)) if way in FILLING:
                 known.add(id(each))
-            case ast.Subscript(value=each, ctx=ast.Store()) | ast.Subscript(value=each, slice=ast.Name()):
+            case (
+                ast.Subscript(value=each, ctx=ast.Store())
+                | ast.Subscript(value=each, slice=ast.Name())
+                | ast.Call(func=ast.Attribute(value=each, attr="get"), args=[ast.Name(), *_])
+            ):
                 known.add(id(each))
             case ast.While(test=test):
                 known |= {id(each) for each in _asked_of(test)}
@@ -130,3 +135,11 @@ def _is_number(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) or (
         isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
     )
+
+
+def _is_the_first(key: ast.expr, own: str, attribute: str) -> bool:
+    """`next(iter(self.table))`: the oldest one."""
+    match key:
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Call(func=ast.Name(id="iter"), args=[whole])]):
+            return _is(whole, own, attribute)
+    return False

@@ -27,7 +27,7 @@ from auditor.project.fields.exits import (
 )
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.outgrown import outgrown
-from auditor.project.fields.partial import rest_dropped, taken_apart
+from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.zero import passes_over_zero
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -130,6 +130,8 @@ class Families:
             found = () if ended else taken_apart(method, path[1][1:])
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
+            if whole[2:] == (ANY_ITEM, ANY_ITEM):
+                found = (*found, *popped_in_part(method, path[1][1:], outcome.function))
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]

@@ -27,6 +27,7 @@ from auditor.project.fields.forgetting import (
     forgets,
     shared,
 )
+from auditor.project.fields.in_records import Records
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
@@ -84,6 +85,9 @@ class Fields(Refilling):
             fields = tuple(self._fields_of(outcome))
             if fields:
                 found[id(outcome.call)] = fields
+        records = Records(self.project, self.model, self.recogniser)
+        for outcome, forgotten in records.forgotten(wanted):
+            found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         return found | _overwritten_as_well(wanted, found)
 
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
@@ -103,7 +107,7 @@ class Fields(Refilling):
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
-        good."""
+        good, or loses an entry though the class gives back the others."""
         paths = {shortened(path) for path in outcome.beside if own_field(outcome.function, path)}
         if not (outcome.returned is not None or outcome.unknown) or self._of_the_pool(outcome):
             return
@@ -115,7 +119,7 @@ class Fields(Refilling):
             forgotten = outcome.recorded and described.drops and not ended
             if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
                 continue
-            if forgotten or described.overwrite:
+            if forgotten or described.overwrite or self._loses_entries(outcome, described):
                 yield described
 
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:

@@ -172,6 +172,8 @@ def found_in_a_table(method: Function, name: str) -> ast.expr | None:
 
 def _looks_up(value: ast.expr, own: str, method: Function) -> bool:
     match value:
+        case ast.Subscript(value=ast.Attribute(value=ast.Subscript() as outer)):
+            return _looks_up(outer, own, method)  # `self.frames[number].tiles[n]`
         case ast.Subscript(value=table, slice=key):
             pass
         case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr="get"), args=[key, *_]):

@@ -10,6 +10,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, before, found_in_a_table
 from auditor.project.fields.reckoning import all_fillings, looks_and_takes
+from auditor.project.meaning.library import REPLACING
 from auditor.project.meaning.sites import last_name
 
 RENEWING = re.compile(
@@ -142,3 +143,23 @@ def _others_add_to_it(filling: Filling, family: Sequence[Function]) -> bool:
             if field == filling.field:
                 return True
     return False
+
+
+def put_in_its_place(method: Function, call: ast.Call, holder: str) -> Iterator[Filling]:
+    """`self.chunks[key] = replace(chunk, pages=fresh)` of a chunk that was found there, and nobody looks at
+    its pages: the new record takes the old one's place."""
+    for node in statements_of(method.node):
+        match node:
+            case ast.Assign(targets=[ast.Subscript() as target], value=ast.Call(func=way) as made):
+                old = next(iter(made.args), None)
+                if isinstance(way, ast.Attribute) and way.attr == "_replace":
+                    old = way.value
+            case _:
+                continue
+        owner = getattr(old, "id", "") if last_name(made) in REPLACING else ""
+        for new in made.keywords if owner and found_in_a_table(method, owner) is not None else ():
+            lent = new.value is call or (holder and getattr(new.value, "id", "") == holder)
+            given = [argument for each in method.calls if each is not made for argument in each.args]
+            whole = any(getattr(argument, "id", "") == owner for argument in given)
+            if lent and new.arg and f"{owner}.{new.arg}" not in method.text and not whole:
+                yield Filling(method, owner, new.arg, node, target)

@@ -3,7 +3,7 @@ tree does more with a field so named than work with what is there."""
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING
@@ -62,14 +62,19 @@ def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> 
 
 def only_work(functions: Iterable[Function], field: str) -> bool:
     """The same of these."""
-    return all(_Uses(function).only_works(field) for function in functions)
+    return all(Uses(function).only_works(field) for function in functions)
 
 
-class _Uses:
+class Uses:
     """What one function does with the values of its expressions."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(
+        self, function: Function, others: Set[str] = frozenset(), known: Set[int] = frozenset()
+    ) -> None:
+        """What is read of `others`, and at the expressions `known`, is not asked for."""
         self.function = function
+        self.others = others
+        self.known = known
         self.named: set[str] = set()
 
     @cached_property
@@ -83,7 +88,11 @@ class _Uses:
             self._is_work(node)
             for node in ast.walk(self.function.node)
             if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
+            if getattr(node.value, "id", None) not in self.others
         )
+
+    def only_works_with(self, name: str) -> bool:
+        return all(self._is_work(node) for node in self._reads_of(name) if id(node) not in self.known)
 
     def _is_work(self, node: ast.AST) -> bool:
         parent = self.parents.get(id(node))

@@ -10,6 +10,7 @@ from auditor.project.code.modules import Function, last_part
 AROUND = frozenset({"list", "tuple", "sorted", "reversed", "iter"})
 ENDS = frozenset({"pop", "popleft", "popitem"})
 EMPTY = frozenset({"list()", "dict()", "set()", "deque()", "[]", "{}", "None"})
+ADDING = frozenset({"append", "extend", "appendleft"})
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -43,6 +44,22 @@ def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
                     yield node
 
 
+def popped_in_part(method: Function, attribute: str, storing: Function) -> Iterator[ast.stmt]:
+    """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`."""
+    if not any(last_part(call.func) in ADDING for call in storing.calls) and not _has_a_loop(storing):
+        return
+    for node in statements_of(method.node):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(value=table, attr="pop"), args=[_, *_]),
+            ):
+                here = _Popped(method, method.owner or "", name)
+                parts = here.parts() if own_attribute(table, method.owner or "") == attribute else []
+                if len(parts) == 1 and not here.is_used_beside(parts[0][0], set()):
+                    yield node
+
+
 class _Method:
     """One method, as far as it works with one field."""
 
@@ -60,6 +77,9 @@ class _Method:
                 return self.is_it(inner)
             case ast.Call(func=ast.Attribute(value=inner, attr="values" | "items" | "keys"), args=[]):
                 return self.is_it(inner)
+        return own_attribute(node, self.own) == self.attribute
+
+    def is_named(self, node: ast.expr) -> bool:
         return own_attribute(node, self.own) == self.attribute
 
     def parts(self) -> list[tuple[ast.expr, bool]]:
@@ -125,7 +145,7 @@ class _Method:
         return any(
             id(node) not in known
             for node in ast.walk(self.method.node)
-            if isinstance(node, ast.expr) and own_attribute(node, self.own) == self.attribute
+            if isinstance(node, ast.expr) and self.is_named(node)
         )
 
     def lets_go(self, node: ast.stmt) -> bool:
@@ -154,12 +174,33 @@ class _Method:
         return False
 
 
+class _Popped(_Method):
+    """The same of a local name."""
+
+    def is_it(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id=around), args=[inner]) if around in AROUND:
+                return self.is_it(inner)
+        return self.is_named(node)
+
+    def is_named(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == self.attribute and isinstance(node.ctx, ast.Load)
+
+    def parts(self) -> list[tuple[ast.expr, bool]]:
+        """Of a name that is bound once."""
+        bound = [node for node in ast.walk(self.method.node) if getattr(node, "id", "") == self.attribute]
+        once = sum(isinstance(node.ctx, ast.Store) for node in bound if isinstance(node, ast.Name)) == 1
+        return super().parts() if once else []
+
+
+def _has_a_loop(storing: Function) -> bool:
+    return any(isinstance(node, (*LOOPS, ast.comprehension)) for node in ast.walk(storing.node))
+
+
 def _asks_for_some(test: ast.expr) -> bool:
     """`if self.lanes:`, `if len(self.lanes) > mark:`, and not `if len(self.lanes) == 1:`."""
-    return not any(
-        isinstance(node, ast.Compare) and any(isinstance(each, ast.Constant) for each in node.comparators)
-        for node in ast.walk(test)
-    )
+    compared = (each for node in ast.walk(test) if isinstance(node, ast.Compare) for each in node.comparators)
+    return not any(isinstance(each, ast.Constant) and each.value is not None for each in compared)
 
 
 def _is_number(node: ast.expr) -> bool:
@@ -189,5 +230,4 @@ def _has_one_at_most(storing: Function, attribute: str) -> bool:
         if not isinstance(statement.test, ast.Compare)  # `if key not in self.lanes:`
         for node in ast.walk(statement.test)
     )
-    several = any(isinstance(node, (*LOOPS, ast.comprehension)) for node in ast.walk(storing.node))
-    return not several and (asks or storing.name == "__init__")
+    return not _has_a_loop(storing) and (asks or storing.name == "__init__")

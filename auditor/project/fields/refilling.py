@@ -36,7 +36,7 @@ from auditor.project.fields.forgetting import (
     for_good,
     releases_others_only,
 )
-from auditor.project.fields.given_objects import filled_before, in_each_step
+from auditor.project.fields.given_objects import filled_before, in_each_step, put_in_its_place
 from auditor.project.fields.in_others import given_field, is_forgotten, only_work, only_worked_with
 from auditor.project.fields.known_keys import (
     known_elsewhere,
@@ -200,10 +200,14 @@ class Refilling(TakenOut):
             ):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
-                at = span_of(cls.module.path, filling.statement, cls.module.lines)
-                leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
-                names = tuple(method.qualname for method in enders)
-                yield StoredField(Field(cls.qualname, field), at, names, overwrite=leak)
+                yield _filled(filling, enders)
+        unsure = outcome.acquisition.declared or cls is None
+        for filling in (
+            () if unsure else put_in_its_place(outcome.function, outcome.call, outcome.lease.holder)
+        ):
+            enders = list(self._ending(outcome, filling.field))
+            if enders and not self._in_step(filling, enders):
+                yield _filled(filling, enders)
 
     def _admitted(self, outcome: Outcome, family: list[Function], field: str) -> frozenset[str]:
         """Tables of the object into which other methods put objects that have such a lease in that field."""
@@ -278,6 +282,16 @@ class Refilling(TakenOut):
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
             or any(self._ended_where_told(outcome, family, other) for other in outcome.beside)
         )
+
+
+def _filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
+    module, cls = filling.method.module, filling.method.cls
+    at = span_of(module.path, filling.statement, module.lines)
+    leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+    names = tuple(method.qualname for method in enders)
+    return StoredField(
+        Field(cls.qualname if cls is not None else "", filling.field), at, names, overwrite=leak
+    )
 
 
 def _comes_in_pairs(name: str) -> bool:

@@ -24,6 +24,7 @@ from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, for_good, starts_anew
+from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
@@ -45,7 +46,9 @@ class TakenOut(Families):
         acquisition, container = outcome.acquisition, path[:2]
         own = outcome.function.parameters[0]
         others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
-        if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others:
+        if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others - {RESULT}:
+            return
+        if others and not sees_to_its_records(self.recogniser, outcome):
             return
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
             return
@@ -83,6 +86,11 @@ class TakenOut(Families):
                     tuple(enders),
                     drops=tuple(drops),
                 )
+
+    def _loses_entries(self, outcome: Outcome, described: StoredField) -> bool:
+        """Those that its callers are shown are the class's to give back, and it does so, but for these."""
+        losing = any(drop.holder != "clear" for drop in described.drops) and not described.escapes
+        return losing and outcome.recorded and sees_to_its_records(self.recogniser, outcome)
 
     def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
         """Functions that give back what is in a field so named, of another object than their own."""

@@ -35,6 +35,7 @@ from auditor.project.leases.beginnings import (
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.following import Following
+from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
@@ -110,6 +111,8 @@ class Follower(Following):
         elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
         if elsewhere:
             leaks = ()
+        elif acquisition.value is Value.AMOUNT:
+            leaks = tuple(map(of_an_amount, leaks))
         elif acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
             leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         elif acquisition.keyed and endings.released:
@@ -203,8 +206,10 @@ class Follower(Following):
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner or acquisition.value is Value.AMOUNT:
+        if acquisition.inner:
             return True
+        if acquisition.value is Value.AMOUNT:
+            return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
         if not acquisition.keyed:
             dies = acquisition.own_key and not acquisition.opened  # a local lock dies with the call
             return dies and acquisition.handle is Handle.RECEIVER

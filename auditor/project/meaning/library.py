@@ -100,6 +100,9 @@ open (documentation of each: "Calling close() does not close fileobj")."""
 ASKING = frozenset({"__next__", "__anext__", "send", "asend"})
 """Methods by which a generator is asked for the next element."""
 
+REPLACING = frozenset({"replace", "_replace", "evolve"})
+"""Functions that make another record of one, with other fields: of dataclasses, named tuples, attrs."""
+
 KEYED = frozenset({"pop", "get", "setdefault", "__getitem__"})
 """Methods of a dict that are about one key."""
 
@@ -160,6 +163,20 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
         inner = rest[1:] if rest and rest[0].startswith("[") else rest
         return Treatment(moved_to=(*call.receiver, ANY_ITEM, *inner))
     return None
+
+
+def made_anew(call: Call, position: Position, rest: Path) -> Treatment | None:
+    """`replace(record, pages=pages)`, `record._replace(pages=pages)`: what the new record has of the old one,
+    and what it is told."""
+    if call.method not in REPLACING or not call.at.keywords:
+        return None
+    if isinstance(position, str):
+        return Treatment(result=(f".{position}", *rest))
+    told = {f".{keyword.arg}" for keyword in call.at.keywords}
+    of_the_old = position == (-1 if call.method == "_replace" else 0) and rest[:1]
+    if not of_the_old or not rest[0].startswith("."):
+        return None
+    return BORROWED if rest[0] in told else Treatment(result=rest)
 
 
 def heap(call: Call, position: Position, rest: Path) -> Treatment | None:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import replace
 
 from auditor.flow.effects import (
     BORROWED,
@@ -19,7 +20,7 @@ from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.lookups import looked_up_before
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.entered import owed_behind_its_with
 from auditor.project.meaning.recognise import Recogniser
@@ -60,6 +61,15 @@ class OutsideEffects:
             return False
         return all(isinstance(each.node, ast.AsyncFunctionDef) and not each.decorators for each in targets)
 
+    def _where_kept(self, call: Call) -> Call:
+        """`self.rows.setdefault(key, []).append(row)`: a list in that table."""
+        asked = getattr(call.at.func, "value", None) if call.method in library.APPENDING else None
+        if isinstance(asked, ast.Call) and last_part(asked.func) == "setdefault":
+            for op in self.function.graph.ops:
+                if isinstance(op, Call) and op.at is asked and op.receiver:
+                    return replace(call, receiver=(*op.receiver, ANY_ITEM))
+        return call
+
     def outside(
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
@@ -69,8 +79,9 @@ class OutsideEffects:
         for found in (
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
+            library.made_anew(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
-            None if _of_numbers(dotted) else library.stored_by_method(call, position, rest),
+            None if _of_numbers(dotted) else library.stored_by_method(self._where_kept(call), position, rest),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
@@ -103,8 +114,8 @@ class OutsideEffects:
             return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
         if call.method == "open" and call.receiver is None and value is Value.OBJECT:
             return BORROWED  # what is opened is a path, or a number: no file
-        if call.method == "run_in_executor" and position == 0:
-            return BORROWED  # it runs the work, it is not the work
+        if call.method == "run_in_executor" and position == 0:  # it runs the work, it is not the work
+            return BORROWED
         if dotted is not None and value is Value.OBJECT and WRITING_OUT.match(call.method):
             return BORROWED  # `numpy.save(file, array)`
         if call.method in RUNNING and call.receiver is not None and position and value is not Value.OBJECT:
