@@ -47,7 +47,7 @@ _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
-_OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
+_OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant|flight|outstanding)"
@@ -64,7 +64,15 @@ _STATE = re.compile(
 _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
 )
-_OF_CLASS = re.compile(rb"cls\.\w+(?:\.(?:pop|append|add|discard|remove)|\[\w+\] =| [-+]= )")
+_TAKING = (b".pop", b"heappop(", b".get_nowait(")
+_CLASSES = re.compile(rb"^class (\w+)", re.MULTILINE)
+_STORES = re.compile(
+    rb"\n(\w+)(?:: [^=\n]+)? = (?:\[|\{"
+    rb"|(?:set|list|dict|(?:\w+\.)?(?:deque|defaultdict|OrderedDict|\w*Queue))\()"
+)
+"""Containers of a module; a literal first."""
+_OF_THREAD = re.compile(rb"\n(\w+) = (?:threading\.)?local\(\)")
+_SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 
@@ -73,8 +81,7 @@ Notes = defaultdict[str, set[bytes]]
 
 def works_both_ways(data: bytes) -> bool:
     """Whether what it does to one field it undoes somewhere."""
-    if b"@classmethod" in data and _OF_CLASS.search(data):
-        data = re.sub(rb"\bcls\.", b"self.", data)
+    data = _shared_as_fields(data) if any(way in data for way in _TAKING) else data
     if b"self." not in data:
         return False
     notes = _notes(data)
@@ -86,6 +93,22 @@ def works_both_ways(data: bytes) -> bool:
         or _flagged(data)
         or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
     )
+
+
+def _shared_as_fields(data: bytes) -> bytes:
+    """With the containers of classes and of the module written as those of an object."""
+    if b"@classmethod" in data or b"@staticmethod" in data:
+        classes = b"|".join((b"cls", *_CLASSES.findall(data)))
+        data = re.sub(rb"(?<![\w.])(?:%b)\." % classes, b"self.", data)
+    if threads := set(_OF_THREAD.findall(data)):
+        names = b"|".join(threads)
+        data = re.sub(rb"(?<![\w.])(?:%b)\." % names, b"self.", data)
+        data = re.sub(rb"\bgetattr\((?:%b), [\"'](\w+)[\"'][^()\n]*\)" % names, rb"self.\1", data)
+    if stores := set(_STORES.findall(data)):
+        data = re.sub(rb"(?<![\w.])(?=(?:%b)\b)" % b"|".join(stores), b"self.", data)
+    for helper, shown in _SHOWING.findall(data) if threads or stores else ():
+        data = data.replace(helper + b"()", shown)
+    return data
 
 
 def _notes(data: bytes) -> Notes:

@@ -10,6 +10,7 @@ from auditor.project.code.bindings import given_to, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
+from auditor.project.idle.supply import is_empty
 from auditor.project.idle.takes import Take
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import changes_state
@@ -24,6 +25,7 @@ ASKING = re.compile(
     r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers|connect_ex|ping|probe|verify"
     r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
 )
+READING = frozenset({"values", "items", "keys", "get", "count", "copy"})
 WAKING = frozenset({"notify", "notify_all", "acquire", "release", "locked", "wait"})
 ENDING_IT = re.compile(
     r"close|stop|shut|releas|free|finish|termin|exit|destroy|dispos|kill|cancel|evict|reset|delet|put"
@@ -76,7 +78,7 @@ class TakenHere:
         if (name in LOGGING and is_quiet(call.at)) or (name == "print" and receiver is None):
             return True
         if receiver is not None and receiver[0] == self.own:
-            return self._asks_itself(call)
+            return (not given and name in READING) or self._asks_itself(call)
         if name in PURE or self._complains(call.at):
             return True
         if self.store.counters and not call.args and CLOSING.fullmatch(name):
@@ -131,7 +133,7 @@ class TakenHere:
             for node in statements_of(self.function.node)
             if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == name and node.value
         ]
-        return bool(given) and all(map(_is_empty, given)) and not self.mentioned_before(name)
+        return bool(given) and all(map(is_empty, given)) and not self.mentioned_before(name)
 
     def mentioned_before(self, name: str) -> bool:
         """Whether anything but a condition, or the head of a loop, has to do with it before."""
@@ -170,10 +172,3 @@ class TakenHere:
             for node in ast.walk(self.function.node)
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         ]
-
-
-def _is_empty(value: ast.expr) -> bool:
-    match value:
-        case ast.List(elts=[]) | ast.Call(func=ast.Name(id="list" | "set" | "deque"), args=[]):
-            return True
-    return False

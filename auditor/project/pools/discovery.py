@@ -45,6 +45,7 @@ from auditor.protocols.vocabulary import (
     Name,
     ends,
     pairs_with,
+    singular,
     split,
     take_apart,
 )
@@ -104,8 +105,16 @@ def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
 
 
 def _has_opposite(function: Function, plain: list[Function]) -> bool:
-    """Functions of a module have only their names to say that they are about the same thing."""
-    return any(ends(function.name, other.name) or ends(other.name, function.name) for other in plain)
+    """Functions of a module have only their names to say that they are about the same thing: one undoes the
+    other, or they are called after it: `fetch_frame` and `stash_frame`."""
+    about = {singular(word) for word in split(function.name)[1:]}
+    return any(
+        ends(function.name, other.name)
+        or ends(other.name, function.name)
+        or not about.isdisjoint(singular(word) for word in split(other.name)[1:])
+        for other in plain
+        if other is not function
+    )
 
 
 def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
