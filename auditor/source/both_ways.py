@@ -46,6 +46,7 @@ _ANY_OF = b"next(iter(self."
 _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
+_ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
@@ -65,13 +66,10 @@ _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
 )
 _TAKING = (b".pop", b"heappop(", b".get_nowait(")
-_CLASSES = re.compile(rb"^class (\w+)", re.MULTILINE)
-_STORES = re.compile(
-    rb"\n(\w+)(?:: [^=\n]+)? = (?:\[|\{"
-    rb"|(?:set|list|dict|(?:\w+\.)?(?:deque|defaultdict|OrderedDict|\w*Queue))\()"
-)
-"""Containers of a module; a literal first."""
-_OF_THREAD = re.compile(rb"\n(\w+) = (?:threading\.)?local\(\)")
+_CLASS = re.compile(rb"class (\w+)")
+_WHOLE = rb"%b(?<![\w.]%b)"  # a literal first: searched several times as fast
+_LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
+_OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
@@ -97,18 +95,47 @@ def works_both_ways(data: bytes) -> bool:
 
 def _shared_as_fields(data: bytes) -> bytes:
     """With the containers of classes and of the module written as those of an object."""
+    owners = set(_OF_THREAD.findall(data)) if b"local()" in data else set()
+    stores = _of_module(data)
+    shown = bool(owners or stores)
     if b"@classmethod" in data or b"@staticmethod" in data:
-        classes = b"|".join((b"cls", *_CLASSES.findall(data)))
-        data = re.sub(rb"(?<![\w.])(?:%b)\." % classes, b"self.", data)
-    if threads := set(_OF_THREAD.findall(data)):
-        names = b"|".join(threads)
-        data = re.sub(rb"(?<![\w.])(?:%b)\." % names, b"self.", data)
-        data = re.sub(rb"\bgetattr\((?:%b), [\"'](\w+)[\"'][^()\n]*\)" % names, rb"self.\1", data)
-    if stores := set(_STORES.findall(data)):
-        data = re.sub(rb"(?<![\w.])(?=(?:%b)\b)" % b"|".join(stores), b"self.", data)
-    for helper, shown in _SHOWING.findall(data) if threads or stores else ():
-        data = data.replace(helper + b"()", shown)
+        owners |= {name for name in (b"cls", *_CLASS.findall(data)) if data.count(name + b".") > 1}
+    for owner in sorted(owners):
+        data = re.sub(_WHOLE % (owner, owner) + rb"\.", b"self.", data)
+        if b"getattr(%b, " % owner in data:
+            data = re.sub(rb"getattr\(%b, [\"'](\w+)[\"'][^()\n]*\)" % owner, rb"self.\1", data)
+    for store in sorted(stores):
+        data = re.sub(_WHOLE % (store, store) + rb"\b", b"self." + store, data)
+    for helper, field in _SHOWING.findall(data) if shown else ():
+        data = data.replace(helper + b"()", field)
     return data
+
+
+def _of_module(data: bytes) -> set[bytes]:
+    """Names of the module of which something is taken, by themselves or under another."""
+    taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))}
+    found = {name for name in taken if _is_set_by_module(name, data)}
+    for local in taken - found - {b"self"}:
+        roots = set(re.findall(_LOOKED_UP % (local, local), data)) if local + b" = " in data else set()
+        found |= {root for root in roots if _is_set_by_module(root, data)}
+    return found
+
+
+def _all_places(data: bytes) -> Iterator[tuple[int, int]]:
+    return (place for needle in _TAKING for place in _places(needle, data))
+
+
+def _taken_at(data: bytes, at: int) -> bytes:
+    """The name before `.pop` or `.get_nowait(`, or within `heappop()`."""
+    if data.startswith(b"heappop(", at):
+        within = _NAME.match(data, at + len(b"heappop("))
+        return within[0] if within else b""
+    before = _ANY_NAME.search(data, max(0, at - LONGEST), at)
+    return before[1] if before else b""
+
+
+def _is_set_by_module(name: bytes, data: bytes) -> bool:
+    return b"\n%b = " % name in data or b"\n%b: " % name in data
 
 
 def _notes(data: bytes) -> Notes:

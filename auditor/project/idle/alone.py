@@ -50,8 +50,8 @@ def lost_alone(stock: Stock) -> Iterator[Lease]:
     if stock.replaces or stock.counters or not stock.full or _restocks(stock):
         return
     for take, put in _entered(stock):
-        if any(other.field in stock.full and not _comes_out_of(other, work, put.field)
-               for work in stock.works for other in work.put):  # fmt: skip
+        back = [(other, work) for work in stock.works for other in work.put if other.field in stock.full]
+        if not all(_comes_out_of(other, work, put.field) for other, work in back):
             continue
         drops = [drop for work in stock.works for drop in _drops(stock, work, put.field)]
         if take[0].method.cls is stock.cls and (drops or _moves(stock, take[0], put)):
@@ -103,16 +103,17 @@ def _drops(stock: Stock, work: FieldWork, table: str) -> Iterator[Drop]:
     others = (n for n in ast.walk(method.node) if isinstance(n, ast.expr) and id(n) not in looked)
     if any(own_attribute(node, own) == table for node in others):
         return
-    for drop in found:
-        if not (drop.entry and not FOR_GOOD.isdisjoint(split(method.name))):
-            yield drop
+    for_good = not FOR_GOOD.isdisjoint(split(method.name))
+    things = bool(stock.makers) or stock.given  # one of them may be broken; a number never is
+    meant = for_good or things
+    yield from (drop for drop in found if not (meant if drop.entry else for_good and things))
 
 
 def _moves(stock: Stock, work: FieldWork, put: Put) -> bool:
     """`move(user)` puts a new one where that of the user is, and does not look at it."""
     name, others = work.method.name, {each.method.name for each in stock.works}
     again = split(name)[0] in MOVING or (name.startswith("re") and name.removeprefix("re") in others)
-    if not again or put.key is None or not work.is_from_told(put.key):
+    if not again or stock.makers or stock.given or put.key is None or not work.is_from_told(put.key):
         return False
     known = {id(part) for part in _places(work.method, put)}
     known |= {id(part) for node in ast.walk(work.method.node) for part in _asking(node)}
@@ -140,18 +141,16 @@ def _own_calls(work: FieldWork) -> set[str]:
 
 
 def _puts_back(stock: Stock, work: FieldWork) -> bool:
-    """Into a store, or by what nobody knows: `super().reset()`, `reset_all(self)`."""
+    """Into a store, or by what nobody knows: `super().reset()`, `reset_all(self)`, `self.__init__(count)`."""
     own = work.method.owner or ""
+    if not _own_calls(work) <= {each.method.name for each in stock.works}:
+        return True
     unknown = any(
         isinstance(each, ast.Name) and (each.id == own or each.id == "super")
         for call in work.method.calls
         for each in (call.func, *call.args)
     )
-    return unknown or any(put.field in stock.fields - _tables(stock) for put in work.put)
-
-
-def _tables(stock: Stock) -> set[str]:
-    return set(stock.fields - stock.full)
+    return unknown or any(put.field in stock.full for put in work.put)
 
 
 def _drop(work: FieldWork, node: ast.stmt, own: str, table: str) -> Drop | None:
