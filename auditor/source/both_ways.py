@@ -70,6 +70,7 @@ _CLASS = re.compile(rb"class (\w+)")
 _WHOLE = rb"%b(?<![\w.]%b)"  # a literal first: searched several times as fast
 _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
+_HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
@@ -97,6 +98,7 @@ def _shared_as_fields(data: bytes) -> bytes:
     """With the containers of classes and of the module written as those of an object."""
     owners = set(_OF_THREAD.findall(data)) if b"local()" in data else set()
     stores = _of_module(data)
+    stores |= _of_closures(data)
     shown = bool(owners or stores)
     if b"@classmethod" in data or b"@staticmethod" in data:
         owners |= {name for name in (b"cls", *_CLASS.findall(data)) if data.count(name + b".") > 1}
@@ -119,6 +121,15 @@ def _of_module(data: bytes) -> set[bytes]:
         roots = set(re.findall(_LOOKED_UP % (local, local), data)) if local + b" = " in data else set()
         found |= {root for root in roots if _is_set_by_module(root, data)}
     return found
+
+
+def _of_closures(data: bytes) -> set[bytes]:
+    """Local names of a function that hands out two of its own functions: `return take, give`."""
+    handed = {name for pair in _HANDED_OUT.findall(data) for name in pair}
+    if sum(b"    def %b(" % name in data for name in handed) < 2:
+        return set()
+    taken = {_taken_at(data, at) for _, at in _all_places(data)}
+    return {name for name in taken if name and b"    %b = " % name in data}
 
 
 def _all_places(data: bytes) -> Iterator[tuple[int, int]]:

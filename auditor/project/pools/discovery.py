@@ -13,6 +13,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Position
 from auditor.project.code.candidates import may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
+from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.counted import counted_pairs
@@ -26,7 +27,7 @@ from auditor.project.pools.halves import (
 )
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
-from auditor.project.pools.of_functions import as_functions, as_methods
+from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
@@ -43,9 +44,7 @@ from auditor.protocols.vocabulary import (
     RELEASING,
     SETTLING,
     Name,
-    ends,
     pairs_with,
-    singular,
     split,
     take_apart,
 )
@@ -78,6 +77,17 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         if f.cls is None and f.parent is None and name != "<module>"
     ]
     yield from _of_functions(module, plain)
+    yield from _of_closures(model, module)
+
+
+def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:
+    """Of functions that one function makes and hands out together: what it has they have in common."""
+    for factory in module.functions.values():
+        handed = handed_out(factory)
+        found = list(_by_shape(factory.name, None, list(handed), set())) if handed else []
+        if found:
+            model.factories[factory] = handed
+        yield from found
 
 
 def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
@@ -94,7 +104,7 @@ def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
     yield from named
     if module.assigned and len(rest) > 1:
         paired = {half.function for pair in named for half in pair.acquires}
-        yield from _by_shape(name, None, [f for f in rest if _has_opposite(f, rest)], paired)
+        yield from _by_shape(name, None, [f for f in rest if has_opposite(f, rest)], paired)
 
 
 def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
@@ -102,19 +112,6 @@ def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
     for taker, giver in handing_on(methods):
         half = Half(taker, acquiring, value=value_of(taker), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(giver, releasing),))
-
-
-def _has_opposite(function: Function, plain: list[Function]) -> bool:
-    """Functions of a module have only their names to say that they are about the same thing: one undoes the
-    other, or they are called after it: `fetch_frame` and `stash_frame`."""
-    about = {singular(word) for word in split(function.name)[1:]}
-    return any(
-        ends(function.name, other.name)
-        or ends(other.name, function.name)
-        or not about.isdisjoint(singular(word) for word in split(other.name)[1:])
-        for other in plain
-        if other is not function
-    )
 
 
 def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:

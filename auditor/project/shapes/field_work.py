@@ -11,7 +11,7 @@ from auditor.project.code.modules import Function
 from auditor.project.shapes.counting_up import counts_by_itself, raised_by
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
-from auditor.project.shapes.owners import owners_of
+from auditor.project.shapes.owners import owners_of, shared_by
 from auditor.project.shapes.pieces import at_an_end, gone_over, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
@@ -127,7 +127,7 @@ def field_work(method: Function) -> FieldWork:
 
 def _read(method: Function) -> FieldWork:
     work = FieldWork(method, frozenset(own_parameters(method)))
-    of_module = method.module.assigned if method.cls is None and method.parent is None else {}
+    of_module = shared_by(method)
     if not (owners_of(method) or of_module) or isinstance(method.node, (ast.Module, ast.Lambda)):
         return work
     work.counters.update(name for name, value in of_module.items() if counts_by_itself(value))
