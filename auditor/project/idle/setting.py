@@ -5,7 +5,7 @@ import re
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
-from auditor.ir.ops import Assume, Call, InPlace, Store
+from auditor.ir.ops import Assume, Call, InPlace, Next, Store
 from auditor.project.code.bindings import given_to, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
@@ -13,6 +13,7 @@ from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import is_empty
 from auditor.project.idle.takes import Take
 from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.name_bindings import bound_by
 from auditor.project.shapes.pool_state import changes_state
 
 PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
@@ -149,6 +150,14 @@ class TakenHere:
     def is_read_once_after(self, name: str, at: ast.AST) -> bool:
         since = getattr(at, "lineno", 0), getattr(at, "col_offset", 0)
         return sum((read.lineno, read.col_offset) > since for read in self._reads_of(name)) == 1
+
+    def names_next(self, op: Next) -> bool:
+        return any(
+            isinstance(loop, (ast.For, ast.AsyncFor))
+            and loop.target is op.at
+            and self.take.name in bound_by(loop.target)
+            for loop in self.loops
+        )
 
     def stays_near(self, name: str) -> bool:
         if not self.loops:
