@@ -77,14 +77,12 @@ class Untouched:
 
 
 class Setting(Protocol):
-    """What the domain has to know of the function around it; `own` is `self`."""
+    """What the domain has to know of the function around it; `own` is `self`, `stock` its `.free`."""
 
     @property
     def own(self) -> str: ...
-
     @property
-    def stock(self) -> Set[str]:
-        """Fields of the store, such as `.free`."""
+    def stock(self) -> Set[str]: ...
 
     def takes(self, call: Call) -> bool:
         """Whether the call takes another one out of the same store."""
@@ -260,14 +258,16 @@ class Forgetting:
     def _unpacked(self, op: Unpack, held: Untouched) -> Untouched | None:
         after: Untouched | None = held
         for _, target in op.targets:
-            if after is not None:
-                after = self._named(after, target, held.names(op.source))
+            after = after and self._named(after, target, held.names(op.source))
         return after
 
     def _stored(self, op: Store, held: Untouched) -> Untouched | None:
-        """Into the list of a comprehension; anywhere else it has been handed over, or worked on."""
-        if held.names(op.source) and HIDDEN in op.target[0]:
+        """Into a list or table of the function's own; anywhere else it has been handed over, or worked on."""
+        own = len(op.target) > 1 and self.setting.is_box(op.target[0])
+        if held.names(op.source) and (own or HIDDEN in op.target[0]):
             return replace(held, places=frozenset({op.target[:1]}), boxed=True)
+        if own and held.names(op.target):
+            return held
         if held.names(op.source) or held.names(op.target) or held.is_spelled_in(op.at):
             self.ends.passed_on = True
             return None
