@@ -43,8 +43,7 @@ from auditor.ir.ops import (
 
 LOSSES = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
 SIMPLE = (ast.expr, ast.Return, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
-HIDDEN = "~"
-"""In the names of lists that comprehensions fill."""
+HIDDEN = "~"  # in the names of lists that comprehensions fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +77,12 @@ class Untouched:
 
 
 class Setting(Protocol):
-    """What the domain has to know of the function around it."""
+    """What the domain has to know of the function around it; `own` is `self`, `stock` its `.free`."""
 
     @property
-    def own(self) -> str:
-        """`self`."""
-
+    def own(self) -> str: ...
     @property
-    def stock(self) -> Set[str]:
-        """Fields of the store, such as `.free`."""
+    def stock(self) -> Set[str]: ...
 
     def takes(self, call: Call) -> bool:
         """Whether the call takes another one out of the same store."""
@@ -114,6 +110,9 @@ class Setting(Protocol):
 
     def is_read_once_after(self, name: str, at: ast.AST) -> bool:
         """Whether this is the last that anything asks for the name."""
+
+    def names_next(self, op: Next) -> bool:
+        """Whether the loop goes on with another one under its name."""
 
     def stays_near(self, name: str) -> bool:
         """Whether nothing asks for this name outside the loop in which the object was taken."""
@@ -149,6 +148,8 @@ class Forgetting:
         if isinstance(op, Leave):
             self.ends.lost.append((LOSSES[op.way], node, held))
             return ()
+        if isinstance(op, Next) and not held.boxed and self.setting.names_next(op):
+            return self._turned(node, op, held, edge) if edge is Edge.BODY else (held,)
         if isinstance(op, Next) and (self._is_gone_over(op, held) or held.turn == node):
             return self._turned(node, op, held, edge)
         after = self._after(node, op, held)
@@ -164,15 +165,13 @@ class Forgetting:
         return self.setting.takes(op) if held.boxed else not failed and self.setting.may_fail(op)
 
     def _taken_again(self, node: int, held: Untouched) -> tuple[Untouched, ...]:
-        if held.boxed:
-            return (held,)
-        if node == self.site:
+        if node == self.site and not held.boxed:
             self.ends.lost.append((Loss.NEXT_TURN, node, held))
-        return ()
+        return (held,) if held.boxed else ()
 
     def _is_gone_over(self, op: Next, held: Untouched) -> bool:
-        last = held.boxed and held.names(op.source) and len(op.source) == 1
-        return last and self.setting.is_read_once_after(op.source[0], op.at)
+        alone = held.boxed and held.names(op.source) and len(op.source) == 1
+        return alone and self.setting.is_read_once_after(op.source[0], op.at)
 
     def _turned(self, node: int, op: Next, held: Untouched, edge: Edge) -> tuple[Untouched, ...]:
         """`for page in pages:` of what was collected: each is on its own from here."""
@@ -259,14 +258,16 @@ class Forgetting:
     def _unpacked(self, op: Unpack, held: Untouched) -> Untouched | None:
         after: Untouched | None = held
         for _, target in op.targets:
-            if after is not None:
-                after = self._named(after, target, held.names(op.source))
+            after = after and self._named(after, target, held.names(op.source))
         return after
 
     def _stored(self, op: Store, held: Untouched) -> Untouched | None:
-        """Into the list of a comprehension; anywhere else it has been handed over, or worked on."""
-        if held.names(op.source) and HIDDEN in op.target[0]:
+        """Into a list or table of the function's own; anywhere else it has been handed over, or worked on."""
+        own = len(op.target) > 1 and self.setting.is_box(op.target[0])
+        if held.names(op.source) and (own or HIDDEN in op.target[0]):
             return replace(held, places=frozenset({op.target[:1]}), boxed=True)
+        if own and held.names(op.target):
+            return held
         if held.names(op.source) or held.names(op.target) or held.is_spelled_in(op.at):
             self.ends.passed_on = True
             return None

@@ -20,10 +20,10 @@ from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
 from auditor.project.code.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.code.class_model import ClassModel
+from auditor.project.code.given_functions import names_given
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
-from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.leases import Follower
@@ -118,8 +118,10 @@ class Analysis:
 
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
-        words = self._with_aliases(self.recogniser.words)
-        unforeseen = self.called.calling(self.project.sources, self.recogniser.unforeseen)
+        made = {factory.name for factory in self.model.factories}
+        given = names_given(made, self.project.sources)
+        words = self._with_aliases(self.recogniser.words) | given
+        unforeseen = self.called.calling(self.project.sources, self.recogniser.unforeseen | given)
         paths = sorted({*self._calling(words), *unforeseen})
         for path in paths:
             self.project.module(path)

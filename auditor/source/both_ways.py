@@ -46,8 +46,9 @@ _ANY_OF = b"next(iter(self."
 _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
+_ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
-_OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[)"
+_OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant|flight|outstanding)"
@@ -64,7 +65,13 @@ _STATE = re.compile(
 _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
 )
-_OF_CLASS = re.compile(rb"cls\.\w+(?:\.(?:pop|append|add|discard|remove)|\[\w+\] =| [-+]= )")
+_TAKING = (b".pop", b"heappop(", b".get_nowait(")
+_CLASS = re.compile(rb"class (\w+)")
+_WHOLE = rb"%b(?<![\w.]%b)"  # a literal first: searched several times as fast
+_LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
+_OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
+_HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
+_SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 
@@ -73,8 +80,7 @@ Notes = defaultdict[str, set[bytes]]
 
 def works_both_ways(data: bytes) -> bool:
     """Whether what it does to one field it undoes somewhere."""
-    if b"@classmethod" in data and _OF_CLASS.search(data):
-        data = re.sub(rb"\bcls\.", b"self.", data)
+    data = _shared_as_fields(data) if any(way in data for way in _TAKING) else data
     if b"self." not in data:
         return False
     notes = _notes(data)
@@ -86,6 +92,61 @@ def works_both_ways(data: bytes) -> bool:
         or _flagged(data)
         or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
     )
+
+
+def _shared_as_fields(data: bytes) -> bytes:
+    """With the containers of classes and of the module written as those of an object."""
+    owners = set(_OF_THREAD.findall(data)) if b"local()" in data else set()
+    stores = _of_module(data)
+    stores |= _of_closures(data)
+    shown = bool(owners or stores)
+    if b"@classmethod" in data or b"@staticmethod" in data:
+        owners |= {name for name in (b"cls", *_CLASS.findall(data)) if data.count(name + b".") > 1}
+    for owner in sorted(owners):
+        data = re.sub(_WHOLE % (owner, owner) + rb"\.", b"self.", data)
+        if b"getattr(%b, " % owner in data:
+            data = re.sub(rb"getattr\(%b, [\"'](\w+)[\"'][^()\n]*\)" % owner, rb"self.\1", data)
+    for store in sorted(stores):
+        data = re.sub(_WHOLE % (store, store) + rb"\b", b"self." + store, data)
+    for helper, field in _SHOWING.findall(data) if shown else ():
+        data = data.replace(helper + b"()", field)
+    return data
+
+
+def _of_module(data: bytes) -> set[bytes]:
+    """Names of the module of which something is taken, by themselves or under another."""
+    taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))}
+    found = {name for name in taken if _is_set_by_module(name, data)}
+    for local in taken - found - {b"self"}:
+        roots = set(re.findall(_LOOKED_UP % (local, local), data)) if local + b" = " in data else set()
+        found |= {root for root in roots if _is_set_by_module(root, data)}
+    return found
+
+
+def _of_closures(data: bytes) -> set[bytes]:
+    """Local names of a function that hands out two of its own functions: `return take, give`."""
+    handed = {name for pair in _HANDED_OUT.findall(data) for name in pair}
+    if sum(b"    def %b(" % name in data for name in handed) < 2:
+        return set()
+    taken = {_taken_at(data, at) for _, at in _all_places(data)}
+    return {name for name in taken if name and b"    %b = " % name in data}
+
+
+def _all_places(data: bytes) -> Iterator[tuple[int, int]]:
+    return (place for needle in _TAKING for place in _places(needle, data))
+
+
+def _taken_at(data: bytes, at: int) -> bytes:
+    """The name before `.pop` or `.get_nowait(`, or within `heappop()`."""
+    if data.startswith(b"heappop(", at):
+        within = _NAME.match(data, at + len(b"heappop("))
+        return within[0] if within else b""
+    before = _ANY_NAME.search(data, max(0, at - LONGEST), at)
+    return before[1] if before else b""
+
+
+def _is_set_by_module(name: bytes, data: bytes) -> bool:
+    return b"\n%b = " % name in data or b"\n%b: " % name in data
 
 
 def _notes(data: bytes) -> Notes:

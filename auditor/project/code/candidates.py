@@ -22,6 +22,7 @@ FEW = 40
 ITERATORS = frozenset({"__iter__", "__aiter__"})
 
 CLASS = re.compile(r"\n(?=class )")
+CLASS_BODY = re.compile(r"^class [^\n]*\n(?:[ \t)][^\n]*\n|\n)*", re.MULTILINE)
 
 DEFINITION = re.compile(r"def(?<!\wdef)[ \t]+(\w+)")  # a literal first: searched several times as fast
 
@@ -37,9 +38,11 @@ def may_end_elsewhere(text: str) -> bool:
 
 
 def may_have_shape(text: str) -> bool:
-    """Whether one of its classes works on a field both ways, or has names of which one undoes another."""
+    """Whether one of its classes works on a field both ways, or its functions on what the module has, or it
+    has names of which one undoes another."""
     return any(
-        works_both_ways(part.encode(errors="replace")) or names_undo(part) for part in CLASS.split(text)
+        works_both_ways(part.encode(errors="replace")) or names_undo(part)
+        for part in (*CLASS.split(text), CLASS_BODY.sub("", text))
     )
 
 

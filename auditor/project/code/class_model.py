@@ -7,8 +7,9 @@ import ast
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
 from auditor.project.code.bound_types import BoundTypes
+from auditor.project.code.given_functions import Given, given_in
 from auditor.project.code.modules import Class, Function, Module
-from auditor.project.code.project import dotted_name
+from auditor.project.code.project import Project, dotted_name
 
 SAME_ELEMENTS = frozenset({"list", "tuple", "sorted", "reversed", "iter", "set", "cast", "copy"})
 
@@ -17,6 +18,11 @@ PATH = "pathlib.Path"
 
 
 class ClassModel(BoundTypes):
+    def __init__(self, project: Project) -> None:
+        super().__init__(project)
+        self.factories: dict[Function, tuple[Function, ...]] = {}  # those that make pools of functions
+        self._given_in: dict[Function, dict[str, Given]] = {}
+
     def type_of(self, function: Function, node: ast.expr) -> Type | None:
         match node:
             case ast.Name(id=name):
@@ -151,6 +157,9 @@ class ClassModel(BoundTypes):
         method = self.method(owner, name)
         if method is not None:
             return method
+        for each in owner.methods.values() if self.factories else ():
+            if (given := self._given(each, f".{name}")) is not None:
+                return given
         held = self.attribute_type(owner, name)
         if isinstance(held, Class):
             return self.method(held, "forward") or self.method(held, "__call__")
@@ -166,6 +175,22 @@ class ClassModel(BoundTypes):
             local = self.local_types(scope, node.id).get(node.id)
             if isinstance(local, Class) and scope.qualname != "<module>":
                 return self.method(local, "forward") or self.method(local, "__call__")
+            if self.factories and (given := self._given(scope, node.id)) is not None:
+                return given
             scope = scope.parent
+        whole = function.module.functions["<module>"]
+        if self.factories and (given := self._given(whole, node.id)) is not None:
+            return given
         found = named(self.project, function.module, node)
         return None if isinstance(found, Module) else found
+
+    def _given(self, scope: Function, name: str) -> Function | None:
+        """`take` of `take, give = make_pool(8)`."""
+        if scope not in self._given_in:
+            self._given_in[scope] = given_in(scope)
+        if name not in self._given_in[scope]:
+            return None
+        func, index, number = self._given_in[scope][name]
+        factory = named(self.project, scope.module, func)
+        handed = self.factories.get(factory, ()) if isinstance(factory, Function) else ()
+        return handed[index] if len(handed) == number else None

@@ -192,12 +192,10 @@ class Refilling(TakenOut):
             family = list(self._family(cls))
             filling = self._blind(outcome, path, family)
             enders = list(self._ending(outcome, field)) if filling is not None else []
-            admitted = self._admitted(outcome, family, path[1]) if enders else frozenset()
-            if (
-                filling is None
-                or not enders
-                or not filled_before(filling, outcome.call, family, enders, admitted)
-            ):
+            if filling is None or not enders:
+                continue
+            admitted = self._admitted(outcome, family, path[1])
+            if not filled_before(filling, outcome.call, family, enders, admitted):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
                 yield _filled(filling, enders)

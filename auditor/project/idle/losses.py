@@ -20,7 +20,9 @@ from auditor.model import Span, Step
 from auditor.project.code.bindings import statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
+from auditor.project.idle.alone import lost_alone
 from auditor.project.idle.counted import is_maker
+from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import asks_how_many, for_want, is_told_apart, of_those_in_use, suits_others
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.stock import Stock, filled_by_others, puts_back, stock_of
@@ -73,13 +75,17 @@ def may_lose_idle(text: str) -> bool:
 def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
     """Takes in methods of the module's classes that lose what they took."""
     for _, cls in sorted(module.classes.items()):
-        stock = stock_of(lineage, cls) if _may_lose(lineage, cls) else None
+        stock = _stock_of(lineage, cls) if _may_lose(lineage, cls) else None
         if stock is None:
             continue
         own = [work for work in stock.works if work.method.cls is cls and not work.method.is_abstract]
-        lost = [lease for work in own for lease in _lost_by(stock, work)]
+        lost = [*lost_alone(stock), *(lease for work in own for lease in _lost_by(stock, work))]
         if lost and not filled_by_others(stock, lineage.project.sources.values()):
             yield from lost
+
+
+def _stock_of(lineage: Lineage, cls: Class) -> Stock | None:
+    return stock_of(lineage, cls) or placed_stock(lineage, cls)
 
 
 def _may_lose(lineage: Lineage, cls: Class) -> bool:
@@ -91,7 +97,7 @@ def _may_lose(lineage: Lineage, cls: Class) -> bool:
 
 def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
     handing = {other.method.name for other in stock.works if handing_on(other, stock.fields)}
-    takes = takes_of(work, stock.fields, handing)
+    takes = [*takes_of(work, stock.fields, handing), *placed_takes(stock, work)]
     for take in takes:
         judge = _Judge(TakenHere(stock, work.method, take, takes), work)
         try:

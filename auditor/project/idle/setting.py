@@ -5,13 +5,15 @@ import re
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
-from auditor.ir.ops import Assume, Call, InPlace, Store
+from auditor.ir.ops import Assume, Call, InPlace, Next, Store
 from auditor.project.code.bindings import given_to, statements_of
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
+from auditor.project.idle.supply import is_empty
 from auditor.project.idle.takes import Take
 from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.name_bindings import bound_by
 from auditor.project.shapes.pool_state import changes_state
 
 PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
@@ -24,6 +26,7 @@ ASKING = re.compile(
     r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers|connect_ex|ping|probe|verify"
     r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
 )
+READING = frozenset({"values", "items", "keys", "get", "count", "copy"})
 WAKING = frozenset({"notify", "notify_all", "acquire", "release", "locked", "wait"})
 ENDING_IT = re.compile(
     r"close|stop|shut|releas|free|finish|termin|exit|destroy|dispos|kill|cancel|evict|reset|delet|put"
@@ -76,7 +79,7 @@ class TakenHere:
         if (name in LOGGING and is_quiet(call.at)) or (name == "print" and receiver is None):
             return True
         if receiver is not None and receiver[0] == self.own:
-            return self._asks_itself(call)
+            return (not given and name in READING) or self._asks_itself(call)
         if name in PURE or self._complains(call.at):
             return True
         if self.store.counters and not call.args and CLOSING.fullmatch(name):
@@ -131,7 +134,7 @@ class TakenHere:
             for node in statements_of(self.function.node)
             if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == name and node.value
         ]
-        return bool(given) and all(map(_is_empty, given)) and not self.mentioned_before(name)
+        return bool(given) and all(map(is_empty, given)) and not self.mentioned_before(name)
 
     def mentioned_before(self, name: str) -> bool:
         """Whether anything but a condition, or the head of a loop, has to do with it before."""
@@ -147,6 +150,14 @@ class TakenHere:
     def is_read_once_after(self, name: str, at: ast.AST) -> bool:
         since = getattr(at, "lineno", 0), getattr(at, "col_offset", 0)
         return sum((read.lineno, read.col_offset) > since for read in self._reads_of(name)) == 1
+
+    def names_next(self, op: Next) -> bool:
+        return any(
+            isinstance(loop, (ast.For, ast.AsyncFor))
+            and loop.target is op.at
+            and self.take.name in bound_by(loop.target)
+            for loop in self.loops
+        )
 
     def stays_near(self, name: str) -> bool:
         if not self.loops:
@@ -170,10 +181,3 @@ class TakenHere:
             for node in ast.walk(self.function.node)
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         ]
-
-
-def _is_empty(value: ast.expr) -> bool:
-    match value:
-        case ast.List(elts=[]) | ast.Call(func=ast.Name(id="list" | "set" | "deque"), args=[]):
-            return True
-    return False

@@ -70,15 +70,20 @@ def _has_dimensions(value: ast.expr) -> bool:
 
 def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
     """The fixed stock of a class, if it has one and lends of it."""
-    methods = _methods([*reversed(lineage.lineage(cls))])
-    works = [field_work(method) for method in methods]
-    begun = beginning(works)
-    later = _later(works, begun)
+    begun, later = begun_and_later(lineage, cls)
     found = _fixed(cls, begun, later)
     if found is None:
         stores, counters = counted(later)
         found = Stock(cls, stores, tuple(later), counters, full=stores) if counters else None
     return found
+
+
+def begun_and_later(lineage: Lineage, cls: Class) -> tuple[list[FieldWork], list[FieldWork]]:
+    """What its methods do at the beginning, and what they do after that."""
+    methods = _methods([*reversed(lineage.lineage(cls))])
+    works = [field_work(method) for method in methods]
+    begun = beginning(works)
+    return begun, _later(works, begun)
 
 
 def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> Stock | None:

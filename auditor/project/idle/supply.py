@@ -145,9 +145,19 @@ class Supply:
         for node in statements_of(self.work.method.node):
             targets = node.targets if isinstance(node, ast.Assign) else []
             if isinstance(node, ast.Assign) and any(
-                own_attribute(t, self.own) in self.fields for t in targets
+                own_attribute(t, self.own) in self.fields and not is_empty(node.value) for t in targets
             ):
                 yield node.value
+
+
+def is_empty(value: ast.expr) -> bool:
+    """A container in which there is nothing yet."""
+    match value:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=[]):
+            return name == "defaultdict" or (name in AROUND and not args)
+    return False
 
 
 def _is_numbers(value: ast.expr) -> bool:

@@ -5,12 +5,14 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from auditor.ir.ops import Call, Delete, Store
+from auditor.ir.ops import Call, Delete, InPlace, Store
 from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import own_parameters
+
+WRITING = (Delete, InPlace, Store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,11 @@ class Take:
             number
             for number, op in enumerate(function.graph.ops)
             if (isinstance(op, Call) and op.at is self.at)
-            or (isinstance(self.at, ast.stmt) and isinstance(op, (Delete, Store)) and id(op.at) in parts)
+            or (
+                isinstance(self.at, ast.stmt)
+                and isinstance(op, (Delete, InPlace, Store))
+                and id(op.at) in parts
+            )
         ]
 
 

@@ -4,8 +4,8 @@ from auditor.flow.effects import Handle
 from auditor.flow.indirect import OVER
 from auditor.project.code.candidates import ITERATORS
 from auditor.project.code.modules import Function
+from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
-from auditor.project.leases.own_records import sees_to_its_records
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome

@@ -85,8 +85,8 @@ class Recogniser(Releases):
 
     @property
     def unforeseen(self) -> set[str]:
-        """Names by which no file is known to matter, of pools told by their shape."""
-        halves = (half for _, half in self.acquiring.values() if half.by_shape)
+        """Names by which no file is known to matter, of pools told by their shape, and of functions."""
+        halves = (half for _, half in self.acquiring.values() if half.by_shape or half.function.cls is None)
         return {half.function.name for half in halves} - COMMON_NAMES
 
     def add_openers(self, openers: Mapping[Class, Opener]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Position
 from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
+from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.counted import counted_pairs
@@ -27,9 +28,9 @@ from auditor.project.pools.halves import (
 )
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
-from auditor.project.pools.of_functions import as_functions, as_methods
+from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
-from auditor.project.pools.settled import settled_pairs
+from auditor.project.pools.settled import settled_pairs, settling
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
@@ -43,16 +44,11 @@ from auditor.protocols.vocabulary import (
     MARKS,
     RELEASE_WORDS,
     RELEASING,
-    SETTLING,
     Name,
-    ends,
     pairs_with,
     split,
     take_apart,
 )
-
-RESERVING = frozenset({"reserve", "claim"})
-"""What is taken by these may become final instead of going back."""
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
@@ -73,7 +69,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
         for pair in counted_pairs(model, cls, methods, paired):
-            yield replace(pair, releases=(*pair.releases, *_settling(pair.acquires, methods)))
+            yield replace(pair, releases=(*pair.releases, *settling(pair.acquires, methods)))
         yield from settled_pairs(cls, methods, paired)
         yield from _handing_on(cls, [m for m in methods if m not in paired])
         known |= paired
@@ -85,6 +81,17 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         if f.cls is None and f.parent is None and name != "<module>"
     ]
     yield from _of_functions(module, plain)
+    yield from _of_closures(model, module)
+
+
+def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:
+    """Of functions that one function makes and hands out together: what it has they have in common."""
+    for factory in module.functions.values():
+        handed = handed_out(factory)
+        found = list(_by_shape(factory.name, None, list(handed), set())) if handed else []
+        if found:
+            model.factories[factory] = handed
+        yield from found
 
 
 def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
@@ -101,7 +108,7 @@ def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
     yield from named
     if module.assigned and len(rest) > 1:
         paired = {half.function for pair in named for half in pair.acquires}
-        yield from _by_shape(name, None, [f for f in rest if _has_opposite(f, rest)], paired)
+        yield from _by_shape(name, None, [f for f in rest if has_opposite(f, rest)], paired)
 
 
 def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
@@ -109,11 +116,6 @@ def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
     for taker, giver in handing_on(methods):
         half = Half(taker, acquiring, value=value_of(taker), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(giver, releasing),))
-
-
-def _has_opposite(function: Function, plain: list[Function]) -> bool:
-    """Functions of a module have only their names to say that they are about the same thing."""
-    return any(ends(function.name, other.name) or ends(other.name, function.name) for other in plain)
 
 
 def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
@@ -137,7 +139,7 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
                 Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m, got[0].function))
                 for m in givers
             )
-            yield Pair(name, cls, got, (*back, *_settling(got, methods)))
+            yield Pair(name, cls, got, (*back, *settling(got, methods)))
 
 
 def _is_key(half: Half, givers: list[Function]) -> bool:
@@ -214,7 +216,7 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
     halves = _behaving(acquires, releases)
     if halves is None:
         return
-    halves = halves[0], halves[1] + tuple(_settling(halves[0], functions))
+    halves = halves[0], halves[1] + tuple(settling(halves[0], functions))
     for kind in ("", *sorted(MARKS)):
         got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
         if got and given:
@@ -259,20 +261,6 @@ def _told_of(release: Function, acquire: Half) -> Position:
     """`put(address, link)` after `get(address)`: the link, by that name; 0 for what comes first."""
     told = not_shared(release, acquire.function) if acquire.handle is Handle.RESULT else None
     return told[0] if told is not None and told[0] != own_parameters(release)[0] else 0
-
-
-def _settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator[Half]:
-    """`commit(ticket)` beside `cancel(ticket)`: what was reserved is used up, and nobody owes it any more."""
-    reserving = [half for half in acquiring if not RESERVING.isdisjoint(split(half.function.name))]
-    for function in functions if reserving else ():
-        name = take_apart(function.name, SETTLING)
-        if name is None or not own_parameters(function) or not changes_state(function):
-            continue
-        half = next(
-            (h for h in reserving if not name.affix or not h.name.affix or name.affix & h.name.affix), None
-        )
-        if half is not None:
-            yield Half(function, name, half.handle)
 
 
 def _gives_back(function: Function, acquiring: Name) -> bool:

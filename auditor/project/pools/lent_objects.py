@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import given_to, own_attribute, statements_of
+from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
@@ -50,7 +50,7 @@ def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Itera
             yield Pair(cls.name, cls, (Half(method, name),), releases)
 
 
-def lent_class(model: ClassModel, pool: Class, method: Function) -> Class | None:
+def lent_class(model: ClassModel, pool: Class | None, method: Function) -> Class | None:
     """The class of what a pool's method returns, unless dropping it is enough to give it back."""
     if called(method) & BY_THEMSELVES:
         return None
@@ -93,18 +93,22 @@ def _returned(method: Function) -> Iterator[ast.expr]:
     for node in statements_of(method.node):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
             yield node.value
-            yield from given_to(method, node.value.id)
+            yield from (way for value in given_to(method, node.value.id) for way in ways(value))
         elif isinstance(node, ast.Return) and node.value is not None:
-            yield node.value
+            yield from ways(node.value)
 
 
-def _class_of(model: ClassModel, pool: Class, method: Function, value: ast.expr) -> Class | None:
+def _class_of(model: ClassModel, pool: Class | None, method: Function, value: ast.expr) -> Class | None:
     found = model.type_of(method, value)
     if isinstance(found, Class):
         return found
     inner = value.value if isinstance(value, ast.Await) else value
     match inner:
-        case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr=taking)) if taking in REMOVERS:
+        case ast.Call(func=ast.Name(id=name)) if name == method.owner and "classmethod" in method.decorators:
+            return pool
+        case ast.Call(func=ast.Attribute(value=ast.Attribute() as table, attr=taking)) if (
+            pool is not None and taking in REMOVERS
+        ):
             attribute = own_attribute(table, method.owner or "")
             found = _element_class(model, pool, attribute) if attribute is not None else None
             return found if found is not None and any(endings_of(found)) else None

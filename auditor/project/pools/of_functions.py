@@ -7,7 +7,7 @@ from auditor.flow.effects import Handle
 from auditor.project.code.modules import Function
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import ends
+from auditor.protocols.vocabulary import ends, singular, split
 
 
 def as_methods(plain: Iterable[Function]) -> Iterator[Function]:
@@ -21,6 +21,19 @@ def as_methods(plain: Iterable[Function]) -> Iterator[Function]:
 
 def _work_together(taker: Function, giver: Function) -> bool:
     return taker.parameters[0] == giver.parameters[0] and ends(giver.name, taker.name)
+
+
+def has_opposite(function: Function, plain: list[Function]) -> bool:
+    """Functions of a module have only their names to say that they are about the same thing: one undoes the
+    other, or they are called after it: `fetch_frame` and `stash_frame`."""
+    about = {singular(word) for word in split(function.name)[1:]}
+    return any(
+        ends(function.name, other.name)
+        or ends(other.name, function.name)
+        or not about.isdisjoint(singular(word) for word in split(other.name)[1:])
+        for other in plain
+        if other is not function
+    )
 
 
 def as_functions(pair: Pair, plain: Iterable[Function]) -> Pair:

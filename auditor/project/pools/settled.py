@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
 from auditor.project.shapes.field_work import field_work
-from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import Name, split
+from auditor.project.shapes.pool_state import changes_state, own_parameters
+from auditor.protocols.vocabulary import SETTLING, Name, split, take_apart
 
 DONE = frozenset({"ack", "acknowledge", "complete", "confirm", "commit", "done", "finish", "settle"})
 PUT_BACK = frozenset(
     {"nack", "reject", "requeue", "fail", "retry", "abandon", "return", "release", "unlease"}
 )
+
+RESERVING = frozenset({"reserve", "claim"})
+"""What is taken by these may become final instead of going back."""
 
 
 def settled_pairs(cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
@@ -33,6 +36,20 @@ def settled_pairs(cls: Class, methods: list[Function], paired: set[Function]) ->
         )
         if half is not None:
             yield Pair(cls.name, cls, (half,), tuple(Half(each, releasing) for each in (*back, *done)))
+
+
+def settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator[Half]:
+    """`commit(ticket)` beside `cancel(ticket)`: what was reserved is used up, and nobody owes it any more."""
+    reserving = [half for half in acquiring if not RESERVING.isdisjoint(split(half.function.name))]
+    for function in functions if reserving else ():
+        name = take_apart(function.name, SETTLING)
+        if name is None or not own_parameters(function) or not changes_state(function):
+            continue
+        half = next(
+            (h for h in reserving if not name.affix or not h.name.affix or name.affix & h.name.affix), None
+        )
+        if half is not None:
+            yield Half(function, name, half.handle)
 
 
 def _is_told(method: Function, verbs: frozenset[str]) -> bool:

@@ -29,6 +29,9 @@ _MADE = re.compile(
 )
 """Calls that make nothing which could hold the object."""
 
+SET_ALONE = re.compile(r"^[^=([\n]+=(?!=)", re.MULTILINE)
+"""Left sides such as `point.x, point.y =`: there nothing is known by a field."""
+
 OBJECTS = (Value.OBJECT, Value.INDEX)
 """What may have fields: not a tensor, not an amount."""
 
@@ -37,20 +40,20 @@ def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
     """As pieces of paths: `.sent`. None where the pool takes back less than the object, or knows it by the
     field."""
     halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value in OBJECTS]
-    if pair.owner is None or not halves:
+    if not halves:
         return frozenset()
     lent = {lent_class(model, pair.owner, half.function) for half in halves}
     cls = lent.pop() if len(lent) == 1 else None
     promised = {_promised(half.function) for half in halves}
-    if cls is None and len(promised) == 1:
+    if cls is None and len(promised) == 1 and pair.owner is not None:
         cls = _by_type_argument(model, pair.owner)
-    if cls is None and len(halves) == 1:
+    if cls is None and len(halves) == 1 and pair.owner is not None:
         cls = stored_class(model, pair.owner, halves[0].function)
     if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
         return frozenset()
     told = PLAIN if all(half.value is Value.OBJECT for half in halves) else NO_NUMBER
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
-    books = pair.owner.text
+    books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
     return frozenset(f".{name}" for name in plain if not re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books))
 
 
@@ -80,7 +83,7 @@ def _wants(model: ClassModel, half: Half, cls: Class, promised: set[str]) -> boo
         return True
     arguments = getattr(half.function.node, "args", None)
     kept = field_work(half.function).put  # back in the store that it was taken from
-    for told in arguments.args[1:] if arguments is not None else ():
+    for told in arguments.args[half.function.is_method :] if arguments is not None else ():
         if told.annotation is not None:
             if ast.unparse(told.annotation) in promised:
                 return True

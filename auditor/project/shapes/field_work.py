@@ -11,7 +11,8 @@ from auditor.project.code.modules import Function
 from auditor.project.shapes.counting_up import counts_by_itself, raised_by
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
-from auditor.project.shapes.pieces import at_an_end, joins
+from auditor.project.shapes.owners import owners_of, shared_by
+from auditor.project.shapes.pieces import at_an_end, gone_over, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 
 TAKING = REMOVERS - {"remove", "discard"}
@@ -126,11 +127,11 @@ def field_work(method: Function) -> FieldWork:
 
 def _read(method: Function) -> FieldWork:
     work = FieldWork(method, frozenset(own_parameters(method)))
-    own = method.owner
-    of_module = method.module.assigned if method.cls is None and method.parent is None else {}
-    if (own is None and not of_module) or isinstance(method.node, (ast.Module, ast.Lambda)):
+    of_module = shared_by(method)
+    if not (owners_of(method) or of_module) or isinstance(method.node, (ast.Module, ast.Lambda)):
         return work
-    reader = _Reader(own or "", work, of_module.keys() - work.told)
+    work.counters.update(name for name, value in of_module.items() if counts_by_itself(value))
+    reader = _Reader(work, of_module.keys() - work.told)
     for node in statements_of(method.node):
         reader.read(node)
     return work
@@ -140,8 +141,9 @@ class _Reader:
     """Follows `spare = self._bins.get(size)` so that `spare.pop()` takes out of `_bins`; what a module has
     is what its functions have in common."""
 
-    def __init__(self, own: str, work: FieldWork, of_module: Set[str]) -> None:
-        self.own = own
+    def __init__(self, work: FieldWork, of_module: Set[str] = frozenset()) -> None:
+        self.owners = owners_of(work.method)
+        self.of_module = of_module
         self.work = work
         self.aliases: dict[str, str] = {name: name for name in of_module}
         self.loops: dict[str, ast.expr] = {}
@@ -150,14 +152,16 @@ class _Reader:
         for bound, given in assigned_by(statement):
             self._assigned(bound, given)
         match statement:
-            case ast.AugAssign(target=ast.Attribute() as target, op=ast.Add() | ast.Sub() as op, value=value):
+            case ast.AugAssign(target=target, op=ast.Add() | ast.Sub() as op, value=value) if isinstance(
+                target, ast.Attribute
+            ) or (isinstance(target, ast.Name) and target.id in self.of_module):
                 self._changed(target, op, value)
             case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
                 if (name := self.field_of(container)) is not None:
                     self.work.removed.append((name, key))
                     self._taken_in_loop(name)
             case ast.For(iter=over):
-                if (name := self.field_of(_gone_over(over))) is not None:
+                if (name := self.field_of(gone_over(over))) is not None:
                     self.loops[name] = over
             case ast.Return(value=ast.expr() as value):
                 self.work.returned.append(value)
@@ -186,17 +190,23 @@ class _Reader:
         while True:
             match node:
                 case (
-                    ast.Attribute(value=ast.Name(id=self.own), attr=attr)
-                    | ast.Subscript(value=ast.Name(id=self.own), slice=ast.Constant(value=str() as attr))
-                ):
+                    ast.Attribute(value=ast.Name(id=owner), attr=attr)
+                    | ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=str() as attr))
+                ) if owner in self.owners:
                     return attr
-                case ast.Name(id=self.own) if self.work.method.of_first:
-                    return self.own  # what it is told is the list itself
+                case ast.Name(id=owner) if owner == self.work.method.owner and self.work.method.of_first:
+                    return owner  # what it is told is the list itself
                 case ast.Subscript(value=inner) | ast.Attribute(value=ast.Subscript() as inner):
                     node = inner  # `self.shards[key].free` is one of theirs
                 case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in LOOKING_UP:
                     node = inner
-                case ast.Call(func=ast.Attribute(value=ast.Name(id=self.own), attr=attr)):
+                case ast.Call(
+                    func=ast.Name(id="getattr"), args=[inner, ast.Constant(value=str() as attr), *_]
+                ):
+                    node = ast.Attribute(inner, attr)
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=each), attr=attr)) if each in self.owners:
+                    return self._shown_by(attr)
+                case ast.Call(func=ast.Name(id=attr)) if self.work.method.cls is None:
                     return self._shown_by(attr)
                 case ast.Name(id=name):
                     return self.aliases.get(name)
@@ -204,17 +214,16 @@ class _Reader:
                     return None
 
     def _shown_by(self, name: str) -> str | None:
-        """The field that another method of the object does nothing but look into: `self._shelf(size)`."""
-        cls = self.work.method.cls
-        helper = cls.methods.get(name) if cls is not None else None
+        """What another method, or function, does nothing but look into: `self._shelf(size)`."""
+        cls, module = self.work.method.cls, self.work.method.module
+        helper = (cls.methods if cls is not None else module.functions).get(name)
         body = helper.node.body if helper is not None and helper is not self.work.method else None
         match body:
             case [*_, ast.Return(value=ast.Subscript() | ast.Call() | ast.Attribute() as shown)] if (
                 helper is not None and len(body) <= SHORT
             ):
-                return _Reader(helper.owner or "", FieldWork(helper, frozenset()), frozenset()).field_of(
-                    shown
-                )
+                stores = self.of_module if cls is None else frozenset()
+                return _Reader(FieldWork(helper, frozenset()), stores).field_of(shown)
         return None
 
     def _assigned(self, target: ast.expr, value: ast.expr) -> None:
@@ -230,7 +239,7 @@ class _Reader:
         elif isinstance(target, ast.Subscript) and (into := self.field_of(target.value)) is not None:
             self.work.put.append(Put(into, target.slice, value))
 
-    def _changed(self, target: ast.Attribute, op: ast.operator, value: ast.expr) -> None:
+    def _changed(self, target: ast.expr, op: ast.operator, value: ast.expr) -> None:
         name = self.field_of(target)
         if name is None:
             return
@@ -266,16 +275,6 @@ class _Reader:
                 if way in ("remove", "discard", "pop") and args:
                     self.work.removed.append((name, args[0]))
                     self._taken_in_loop(name)
-
-
-def _gone_over(over: ast.expr) -> ast.expr:
-    """The container of `enumerate(self.idle)` and of `list(self.idle)`."""
-    match over:
-        case ast.Call(
-            func=ast.Name(id="enumerate" | "list" | "reversed" | "tuple" | "sorted"), args=[each, *_]
-        ):
-            return _gone_over(each)
-    return over
 
 
 def _key_within(container: ast.expr) -> ast.expr | None:

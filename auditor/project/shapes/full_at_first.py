@@ -8,6 +8,7 @@ from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.markings import FREE
 from auditor.project.shapes.name_bindings import FILLING
+from auditor.project.shapes.owners import shared_by
 from auditor.protocols.vocabulary import POOLS, singular, split
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
@@ -27,7 +28,7 @@ def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> boo
     """`self.slots = list(range(count))`, `for _ in range(count): self.slots.append(Slot())`, the same as the
     default of a dataclass's field."""
     body = taker.cls.node.body if taker.cls is not None else []
-    of_module = taker.module.assigned.get(name) if taker.cls is None else None
+    of_module = shared_by(taker).get(name)
     return (
         any(_fills(work.method, name) for work in begun)
         or any(_is_default(each, name) for each in body)

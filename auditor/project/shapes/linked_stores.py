@@ -17,12 +17,12 @@ def linked_again(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> It
     that it is told."""
     heads = {head for work in given if work.told for head in _linked(work)}
     for taker in lending if heads else ():
-        of_taker = {head for head, _ in _unlinked(taker)} & heads
+        of_taker = {head for head, _ in unlinked(taker)} & heads
         if of_taker:
             yield taker, [work for work in given if not of_taker.isdisjoint(_linked(work))]
 
 
-def _unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
+def unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
     """The heads that a method moves on, with the name that it hands out."""
     own = work.method.owner or ""
     pairs = list(assignments(work.method))

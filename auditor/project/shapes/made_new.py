@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import ways
+from auditor.project.code.modules import last_part
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import split
@@ -21,7 +22,7 @@ MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "ope
 def makes_where_empty(work: FieldWork, name: str, counters: set[str]) -> bool:
     """One of its ways out hands out something new, or the next number."""
     taken = {id(node) for each, node in work.taken if each == name}
-    counted = counters.union(field for field, _ in work.counted)
+    counted = counters.union(work.counters, (field for field, _ in work.counted))
     return hands_out_new(work, work.derived(frozenset(), taken), taken, counted) or any(
         is_new(value, counted) for value in _also_given(work)
     )
@@ -52,10 +53,10 @@ def is_new(value: ast.expr, counted: Set[str]) -> bool:
     """`Channel(number)`, `torch.empty(size)`, `bytearray(size)`, `self.factory()`, a number counted up,
     `next(self.numbers)` of what counts."""
     match value:
-        case ast.Attribute(value=ast.Name(), attr=attr):
-            return attr in counted
-        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name(), attr=attr)]):
-            return attr in counted
+        case ast.Attribute(value=ast.Name()) | ast.Name():
+            return last_part(value) in counted
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name()) | ast.Name() as count]):
+            return last_part(count) in counted
         case ast.Call(func=ast.Name(id=name)):
             return name[:1].isupper() or name in ("bytearray", "object") or not MAKING.isdisjoint(split(name))
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy"), attr=attr), args=args):

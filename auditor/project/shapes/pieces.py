@@ -48,3 +48,13 @@ def _deleted_of(method: Function) -> set[int]:
         for target in node.targets
         if isinstance(target, ast.Subscript)
     }
+
+
+def gone_over(over: ast.expr) -> ast.expr:
+    """The container of `enumerate(self.idle)` and of `list(self.idle)`."""
+    match over:
+        case ast.Call(
+            func=ast.Name(id="enumerate" | "list" | "reversed" | "tuple" | "sorted"), args=[each, *_]
+        ):
+            return gone_over(each)
+    return over
