@@ -66,7 +66,12 @@ _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
 )
 _TAKING = (b".pop", b"heappop(", b".get_nowait(")
-_CLASS = re.compile(rb"class (\w+)")
+_CALLERS_OWN = frozenset({b"self", b"kwargs", b"args", b"config", b"state_dict"})
+"""Names of what is taken apart everywhere, and is no store."""
+
+_OF_CLASS = re.compile(rb"(?<![\w.])([A-Z]\w*|cls)\.\w+(?:\[[^\]\n]*\])?$")
+_NAMED_OF_CLASS = rb"%b(?<![\w.]%b) = ([A-Z]\w*|cls)\.\w"
+"""A store of the class, by itself or under a local name."""
 _WHOLE = rb"%b(?<![\w.]%b)"  # a literal first: searched several times as fast
 _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
@@ -96,12 +101,12 @@ def works_both_ways(data: bytes) -> bool:
 
 def _shared_as_fields(data: bytes) -> bytes:
     """With the containers of classes and of the module written as those of an object."""
+    taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))} - _CALLERS_OWN
     owners = set(_OF_THREAD.findall(data)) if b"local()" in data else set()
-    stores = _of_module(data)
-    stores |= _of_closures(data)
+    stores = _of_module(taken, data) | _of_closures(taken, data) if taken else set()
     shown = bool(owners or stores)
     if b"@classmethod" in data or b"@staticmethod" in data:
-        owners |= {name for name in (b"cls", *_CLASS.findall(data)) if data.count(name + b".") > 1}
+        owners |= {owner for owner in _classes(taken, data) if owner == b"cls" or b"class " + owner in data}
     for owner in sorted(owners):
         data = re.sub(_WHOLE % (owner, owner) + rb"\.", b"self.", data)
         if b"getattr(%b, " % owner in data:
@@ -113,23 +118,33 @@ def _shared_as_fields(data: bytes) -> bytes:
     return data
 
 
-def _of_module(data: bytes) -> set[bytes]:
+def _classes(taken: set[bytes], data: bytes) -> Iterator[bytes]:
+    """Of whose stores something is taken."""
+    for start, at in _all_places(data):
+        within = at + len(b"heappop(") if data.startswith(b"heappop(", at) else 0
+        end = data.find(b")", within) if within else at
+        if found := _OF_CLASS.search(data, within or start, end):
+            yield found[1]
+    for local in taken:
+        if local + b" = " in data:
+            yield from re.findall(_NAMED_OF_CLASS % (local, local), data)
+
+
+def _of_module(taken: set[bytes], data: bytes) -> set[bytes]:
     """Names of the module of which something is taken, by themselves or under another."""
-    taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))}
     found = {name for name in taken if _is_set_by_module(name, data)}
-    for local in taken - found - {b"self"}:
+    for local in taken - found:
         roots = set(re.findall(_LOOKED_UP % (local, local), data)) if local + b" = " in data else set()
         found |= {root for root in roots if _is_set_by_module(root, data)}
     return found
 
 
-def _of_closures(data: bytes) -> set[bytes]:
+def _of_closures(taken: set[bytes], data: bytes) -> set[bytes]:
     """Local names of a function that hands out two of its own functions: `return take, give`."""
     handed = {name for pair in _HANDED_OUT.findall(data) for name in pair}
     if sum(b"    def %b(" % name in data for name in handed) < 2:
         return set()
-    taken = {_taken_at(data, at) for _, at in _all_places(data)}
-    return {name for name in taken if name and b"    %b = " % name in data}
+    return {name for name in taken if b"    %b = " % name in data}
 
 
 def _all_places(data: bytes) -> Iterator[tuple[int, int]]:
