@@ -3,15 +3,18 @@ the method puts another one there."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
+from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, before, found_in_a_table
 from auditor.project.fields.reckoning import all_fillings, looks_and_takes
 from auditor.project.meaning.library import REPLACING
 from auditor.project.meaning.sites import last_name
+from auditor.project.outcome import Outcome
 
 RENEWING = re.compile(
     r"_*(?:switch|change|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload|regrow|refill|re_?assign"
@@ -50,6 +53,21 @@ def filled_before(
         return False
     looked_at = _others_fill_known_ones(filling, call, family) or _others_add_to_it(filling, family)
     return looked_at or bool(admitted)
+
+
+def tables_filled_with(
+    others: Iterable[Outcome], outcome: Outcome, family: Sequence[Function], field: str
+) -> frozenset[str]:
+    """Tables of the object into which other methods put objects that have such a lease in that field."""
+    return frozenset(
+        path[1][1:]
+        for other in others
+        if other.function is not outcome.function
+        and other.function in family
+        and other.acquisition.protocol == outcome.acquisition.protocol
+        for path in (*(path for _, path in other.stored), *other.beside)
+        if own_field(other.function, path) and path[2:] == (ANY_ITEM, field)
+    )
 
 
 def table_of(lookup: ast.expr) -> str:

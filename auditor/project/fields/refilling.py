@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -36,7 +36,12 @@ from auditor.project.fields.forgetting import (
     for_good,
     releases_others_only,
 )
-from auditor.project.fields.given_objects import filled_before, in_each_step, put_in_its_place
+from auditor.project.fields.given_objects import (
+    filled_before,
+    in_each_step,
+    put_in_its_place,
+    tables_filled_with,
+)
 from auditor.project.fields.in_others import given_field, is_forgotten, only_work, only_worked_with
 from auditor.project.fields.known_keys import (
     known_elsewhere,
@@ -46,6 +51,7 @@ from auditor.project.fields.known_keys import (
     replaces_what_is_known,
     told_by_its_caller,
 )
+from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
@@ -83,7 +89,8 @@ class Refilling(TakenOut):
         if not enders or self._handed_on(outcome, family, path):
             return None
         decide = self._field_again if filling.key is None else self._key_again
-        again = bool(only_says(filling)) or decide(filling, outcome.call, family, enders)
+        known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
+        again = known or decide(filling, outcome.call, family, enders)
         if again and not self._in_step(filling, enders):
             return filling
         by_turns = (
@@ -119,7 +126,13 @@ class Refilling(TakenOut):
         if method.name in INITIAL or ends:
             return None
         found = fillings(method, path[0], path[1][1:])
-        return found[0] if len(found) == 1 and not looks_first(found[0], family) else None
+        if len(found) != 1:
+            return None
+        known = replaced_knowingly(found[0], self._ends(outcome), family)
+        return found[0] if known or not looks_first(found[0], family) else None
+
+    def _ends(self, outcome: Outcome) -> Set[str]:
+        return self.recogniser.ending_names(outcome.acquisition.protocol)
 
     def _enders(self, outcome: Outcome, family: list[Function], path: Path) -> list[Function]:
         return [method for method in family if self._asked(outcome, method, path).fate is Fate.RELEASE]
@@ -194,7 +207,7 @@ class Refilling(TakenOut):
             enders = list(self._ending(outcome, field)) if filling is not None else []
             if filling is None or not enders:
                 continue
-            admitted = self._admitted(outcome, family, path[1])
+            admitted = tables_filled_with(self.wanted, outcome, family, path[1])
             if not filled_before(filling, outcome.call, family, enders, admitted):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
@@ -206,18 +219,6 @@ class Refilling(TakenOut):
             enders = list(self._ending(outcome, filling.field))
             if enders and not self._in_step(filling, enders):
                 yield _filled(filling, enders)
-
-    def _admitted(self, outcome: Outcome, family: list[Function], field: str) -> frozenset[str]:
-        """Tables of the object into which other methods put objects that have such a lease in that field."""
-        return frozenset(
-            path[1][1:]
-            for other in self.wanted
-            if other.function is not outcome.function
-            and other.function in family
-            and other.acquisition.protocol == outcome.acquisition.protocol
-            for path in (*(path for _, path in other.stored), *other.beside)
-            if own_field(other.function, path) and path[2:] == (ANY_ITEM, field)
-        )
 
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
