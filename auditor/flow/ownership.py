@@ -2,9 +2,8 @@
 
 A lease is followed alone, from its acquire on; other leases of the function are only calls. Its state is
 the set of places that hold it. It ends released, handed over, unknown, or lost: no place is left, or the
-function is left while only locals hold it. The state is in `held`, its places in `holding`, calls in
-`passing`, conditions in `assuming`, parts of lists in `parted`, generators in `yielding`; the
-others are here."""
+function is left while only locals hold it. State: `held`; places: `holding`; calls: `passing`; conditions:
+`assuming`; parts of lists: `parted`; generators: `yielding`."""
 
 import ast
 from dataclasses import replace
@@ -283,7 +282,8 @@ class Ownership(Yielding):
     def _returned(self, node: int, held: Held) -> bool:
         """A lease that also lies in a table is the table's to count and the caller's to release."""
         results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
-        if self.acquisition.keyed and any(ANY_ITEM in place for place in results):
+        counted = self.acquisition.counts and results == [(ANY_ITEM,)]  # each once for whoever gets the list
+        if self.acquisition.keyed and not counted and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects
             self.endings.kept.add(node)
             if self.acquisition.listed and results[0][0].startswith("."):

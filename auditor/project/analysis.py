@@ -31,7 +31,7 @@ from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import second_hands, without_exceptional
-from auditor.project.leases.wrapping import wraps
+from auditor.project.leases.wrapping import lists_what_it_counts, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
@@ -227,6 +227,7 @@ class Analysis:
     # Results ------------------------------------------------------------------------------------------------
 
     def _result(self) -> FlowResult:
+        self._believe_callers()
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
         fields = Fields(self.project, self.summaries, self.effects, self.recogniser).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
@@ -250,6 +251,14 @@ class Analysis:
             pool_calls=usage.pool_calls(),
             misuses=self._misuses(outcomes),
         )
+
+    def _believe_callers(self) -> None:
+        """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody."""
+        for outcome in list(self.outcomes.values()):
+            received = self.received.get(outcome.function, ()) if lists_what_it_counts(outcome) else ()
+            if not any(each.lease.released for each in received):
+                for each in (*received, *(self.outcomes[id(got.call)] for got in received)):
+                    each.lease = replace(each.lease, leaks=())
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         unasked = self.never_ended.of(outcome)

@@ -107,6 +107,10 @@ class BoundTypes(Lineage):
 
     def _assigned_attribute(self, cls: Class, method: Function, target: ast.expr, value: ast.expr) -> None:
         attr = own_attribute(target, method.parameters[0])
+        if attr is not None and isinstance(value, (ast.Name, ast.ListComp, ast.DictComp, ast.List, ast.Dict)):
+            written = self.written(method, value)
+            if written is not None:
+                self._declared[cls].setdefault(attr, written)
         if attr is not None and self._attributes[cls].get(attr) is None:
             found = self._guarded((cls, attr), method, value)
             if found is not None:

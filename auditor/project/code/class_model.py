@@ -110,7 +110,18 @@ class ClassModel(BoundTypes):
             case ast.Call(func=func):
                 target = self.callee(function, func)
                 return self._promised(target) if isinstance(target, Function) else None
+            case ast.ListComp(elt=made) | ast.List(elts=[made, *_]):
+                return self._written_around(function, made, "list[{}]")
+            case ast.DictComp(value=made) | ast.Dict(values=[made, *_]):
+                return self._written_around(function, made, "dict[str, {}]")
         return None
+
+    def _written_around(self, function: Function, made: ast.expr, container: str) -> Written | None:
+        """`[Pool(size) for size in sizes]` is a list of these pools."""
+        found = self.callee(function, made.func) if isinstance(made, ast.Call) else None
+        if not isinstance(found, Class) or found.module.classes.get(found.name) is not found:
+            return None
+        return found.module, ast.parse(container.format(found.name), mode="eval").body
 
     def _local_annotation(self, function: Function, name: str) -> Written | None:
         scope: Function | None = function

@@ -2,6 +2,7 @@
 
 from auditor.flow.effects import Handle
 from auditor.flow.indirect import OVER
+from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.candidates import ITERATORS
 from auditor.project.code.modules import Function
 from auditor.project.fields.own_records import sees_to_its_records
@@ -38,7 +39,12 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         asked=outcome.asked,
         recorded=outcome.recorded,
         opened=source.opened,
-        second_hand=source.second_hand,
+        second_hand=source.second_hand or lists_what_it_counts(outcome),
         from_zero=outcome.acquisition.from_zero,
         fresh=not (outcome.stored or outcome.beside) and made_for_caller(recogniser, function),
     )
+
+
+def lists_what_it_counts(outcome: Outcome) -> bool:
+    """`block.inc_ref(); found.append(block)`, and `return found`."""
+    return outcome.acquisition.keyed and outcome.returned == (ANY_ITEM,)

@@ -12,6 +12,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.used_together import used_together
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
+    counts_of_itself,
     counts_of_objects,
     counts_of_what_is_returned,
     reference_counts,
@@ -36,6 +37,11 @@ def counted_pairs(
         if LENDING.isdisjoint(begins.decorators) and used_together(model, begins, ends):
             told.add(begins)
             yield _counts(cls, begins, ends, parameter, of_told)
+    for begins, ends in counts_of_itself([m for m in methods if m not in paired]):
+        if LENDING.isdisjoint(begins.decorators) and used_together(model, begins, ends):
+            told.add(begins)
+            half = Half(begins, up, Handle.RECEIVER, by_shape=True)
+            yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.RECEIVER),))
     methods = [method for method in methods if method not in told]
     for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):
         half = Half(begins, up, value=value_of(begins), by_shape=True)

@@ -87,6 +87,17 @@ def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Funct
                 yield begins, ends, lowered[count], both[count]
 
 
+def counts_of_itself(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`gather` raises the `self.users` that `partition` lowers, and somebody asks whether there are any."""
+    for ends in methods if methods and "-= 1" in (methods[0].cls.text if methods[0].cls else "") else ():
+        lowered = {name for name, way in field_work(ends).counted if way < 0} - field_work(ends).summed
+        lowered = {name for name in lowered if not (REFERENCES | USERS).isdisjoint(split(name))}
+        for begins in methods if lowered and not own_parameters(ends) else ():
+            raised = {name for name, way in field_work(begins).counted if way > 0} - field_work(begins).summed
+            if begins is not ends and any(_decides(ends, name, True) for name in raised & lowered):
+                yield begins, ends
+
+
 def _decides(ends: Function, count: str, told: bool) -> bool:
     """Somebody asks whether anybody needs the object; visits to a user's groups are no references to him."""
     text = ends.cls.text if ends.cls is not None else ""
