@@ -255,7 +255,9 @@ class Analysis:
     def _believe_callers(self) -> None:
         """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody."""
         for outcome in list(self.outcomes.values()):
-            received = self.received.get(outcome.function, ()) if lists_what_it_counts(outcome) else ()
+            wrapper = self.recogniser.wrappers.get(outcome.function)
+            counted = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
+            received = self.received.get(outcome.function, ()) if counted else ()
             if not any(each.lease.released for each in received):
                 for each in (*received, *(self.outcomes[id(got.call)] for got in received)):
                     each.lease = replace(each.lease, leaks=())
