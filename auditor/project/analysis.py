@@ -30,7 +30,7 @@ from auditor.project.leases.leases import Follower
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
-from auditor.project.leases.second_hand import second_hands, without_exceptional
+from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
 from auditor.project.leases.wrapping import lists_what_it_counts, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
@@ -97,6 +97,7 @@ class Analysis:
         self.received: dict[Function, list[Outcome]] = {}  # leases that callers got from each function
         self.unfollowed: list[Failure] = []
         self._other_names: dict[str, set[str]] = {}
+        self._counted: list[tuple[Function, Source, Outcome]] = []
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
         self._returned_at: dict[Function, frozenset[int]] = {}  # ways out with a wrapper's first lease
@@ -134,6 +135,9 @@ class Analysis:
     def _follow_second_hands(self) -> None:
         """What comes out of queues that others fill; who gets it from there hands it on like a wrapper."""
         found_before = set(self.recogniser.wrappers)
+        for function, its, outcome in self._counted:
+            if function not in found_before:
+                self._note_wrapper(function, its, outcome)
         for function, call, source in list(second_hands(self.recogniser)):
             if id(call) not in self.outcomes and call not in self.recogniser.second_hand:
                 self.recogniser.second_hand[call] = source
@@ -194,7 +198,10 @@ class Analysis:
             reached = [without_exceptional(outcome) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
-                self._note_wrapper(function, its, outcome)
+                if lists_what_it_counts(outcome):
+                    self._counted.append((function, its, outcome))  # what else it returns is noted first
+                else:
+                    self._note_wrapper(function, its, outcome)
             else:
                 note_filled(self.recogniser, its, outcome)
         if not reached:
@@ -227,7 +234,7 @@ class Analysis:
     # Results ------------------------------------------------------------------------------------------------
 
     def _result(self) -> FlowResult:
-        self._believe_callers()
+        believe_receivers(self.outcomes, self.received, self.recogniser.wrappers)
         outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
         fields = Fields(self.project, self.summaries, self.effects, self.recogniser).stored(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
@@ -251,16 +258,6 @@ class Analysis:
             pool_calls=usage.pool_calls(),
             misuses=self._misuses(outcomes),
         )
-
-    def _believe_callers(self) -> None:
-        """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody."""
-        for outcome in list(self.outcomes.values()):
-            wrapper = self.recogniser.wrappers.get(outcome.function)
-            counted = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
-            received = self.received.get(outcome.function, ()) if counted else ()
-            if not any(each.lease.released for each in received):
-                for each in (*received, *(self.outcomes[id(got.call)] for got in received)):
-                    each.lease = replace(each.lease, leaks=())
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         unasked = self.never_ended.of(outcome)

@@ -5,7 +5,7 @@ Deviant Behavior", SOSP 2001). `item = self.inbox.get()`, or what a method hands
 `item = self.take()`."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
@@ -13,6 +13,7 @@ from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import assigned_by, statements_of, ways
 from auditor.project.code.modules import Function
+from auditor.project.leases.wrapping import lists_what_it_counts
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source
@@ -55,6 +56,21 @@ def without_exceptional(outcome: Outcome) -> Outcome:
     """That whatever call fails gives back what others have queued is seldom meant."""
     leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
+
+
+def believe_receivers(
+    outcomes: Mapping[int, Outcome],
+    received: Mapping[Function, Sequence[Outcome]],
+    wrappers: Mapping[Function, Source],
+) -> None:
+    """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody."""
+    for outcome in list(outcomes.values()):
+        wrapper = wrappers.get(outcome.function)
+        counted = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
+        got = received.get(outcome.function, ()) if counted else ()
+        if not any(each.lease.released for each in got):
+            for each in (*got, *(outcomes[id(other.call)] for other in got)):
+                each.lease = replace(each.lease, leaks=())
 
 
 def _lends(pair: Pair) -> bool:
