@@ -52,7 +52,7 @@ def _marks(begun: Sequence[FieldWork], named: Sequence[FieldWork]) -> Iterator[t
     lending = [work for work in named if not ENDING.match(work.method.name)]
     for field, on in marked_fields(lending):
         takers = [work for work in lending if searches_and_marks(work, field, on)]
-        givers = [work for work in named if work not in takers and marks_back(work, field, on)]
+        givers = [w for w in named if w not in takers and marks_back(w, field, on)] if takers else []
         if any(keeps_count(taker, giver, field, on, begun) for taker in takers for giver in givers):
             yield field, on
 

@@ -73,6 +73,9 @@ def counts_of_what_is_returned(methods: list[Function]) -> Iterator[tuple[Functi
 def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Function, str, bool]]:
     """Who raises a count of what it returns or is told, who lowers the same of what it is told, under which
     of its parameters; and whether the first is told of the object. Their own names are not asked."""
+    text = methods[0].cls.text if methods and methods[0].cls is not None else ""
+    if "+= 1" not in text or "-= 1" not in text:
+        return
     raised = {id(method): _raised_of_objects(method) for method in methods}
     for ends in methods if any(raised.values()) else ():
         lowered = dict(_lowered_of_told(ends))
