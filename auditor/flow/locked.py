@@ -28,6 +28,7 @@ from auditor.ir.ops import (
     Store,
 )
 from auditor.ir.standing import ENDS
+from auditor.source.nodes import walk
 
 QUIET = frozenset(
     {"debug", "info", "warning", "error", "exception", "log", "print", "time", "monotonic", "perf_counter",
@@ -157,7 +158,7 @@ def _awaited(graph: Graph, acquires: frozenset[int]) -> dict[int, int]:
     found = {}
     for op in graph.ops:
         if isinstance(op, Await):
-            below = {id(inner) for inner in ast.walk(op.at)}
+            below = {id(inner) for inner in walk(op.at)}
             for node in acquires:
                 if id(graph.ops[node].at) in below:
                     found[id(op.at)] = node

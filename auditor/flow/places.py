@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from auditor.flow.effects import Acquisition, Value
 from auditor.ir.ops import ANY_ITEM, TO_COME, Call, Constant, Fresh, Op, Path, is_temporary
+from auditor.source.nodes import walk
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
 """Attributes of a tensor that share its storage (torch.Tensor's documentation, "Tensor Attributes")."""
@@ -112,7 +113,7 @@ def named(places: frozenset[Path]) -> bool:
 
 def reads(function: ast.AST, name: str) -> bool:
     """A lambda within a nested function names what the outermost one made."""
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(function))
+    return any(isinstance(node, ast.Name) and node.id == name for node in walk(function))
 
 
 MEASURING = frozenset({"len", "int", "max", "min", "abs", "round"})

@@ -10,6 +10,7 @@ from auditor.flow.lists import GOING_OVER, RELISTING
 from auditor.ir.graph import Graph
 from auditor.ir.iterations import is_one, portion_of
 from auditor.ir.ops import Assume, Call, Constant, EndStatement, Havoc, InPlace, Next, Nop, Path
+from auditor.source.nodes import walk
 
 COUNTING = frozenset({"range", "islice", "arange", "zip", "min", "repeat"})
 AS_MANY = GOING_OVER | RELISTING | {"map", "min", "max", "range", "dict", "sum", "len"}
@@ -68,7 +69,7 @@ class Portions:
                 ast.unparse(left) == f"len({name})"
             ):
                 return False
-        if any(isinstance(inner, ast.Call) for inner in ast.walk(bound)):
+        if any(isinstance(inner, ast.Call) for inner in walk(bound)):
             return True
         return self._is_counted(bound) or self._is_told(bound, name)
 
@@ -110,7 +111,7 @@ class Portions:
             return True
         given = _arguments(self._acquire)
         given += [value for each in given for value in self._values(each)]
-        told = {ast.dump(inner) for each in given for inner in ast.walk(each)}
+        told = {ast.dump(inner) for each in given for inner in walk(each)}
         return not meant.isdisjoint(told | self._counts) or self._compared(bound, name)
 
     def _compared(self, bound: ast.expr, name: str) -> bool:
@@ -133,7 +134,7 @@ class Portions:
         calls = (op.at for op in self.graph.ops if isinstance(op, Call) and op.method in COUNTING)
         calls = (at for at in calls if not portion_of(at) or not isinstance(at.args[0], ast.Name))
         calls = (at for at in calls if _last_name(at) != "min" or _last_name(at.args[-1]) != "len")
-        return frozenset(ast.dump(inner) for at in calls for each in at.args for inner in ast.walk(each))
+        return frozenset(ast.dump(inner) for at in calls for each in at.args for inner in walk(each))
 
     def _values(self, name: ast.expr) -> list[ast.expr]:
         """What is assigned to a name, as it is written."""
@@ -196,4 +197,4 @@ def _is_own_word(node: ast.expr) -> bool:
 
 
 def _names(node: ast.expr) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return {inner.id for inner in walk(node) if isinstance(inner, ast.Name)}

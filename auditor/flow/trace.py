@@ -13,6 +13,7 @@ from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Path, Way
 from auditor.ir.turns import FLAG, OWN
 from auditor.model import Span, Step
+from auditor.source.nodes import walk
 
 
 class Placed(Hashable, Protocol):
@@ -154,7 +155,7 @@ def tell(
 
 def _implied(test: ast.AST, told: set[int]) -> bool:
     """A whole `a and b` says nothing new once the part that decided it was told. `told` takes it in."""
-    parts = {id(node) for node in ast.walk(test)} & told if isinstance(test, ast.BoolOp) else set()
+    parts = {id(node) for node in walk(test)} & told if isinstance(test, ast.BoolOp) else set()
     told -= parts
     told.add(id(test))
     return bool(parts)

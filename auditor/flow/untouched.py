@@ -1,8 +1,7 @@
 """One object that was taken out of its place, for as long as nothing is done with it but to ask about it.
 
-Whatever else happens to it (a call that is given it, a return, a field that is written) ends the way:
-somebody may have it then. So what is left at a way out, or when the next one is taken, was dropped for
-certain. It may lie in a list of the function's own meanwhile, of which the same is asked."""
+Whatever else happens to it (it is given away, returned, written to a field) ends the way: somebody may have
+it then. What is left at a way out was dropped. It may lie in a list of the function's own meanwhile."""
 
 import ast
 from collections.abc import Set
@@ -40,6 +39,7 @@ from auditor.ir.ops import (
     Yield,
     is_temporary,
 )
+from auditor.source.nodes import walk
 
 LOSSES = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
 SIMPLE = (ast.expr, ast.Return, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
@@ -72,7 +72,7 @@ class Untouched:
         """Whether a simple statement or an expression mentions it: `self.storage[page : page + 1]`. With
         `return page if fits else None` each way tells."""
         simple = isinstance(at, SIMPLE) and not isinstance(getattr(at, "value", at), ast.IfExp)
-        names = (node for node in ast.walk(at) if isinstance(node, ast.Name)) if simple else ()
+        names = (node for node in walk(at) if isinstance(node, ast.Name)) if simple else ()
         return any((each.id,) in self.places and isinstance(each.ctx, ast.Load) for each in names)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from auditor.ir.ops import Path
 from auditor.ir.standing import asks_for_a_file, asks_for_a_stream, asks_itself
+from auditor.source.nodes import walk
 
 PURE_CALLS = frozenset(
     {
@@ -180,7 +181,7 @@ def _is_none(node: ast.expr) -> bool:
 def _names(test: ast.expr) -> frozenset[str] | None:
     """Roots and `.attributes` read by the test, or None where it is not a pure question."""
     found: set[str] = set()
-    for node in ast.walk(test):
+    for node in walk(test):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):

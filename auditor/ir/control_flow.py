@@ -8,6 +8,7 @@ from auditor.ir.conditions import called_name, condition
 from auditor.ir.iterations import part_of
 from auditor.ir.ops import ANY_ITEM, ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
 from auditor.ir.turns import FLAG, OWN, first_turn_tests, own_turn
+from auditor.source.nodes import walk
 
 
 class ControlFlowLowering(AssignmentLowering):
@@ -49,7 +50,7 @@ class ControlFlowLowering(AssignmentLowering):
             names = frozenset({subject[0]})
             self.graph.condition_names[key] = names
             self.builder.emit(Assume(pattern, key, True, names, subject, "none"))
-        for inner in ast.walk(pattern):
+        for inner in walk(pattern):
             name = getattr(inner, "name", None) or getattr(inner, "rest", None)
             if isinstance(name, str):
                 whole = inner is pattern or inner in getattr(pattern, "patterns", [None])[:0]
@@ -151,7 +152,7 @@ def _irrefutable(pattern: ast.pattern) -> bool:
 def _conditions_in(test: ast.expr) -> frozenset[str]:
     """Keys of a loop's own test that read attributes: the body may change them out of sight."""
     keys = set()
-    for node in ast.walk(test):
+    for node in walk(test):
         if isinstance(node, (ast.Compare, ast.Name, ast.Attribute, ast.Subscript, ast.Call)):
             asked = condition(node)
             if asked is not None and any(name.startswith(".") for name in asked.names):

@@ -21,6 +21,7 @@ from auditor.ir.ops import (
     is_temporary,
 )
 from auditor.ir.scope import defaults_of, free_names
+from auditor.source.nodes import walk
 
 
 class ExpressionLowering(CallLowering):
@@ -43,7 +44,7 @@ class ExpressionLowering(CallLowering):
         return found
 
     def _slice_uses(self, node: ast.expr) -> None:
-        for child in ast.walk(node):
+        for child in walk(node):
             if isinstance(child, (ast.Call, ast.NamedExpr)):
                 self.value(child)
                 return

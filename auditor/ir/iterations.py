@@ -6,6 +6,7 @@ from auditor.ir.builder import End
 from auditor.ir.conditions import called_name
 from auditor.ir.decisions import DecisionLowering
 from auditor.ir.ops import Constant, Edge, Make, Move, Next, Path, Store
+from auditor.source.nodes import walk
 
 CHOOSING = {"islice": 0, "sample": 0, "nlargest": 1, "nsmallest": 1}
 """Functions that choose some of a list, by which argument that is; the other one says how many."""
@@ -31,7 +32,7 @@ class IterationLowering(DecisionLowering):
         names = {
             name.id: f"{name.id}~{self._comprehensions}"
             for generator in generators
-            for name in ast.walk(generator.target)
+            for name in walk(generator.target)
             if isinstance(name, ast.Name)
         }
         target = (f"comprehension~{self._comprehensions}",)

@@ -3,6 +3,8 @@
 import ast
 from dataclasses import dataclass
 
+from auditor.source.nodes import walk
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
@@ -51,7 +53,7 @@ def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -
 def free_names(function: FunctionNode, enclosing: frozenset[str]) -> tuple[str, ...]:
     """Names of the enclosing function that a nested one mentions, nested deeper included."""
     own = scope_of(function)
-    mentioned = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    mentioned = {node.id for node in walk(function) if isinstance(node, ast.Name)}
     hidden = own.local - own.shared
     return tuple(sorted((mentioned & enclosing) - hidden))
 
@@ -90,7 +92,7 @@ class _Bindings(ast.NodeVisitor):
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         self.visit(node.generators[0].iter)  # the rest has a scope of its own; walruses in it are found below
-        self.bound.update(inner.target.id for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr))
+        self.bound.update(inner.target.id for inner in walk(node) if isinstance(inner, ast.NamedExpr))
 
     visit_ListComp = _comprehension
     visit_SetComp = _comprehension

@@ -5,6 +5,7 @@ and a process's own among those of all ranks.
 import ast
 
 from auditor.ir.conditions import condition
+from auditor.source.nodes import walk
 
 FLAG = "first~"
 """Begins the name of the hidden flag that is true while a loop is in its first turn."""
@@ -17,7 +18,7 @@ def first_turn_tests(loop: ast.For | ast.AsyncFor) -> dict[str, bool]:
     counter = _counter(loop)
     if counter is None:
         return {}
-    nodes = [node for statement in loop.body for node in ast.walk(statement)]
+    nodes = [node for statement in loop.body for node in walk(statement)]
     if any(isinstance(node, ast.Name) and node.id == counter and _written(node) for node in nodes):
         return {}
     answers = {f"{counter} == 0": True, f"{counter} < 1": True, f"{counter} > 0": False, counter: False}
@@ -38,7 +39,7 @@ def own_turn(loop: ast.For | ast.AsyncFor) -> tuple[ast.If, bool] | None:
             ):
                 equal = isinstance(asked, ast.Eq)
                 branch = statement.body if equal else statement.orelse
-                inside = [node for each in branch for node in ast.walk(each)]
+                inside = [node for each in branch for node in walk(each)]
                 leaves = any(isinstance(node, (ast.Break, ast.Return, ast.Raise)) for node in inside)
                 if not leaves and _is_rank(left, right, counter):
                     return statement, equal

@@ -41,6 +41,14 @@ def every_node(root: ast.AST) -> Iterator[ast.AST]:
         waiting += children(node)
 
 
+def walk(root: ast.AST) -> Iterator[ast.AST]:
+    """The same, in the order of `ast.walk`: `root`, what is right below it, and so on."""
+    waiting = [root]
+    for node in waiting:
+        waiting += children(node)
+        yield node
+
+
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below a node, in the order of its fields, but for operators and contexts."""
     kind = node.__class__
@@ -59,3 +67,22 @@ def statements_in(node: ast.AST) -> list[ast.AST]:
     passed over.
     """
     return [child for name in _BLOCKS_OF[type(node)] for child in getattr(node, name)]
+
+
+def statements_below(root: ast.AST) -> Iterator[ast.stmt]:
+    """All statements of a function or a block in source order, but for those of functions nested in it."""
+    body = getattr(root, "body", [])
+    stack = list(reversed(body)) if isinstance(body, list) else []
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, ast.stmt):
+            continue
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        for name in ("finalbody", "orelse", "body"):
+            stack.extend(reversed(getattr(node, name, [])))
+        for handler in getattr(node, "handlers", ()):
+            stack.extend(reversed(handler.body))
+        for case in getattr(node, "cases", ()):
+            stack.extend(reversed(case.body))

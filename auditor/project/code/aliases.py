@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Class, Function
 
 _METHOD = re.compile(r"=[ \t]*(?:(?:functools\.)?partial\([ \t]*)?(?:\w+\.)+(\w+)[ \t]*(?=[,)#\n]|$)")
@@ -86,7 +85,7 @@ class Aliases:
 
 
 def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(targets=[target], value=value):
                 yield target, value

@@ -5,27 +5,9 @@ import re
 from collections.abc import Iterator
 
 from auditor.project.code.modules import Function
+from auditor.source.nodes import statements_below
 
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
-
-
-def statements_of(function: ast.AST) -> Iterator[ast.stmt]:
-    """All statements of a function, those of nested functions and classes left out."""
-    body = getattr(function, "body", [])
-    stack = list(reversed(body)) if isinstance(body, list) else []
-    while stack:
-        node = stack.pop()
-        if not isinstance(node, ast.stmt):
-            continue
-        yield node
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        for name in ("finalbody", "orelse", "body"):
-            stack.extend(reversed(getattr(node, name, [])))
-        for handler in getattr(node, "handlers", ()):
-            stack.extend(reversed(handler.body))
-        for case in getattr(node, "cases", ()):
-            stack.extend(reversed(case.body))
 
 
 def own_attribute(target: ast.expr, owner: str) -> str | None:
@@ -58,7 +40,7 @@ def names_bound(node: ast.stmt) -> Iterator[str]:
 def suites_of(function: ast.AST) -> Iterator[list[ast.stmt]]:
     """The statement lists among them."""
     yield list(getattr(function, "body", []))
-    for statement in statements_of(function):
+    for statement in statements_below(function):
         for name in ("body", "orelse", "finalbody"):
             yield from [suite] if (suite := getattr(statement, name, [])) else []
         for handler in getattr(statement, "handlers", ()):
@@ -95,7 +77,7 @@ def assigned_by(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Of all its statements."""
-    return (each for node in statements_of(function.node) for each in assigned_by(node))
+    return (each for node in function.statements for each in assigned_by(node))
 
 
 def given_to_field(function: Function, name: str) -> Iterator[ast.expr]:
@@ -118,9 +100,7 @@ def ways(value: ast.expr) -> Iterator[ast.expr]:
 
 def is_dropped(function: Function, call: ast.Call) -> bool:
     """Nobody asks for what the call returns."""
-    return any(
-        isinstance(node, ast.Expr) and _awaited(node.value) is call for node in statements_of(function.node)
-    )
+    return any(isinstance(node, ast.Expr) and _awaited(node.value) is call for node in function.statements)
 
 
 def _awaited(value: ast.expr) -> ast.expr:

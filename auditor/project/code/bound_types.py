@@ -4,10 +4,11 @@ import ast
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
-from auditor.project.code.bindings import names_bound, own_attribute, statements_of
+from auditor.project.code.bindings import names_bound, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
+from auditor.source.nodes import walk
 
 Binder = ast.stmt | ast.arg | ast.comprehension
 """What binds names."""
@@ -96,7 +97,7 @@ class BoundTypes(Lineage):
         parameters = method.parameters
         if not parameters:
             return
-        for node in statements_of(method.node):
+        for node in method.statements:
             if isinstance(node, ast.AnnAssign):
                 attr = own_attribute(node.target, parameters[0])
                 if attr is not None:
@@ -232,12 +233,12 @@ def _binding(function: Function) -> dict[str, list[Binder]]:
     args = function.node.args
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
         found.setdefault(arg.arg, []).append(arg)
-    for node in statements_of(function.node):
+    for node in function.statements:
         for name in names_bound(node):
             found.setdefault(name, []).append(node)
-    for inner in ast.walk(function.node):
+    for inner in function.nodes:
         if isinstance(inner, ast.comprehension):
-            for each in ast.walk(inner.target):
+            for each in walk(inner.target):
                 if isinstance(each, ast.Name):
                     found.setdefault(each.id, []).append(inner)
     return found

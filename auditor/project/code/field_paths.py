@@ -34,5 +34,5 @@ def mentions(method: Function, attribute: str) -> bool:
     return any(
         (isinstance(node, ast.Attribute) and node.attr == attribute)
         or (isinstance(node, ast.Constant) and node.value == attribute)
-        for node in ast.walk(method.node)
+        for node in method.nodes
     )

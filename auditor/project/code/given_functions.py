@@ -4,13 +4,12 @@ import ast
 import re
 from collections.abc import Mapping
 
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
 
 
 def handed_out(factory: Function) -> tuple[Function, ...]:
     """Its own functions, in the order of the tuple that it returns."""
-    for node in statements_of(factory.node) if len(factory.nested) > 1 else ():
+    for node in factory.statements if len(factory.nested) > 1 else ():
         match node:
             case ast.Return(value=ast.Tuple(elts=parts)):
                 names = [getattr(part, "id", "") for part in parts]
@@ -26,7 +25,7 @@ Given = tuple[ast.expr, int, int]
 def given_in(scope: Function) -> dict[str, Given]:
     """By the names of `take, give = make_pool(8)`; those of fields, `self.take`, with a dot before."""
     found: dict[str, Given] = {}
-    for node in statements_of(scope.node):
+    for node in scope.statements:
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Call(func=func)):
                 for index, target in enumerate(targets):

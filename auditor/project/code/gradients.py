@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from auditor.ir.ops import Path
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
+from auditor.source.nodes import walk
 
 SWITCHED_OFF = frozenset(
     {"no_grad", "inference_mode", "custom_op", "impl", "register_fake", "triton_op", "setup_context"}
@@ -105,7 +106,7 @@ def _plain_parameters(function: Function) -> frozenset[str]:
 
 def _trained(model: ClassModel, owner: Class) -> Iterator[str]:
     for cls in model.lineage(owner):
-        for node in ast.walk(cls.node):
+        for node in walk(cls.node):
             match node:
                 case ast.Assign(targets=[ast.Attribute(attr=attr)], value=ast.Call() as call):
                     if ast.unparse(call.func).endswith("Parameter"):

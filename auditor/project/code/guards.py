@@ -4,6 +4,7 @@ import ast
 import re
 
 from auditor.project.code.modules import last_part
+from auditor.source.nodes import walk
 
 QUIET = re.compile(
     r"\w*(?:lock|mutex|sem|semaphore|cond|condition|timeout|timeout_at|move_on_after|fail_after)_?", re.I
@@ -45,12 +46,12 @@ def comes_and_goes(at: ast.AST, line: int) -> bool:
     if not all(QUIET.fullmatch(name) for name in named):
         return False
     timed = isinstance(at, WITHS) and any(TIMED.search(name) for name in named)
-    return not timed or not any(isinstance(node, ast.Await) and node.lineno > line for node in ast.walk(at))
+    return not timed or not any(isinstance(node, ast.Await) and node.lineno > line for node in walk(at))
 
 
 def in_a_finally(function: ast.AST, node: ast.AST) -> bool:
     """The node stands in a `try` within a `finally`."""
-    tries = (each for each in ast.walk(function) if isinstance(each, ast.Try | ast.TryStar))
-    within = (inner for outer in tries for statement in outer.finalbody for inner in ast.walk(statement))
+    tries = (each for each in walk(function) if isinstance(each, ast.Try | ast.TryStar))
+    within = (inner for outer in tries for statement in outer.finalbody for inner in walk(statement))
     guarded = (part for inner in within if isinstance(inner, ast.Try | ast.TryStar) for part in inner.body)
-    return any(each is node for part in guarded for each in ast.walk(part))
+    return any(each is node for part in guarded for each in walk(part))

@@ -3,6 +3,7 @@
 import ast
 
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 
 def looked_up_before(function: Function, call: ast.Call) -> bool:
@@ -11,7 +12,7 @@ def looked_up_before(function: Function, call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
     table = ast.dump(call.func.value)
-    return any(_asks(node, table) or _handles(node, call) for node in ast.walk(function.node))
+    return any(_asks(node, table) or _handles(node, call) for node in function.nodes)
 
 
 def _asks(node: ast.AST, table: str) -> bool:
@@ -24,4 +25,4 @@ def _asks(node: ast.AST, table: str) -> bool:
 
 
 def _handles(node: ast.AST, call: ast.Call) -> bool:
-    return isinstance(node, ast.ExceptHandler) and any(inner is call for inner in ast.walk(node))
+    return isinstance(node, ast.ExceptHandler) and any(inner is call for inner in walk(node))

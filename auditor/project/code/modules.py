@@ -11,7 +11,7 @@ from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
 from auditor.source.load import lines_of
-from auditor.source.nodes import children
+from auditor.source.nodes import children, statements_below, walk
 
 if TYPE_CHECKING:
     from auditor.project.shapes.field_work import FieldWork
@@ -35,6 +35,8 @@ class Function:
     nested: dict[str, "Function"] = field(default_factory=dict)
     _graph: Graph | None = None
     _calls: list[ast.Call] | None = None
+    _nodes: list[ast.AST] | None = None
+    _statements: list[ast.stmt] | None = None
     field_work: "FieldWork | None" = None
     """What it does to fields, once somebody asked."""
     of_first: bool = False
@@ -57,6 +59,20 @@ class Function:
         if self._calls is None:
             self._calls = list(_own_calls(self.node))
         return self._calls
+
+    @property
+    def statements(self) -> list[ast.stmt]:
+        """Its statements in source order; those of functions and classes nested in it are theirs."""
+        if self._statements is None:
+            self._statements = list(statements_below(self.node))
+        return self._statements
+
+    @property
+    def nodes(self) -> list[ast.AST]:
+        """Its def and every node below it, gathered once; operators and contexts are left out."""
+        if self._nodes is None:
+            self._nodes = list(walk(self.node))
+        return self._nodes
 
     @property
     def text(self) -> str:

@@ -3,7 +3,7 @@
 import ast
 
 from auditor.ir.ops import Call
-from auditor.project.code.bindings import is_dropped, statements_of
+from auditor.project.code.bindings import is_dropped
 from auditor.project.code.modules import Function
 
 LAZY = frozenset({"map", "starmap", "imap"})
@@ -21,7 +21,7 @@ def _only_called(function: Function, made: ast.Call) -> bool:
     name = next(
         (
             node.targets[0].id
-            for node in statements_of(function.node)
+            for node in function.statements
             if isinstance(node, ast.Assign) and node.value is made and isinstance(node.targets[0], ast.Name)
         ),
         None,
@@ -29,7 +29,7 @@ def _only_called(function: Function, made: ast.Call) -> bool:
     called = {id(call.func) for call in function.calls}
     uses = [
         node
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
     ]
     return bool(uses) and all(id(node) in called for node in uses)

@@ -44,7 +44,7 @@ def _asked_of(receiver: str, graph: Graph) -> set[str]:
 
 def _written(method: Function) -> Iterator[str]:
     """Its fields, and what properties tell of them."""
-    written = {field for node in ast.walk(method.node) for field in _worked_on(node, method.owner)}
+    written = {field for node in method.nodes for field in _worked_on(node, method.owner)}
     yield from written
     for other in method.cls.methods.values() if method.cls is not None else ():
         if "property" in other.decorators and not written.isdisjoint(_read(other)):
@@ -62,5 +62,5 @@ def _worked_on(node: ast.AST, own: str | None) -> Iterator[str]:
 
 
 def _read(method: Function) -> Iterator[str]:
-    attributes = (node for node in ast.walk(method.node) if isinstance(node, ast.Attribute))
+    attributes = (node for node in method.nodes if isinstance(node, ast.Attribute))
     return ("." + each.attr for each in attributes if getattr(each.value, "id", None) == method.owner)

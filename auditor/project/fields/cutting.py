@@ -4,12 +4,13 @@ length that it fills again, a dict that it makes anew of some keys."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.forgetting import for_good
 from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
 
 FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
 FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
@@ -23,7 +24,7 @@ def cut_off(project: Project, method: Function, attribute: str) -> Iterator[ast.
     bounded = _has_a_length(method, attribute)
     shortening = [
         node
-        for node in statements_of(method.node)
+        for node in method.statements
         if _shortens(node, own, attribute)
         or (bounded and _appends(node, own, attribute))
         or (_keeps_some_keys(node, own, attribute) and for_good(project, method))
@@ -52,7 +53,7 @@ def _shortens(node: ast.stmt, own: str, attribute: str) -> bool:
 def _has_a_length(method: Function, attribute: str) -> bool:
     """`self.recent = deque(maxlen=limit)`: one more, and the first is gone."""
     init = method.cls.methods.get("__init__") if method.cls is not None else None
-    for node in statements_of(init.node) if init is not None else ():
+    for node in init.statements if init is not None else ():
         match node:
             case (
                 ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call(keywords=[length]))
@@ -93,8 +94,8 @@ def _keeps_some_keys(node: ast.stmt, own: str, attribute: str) -> bool:
 
 def _looks_inside(method: Function, own: str, attribute: str, shortening: list[ast.stmt]) -> bool:
     """Beyond asking how much there is, or for what stands under a name, and putting more in."""
-    nodes = list(ast.walk(method.node))
-    known = {id(each) for statement in shortening for each in ast.walk(statement)}
+    nodes = list(method.nodes)
+    known = {id(each) for statement in shortening for each in walk(statement)}
     for node in nodes:
         match node:
             case (
@@ -122,7 +123,7 @@ def _asked_of(test: ast.expr) -> Iterator[ast.expr]:
     for asked in test.values if isinstance(test, ast.BoolOp) else [test]:
         match asked:
             case ast.Compare(left=first, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]):
-                yield from (each for each in ast.walk(first) if isinstance(each, ast.expr))
+                yield from (each for each in walk(first) if isinstance(each, ast.expr))
             case _:
                 yield asked
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Set
 
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 
 class Elsewhere:
@@ -87,7 +87,7 @@ def _owning_classes(module: Module, attribute: str) -> Iterator[tuple[str, str]]
             yield module.path, cls.qualname  # a property
         for method in cls.methods.values():
             own = method.owner
-            for node in ast.walk(method.node):
+            for node in method.nodes:
                 match node:
                     case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if (
                         attr == attribute and name == own
@@ -125,14 +125,14 @@ def _carried(function: Function, own: str | None) -> Carried:
     for _ in range(2):
         for target, value in _bindings(function):
             sources = _sources(value, carried, own)
-            for name in ast.walk(target):
+            for name in walk(target):
                 if isinstance(name, ast.Name):
                     carried.setdefault(name.id, set()).update(sources)
     return carried
 
 
 def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -141,14 +141,14 @@ def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield target, value
             case ast.AugAssign(target=target, value=value):
                 yield target, value
-    for inner in ast.walk(function.node):
+    for inner in function.nodes:
         if isinstance(inner, ast.comprehension):
             yield inner.target, inner.iter
 
 
 def _sources(node: ast.AST, carried: Carried, own: str | None) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, ast.Attribute):
             if not (isinstance(inner.value, ast.Name) and inner.value.id == own):
                 found.add((inner.attr, _last_word(inner.value)))

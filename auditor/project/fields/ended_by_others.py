@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
 from auditor.project.code.modules import Class, Function, last_part
+from auditor.source.nodes import walk
 
 PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol", "Enum", "Exception", "NamedTuple", "Module"})
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -43,7 +44,7 @@ def counts_places(acquire: ast.Call, function: Function) -> bool:
 
 def _begins_empty(method: Function, field: str) -> bool:
     """`self.arrived = Semaphore(0)`."""
-    for node in ast.walk(method.node):
+    for node in method.nodes:
         match node:
             case ast.Assign(targets=[ast.Attribute(attr=attr)], value=ast.Call(func=made) as call) if (
                 attr == field
@@ -70,7 +71,7 @@ def ends_with_its_script(acquire: ast.Call, function: Function) -> bool:
     mains = (each for each in function.node.body if isinstance(each, ast.If) and _around(each, acquire))
     return any(
         ast.unparse(each.test) == "__name__ == '__main__'"
-        and not any(isinstance(inner, LOOPS) and _around(inner, acquire) for inner in ast.walk(each))
+        and not any(isinstance(inner, LOOPS) and _around(inner, acquire) for inner in walk(each))
         for each in mains
     )
 
@@ -85,7 +86,7 @@ def expected_to_fail(acquire: ast.Call, function: Function) -> bool:
         isinstance(node, (ast.With, ast.AsyncWith))
         and _around(node, acquire)
         and any("raises" in ast.unparse(item.context_expr).lower() for item in node.items)
-        for node in ast.walk(function.node)
+        for node in function.nodes
     )
 
 
@@ -106,7 +107,7 @@ def _detaches(keyword: ast.keyword) -> bool:
             return last_part(before) in ("setsid", "setpgrp")
     return any(
         last_part(node) == "DETACHED_PROCESS"
-        for node in ast.walk(keyword.value)
+        for node in walk(keyword.value)
         if isinstance(node, (ast.Name, ast.Attribute))
     )
 
@@ -124,13 +125,9 @@ def of_an_allocator_of_its_own(acquire: ast.Call, function: Function) -> bool:
     the arena: what it lent ends with it."""
     match acquire.func:
         case ast.Attribute(value=ast.Name(id=allocator)):
-            names = [
-                node
-                for node in ast.walk(function.node)
-                if isinstance(node, ast.Name) and node.id == allocator
-            ]
+            names = [node for node in function.nodes if isinstance(node, ast.Name) and node.id == allocator]
             bound = [node for node in names if isinstance(node.ctx, ast.Store)]
-            owners = {id(node.value) for node in ast.walk(function.node) if isinstance(node, ast.Attribute)}
+            owners = {id(node.value) for node in function.nodes if isinstance(node, ast.Attribute)}
             return len(bound) == 1 and all(node in bound or id(node) in owners for node in names)
     return False
 
@@ -139,7 +136,7 @@ def taking_over(holder: str, releases: Iterable[ast.AST], function: Function) ->
     """`try: reader = Reader(file)` and `except: file.close(); raise`: where it can be made, the reader has
     the file. Only where nothing else releases it, and what is made of it is an object, or is closed, or it
     became an option of a socket: `socket.setsockopt(USE_FD, number)`."""
-    tries = [node for node in ast.walk(function.node) if isinstance(node, ast.Try)]
+    tries = [node for node in function.nodes if isinstance(node, ast.Try)]
     guarding: list[ast.Try] = []
     for release in releases:
         around = [each for each in tries if any(_rolls_back(handler, release) for handler in each.handlers)]
@@ -162,7 +159,7 @@ def _taker(statement: ast.stmt, holder: str, function: Function) -> ast.Call | N
 
 
 def _rolls_back(handler: ast.ExceptHandler, release: ast.AST) -> bool:
-    return isinstance(handler.body[-1], ast.Raise) and any(node is release for node in ast.walk(handler))
+    return isinstance(handler.body[-1], ast.Raise) and any(node is release for node in walk(handler))
 
 
 def _is_closed(statement: ast.stmt, function: Function) -> bool:
@@ -170,7 +167,7 @@ def _is_closed(statement: ast.stmt, function: Function) -> bool:
     bound = {
         node.id
         for target in getattr(statement, "targets", [])
-        for node in ast.walk(target)
+        for node in walk(target)
         if isinstance(node, ast.Name)
     }
     return any(
@@ -205,10 +202,8 @@ def _always_destroys(method: Function, maker: str) -> bool:
         and isinstance(call.func.value, ast.Attribute)
         and call.func.value.attr == maker
     ]
-    returns = [node.lineno for node in ast.walk(method.node) if isinstance(node, ast.Return)]
-    guarded = {
-        id(inner) for node in ast.walk(method.node) if isinstance(node, ast.If) for inner in ast.walk(node)
-    }
+    returns = [node.lineno for node in method.nodes if isinstance(node, ast.Return)]
+    guarded = {id(inner) for node in method.nodes if isinstance(node, ast.If) for inner in walk(node)}
     return any(id(call) not in guarded and all(call.lineno < line for line in returns) for call in calls)
 
 

@@ -9,6 +9,7 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute, 
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 BEGINNINGS = frozenset({"__init__", "__post_init__", "__enter__", "__aenter__"})
 EXITS = frozenset({"__exit__", "__aexit__"})
@@ -36,7 +37,7 @@ def measures_only(method: Function, family: Sequence[Function], field: str) -> b
         return False
     tests = [
         node.test
-        for node in ast.walk(method.node)
+        for node in method.nodes
         if isinstance(node, ASKING) and not _asks_for(node.test, own, field)
     ]
     return bool(tests) and all(_is_a_measure(test, method, family, own) for test in tests)
@@ -62,7 +63,7 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     decided |= set(_marked(method, own))
     keeping = (each for each in others if not any(_given_to(each, each.owner or "", field)))
     emptied = {field for each in keeping for field in _emptied(each)}
-    lenders = {node.attr for node in ast.walk(begun.func) if isinstance(node, ast.Attribute)}
+    lenders = {node.attr for node in walk(begun.func) if isinstance(node, ast.Attribute)}
     return (
         bool(tests)
         and all(asked)
@@ -85,9 +86,7 @@ def _ends_another(
         if name != field and begins_always(beginner, value, name)
     }
     first = min((test.lineno for test in tests), default=0)
-    chosen = {
-        id(inner) for node in ast.walk(method.node) if isinstance(node, CHOOSING) for inner in ast.walk(node)
-    }
+    chosen = {id(inner) for node in method.nodes if isinstance(node, CHOOSING) for inner in walk(node)}
     before = (call for call in method.calls if call.lineno < first and id(call) not in chosen)
     return any(
         ENDING.search(call.func.attr) and own_attribute(each, own) in beside
@@ -99,7 +98,7 @@ def _ends_another(
 
 def _marked(method: Function, own: str) -> Iterator[str]:
     """`self.finished = True`, `self.users -= 1`: by these it knows whether it was called before."""
-    for node in ast.walk(method.node):
+    for node in method.nodes:
         match node:
             case ast.AugAssign(target=target):
                 yield own_attribute(target, own) or ""
@@ -125,21 +124,21 @@ def _moves(method: Function, field: str) -> bool:
     `self.buffer.fill_(0)` and `self.buffer[:n] = x`."""
     worked_on = {
         id(node.value)
-        for node in ast.walk(method.node)
+        for node in method.nodes
         if isinstance(node, ast.Subscript)
         or (isinstance(node, ast.Attribute) and ENDING.search(node.attr) is None)
     }
     return any(
         isinstance(node, ast.Attribute) and node.attr == field and id(node) not in worked_on
-        for node in ast.walk(method.node)
+        for node in method.nodes
     )
 
 
 def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
     """Conditions on which it depends whether the field is ended, but for whether there is anything in it."""
-    for node in ast.walk(method.node):
+    for node in method.nodes:
         if isinstance(node, ASKING) and any(
-            isinstance(inner, LEAVING) or getattr(inner, "attr", "") == field for inner in ast.walk(node)
+            isinstance(inner, LEAVING) or getattr(inner, "attr", "") == field for inner in walk(node)
         ):
             yield from (part for part in _parts(node.test) if not _asks_for(part, own, field))
 
@@ -171,7 +170,7 @@ def _before_its_end(method: Function, own: str, field: str) -> Iterator[ast.AST]
             if isinstance(each, ast.Expr) and _ends_itself(each.value, own, field)
         ]
         for statement in suite[: max(ends, default=0)]:
-            yield from ast.walk(statement) if isinstance(statement, ast.Expr) else ()
+            yield from walk(statement) if isinstance(statement, ast.Expr) else ()
 
 
 def _ends_itself(call: ast.expr, own: str, field: str) -> bool:
@@ -186,7 +185,7 @@ def _given_to(method: Function, own: str, field: str) -> Iterator[ast.Call]:
 
 
 def _names_in(test: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(test) if isinstance(node, ast.Name)} - READING
+    return {node.id for node in walk(test) if isinstance(node, ast.Name)} - READING
 
 
 def _parts(test: ast.expr) -> Iterator[ast.expr]:
@@ -201,13 +200,13 @@ def begins_always(function: Function, call: ast.Call, field: str) -> bool:
     """Every call of the function that goes well gets as far as that, or has found the field filled."""
     own = function.owner or ""
     for statement in function.node.body if isinstance(function.node.body, list) else ():
-        parts = list(ast.walk(statement))
+        parts = list(walk(statement))
         looks = isinstance(statement, ast.If) and _asks_for(statement.test, own, field)
         if any(part is call for part in parts):
             choices = (
                 part for part in parts if isinstance(part, CHOOSING) and not (looks and part is statement)
             )
-            return not any(inner is call for choice in choices for inner in ast.walk(choice))
+            return not any(inner is call for choice in choices for inner in walk(choice))
         if any(isinstance(part, ast.Return) for part in parts) and not looks:
             return False
     return False
@@ -220,7 +219,7 @@ def _asks_others(test: ast.expr, method: Function, own: str) -> bool:
 
 
 def _written(method: Function) -> Iterator[ast.expr]:
-    for node in ast.walk(method.node):
+    for node in method.nodes:
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             yield node
 
@@ -257,11 +256,11 @@ def _is_a_measure(test: ast.expr, method: Function, family: Sequence[Function], 
 def _own_attributes(node: ast.expr, method: Function, own: str) -> Iterator[str]:
     """Also those that a local name was made of."""
     values = [node]
-    for inner in ast.walk(node):
+    for inner in walk(node):
         if isinstance(inner, ast.Name):
             values += given_to(method, inner.id)
     for value in values:
-        for inner in ast.walk(value):
+        for inner in walk(value):
             match inner:
                 case ast.Attribute() if own_attribute(inner, own):
                     yield inner.attr
@@ -276,7 +275,7 @@ def _changing(family: Sequence[Function]) -> set[str]:
     found = set()
     for method in family:
         own = method.owner or ""
-        for node in ast.walk(method.node):
+        for node in method.nodes:
             match node:
                 case ast.AugAssign(target=ast.Attribute() as changed):
                     pass

@@ -154,7 +154,7 @@ class Families:
             for function in module.by_node.values():
                 if function.qualname == "<module>":
                     continue
-                for node in ast.walk(function.node):
+                for node in function.nodes:
                     if isinstance(node, ast.Attribute) and node.attr == method.name:
                         on_itself = isinstance(node.value, ast.Name) and node.value.id == function.owner
                         if not on_itself or id(function) in own:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.ir.calls import LOGGING
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
 """Decorators under which a method is not what its callers call, or is called once."""
@@ -36,7 +37,7 @@ class Filling:
 def fillings(method: Function, owner: str, field: str) -> list[Filling]:
     """Every statement of the method that does so, with something that is not None."""
     found = []
-    for node in statements_of(method.node):
+    for node in method.statements:
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or is_none(node.value):
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -51,7 +52,7 @@ def fillings(method: Function, owner: str, field: str) -> list[Filling]:
 def made_of(method: Function, key: ast.expr) -> ast.expr:
     """What a local name of the key was made of: `key = (layer, head)`."""
     if isinstance(key, ast.Name) and key.id not in method.parameters:
-        bound = [n for n in ast.walk(method.node) if isinstance(n, ast.Name) and n.id == key.id]
+        bound = [n for n in method.nodes if isinstance(n, ast.Name) and n.id == key.id]
         made = list(given_to(method, key.id))
         if len(made) == 1 and sum(isinstance(n.ctx, ast.Store) for n in bound) == 1:
             return made[0]
@@ -71,7 +72,7 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     """Up to the store the method speaks of the field, by itself or in a method that it calls, gives its
     object away, or asks for a state that somebody sets."""
     aside = [*only_says(filling), *(each for ask in leaving(filling) for each in ask.body)]
-    said = {id(node) for each in aside for node in ast.walk(each)}
+    said = {id(node) for each in aside for node in walk(each)}
     nodes = [node for node in before(filling) if id(node) not in said]
     own = filling.method.owner
     if own is None or any(_speaks_of(node, filling.field) for node in nodes):
@@ -94,9 +95,9 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
 def _decides(test: ast.AST, filling: Filling) -> bool:
     """Whether the store depends on it: `if job.process is not None: job.process.wait()`, and on it goes, does
     not."""
-    for node in ast.walk(filling.method.node):
+    for node in filling.method.nodes:
         if isinstance(node, ast.If) and node.test is test:
-            inside = [inner for each in (*node.body, *node.orelse) for inner in ast.walk(each)]
+            inside = [inner for each in (*node.body, *node.orelse) for inner in walk(each)]
             return any(inner is filling.statement or isinstance(inner, LEAVING) for inner in inside)
     return True
 
@@ -105,7 +106,7 @@ def only_says(filling: Filling) -> list[ast.If]:
     """`if self.buffer is not None: log.warning("still there")`, and goes on."""
     return [
         node
-        for node in statements_of(filling.method.node)
+        for node in filling.method.statements
         if isinstance(node, ast.If)
         and (node.end_lineno or node.lineno) < filling.line
         and not node.orelse
@@ -117,7 +118,7 @@ def only_says(filling: Filling) -> list[ast.If]:
 def leaving(filling: Filling) -> Iterator[ast.If]:
     """`if self.sizes.get(key) == size: return self.table[key]` above: whoever gets to the store has not been
     there."""
-    for node in statements_of(filling.method.node):
+    for node in filling.method.statements:
         if not isinstance(node, ast.If) or (node.end_lineno or node.lineno) >= filling.line:
             continue
         if filling.key is not None and not node.orelse and isinstance(node.body[-1], ast.Return):
@@ -151,7 +152,7 @@ def same(one: ast.expr, other: ast.expr) -> bool:
 
 def moved_on(filling: Filling) -> Iterator[Filling]:
     """`self.last = self.current`, before or while `self.current` is filled."""
-    for node in statements_of(filling.method.node):
+    for node in filling.method.statements:
         for to, value in assigned_by(node) if node.lineno <= filling.line else ():
             field = own_attribute(to, filling.owner)
             if field is not None and own_attribute(value, filling.owner) == filling.field:
@@ -163,7 +164,7 @@ def found_in_a_table(method: Function, name: str) -> ast.expr | None:
     own = method.owner or ""
     bound = [
         node
-        for node in ast.walk(method.node)
+        for node in method.nodes
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
     ]
     looked_up = [value for value in given_to(method, name) if _looks_up(value, own, method)]
@@ -191,7 +192,7 @@ def _looks_up(value: ast.expr, own: str, method: Function) -> bool:
 def before(filling: Filling) -> Iterator[ast.AST]:
     """What the method says up to the store, and in the store itself but for where it goes."""
     target = {id(filling.target), id(getattr(filling.target, "value", None))}
-    for node in ast.walk(filling.method.node):
+    for node in filling.method.nodes:
         if getattr(node, "lineno", filling.line + 1) <= filling.line and id(node) not in target:
             yield node
 
@@ -219,7 +220,7 @@ def _calls_who_speaks(
         return False
     methods = [method for method in family if method.name == called]
     return not methods or any(
-        any(_speaks_of(node, field) for node in ast.walk(method.node))
+        any(_speaks_of(node, field) for node in method.nodes)
         or any(
             _calls_who_speaks(inner, method.owner or "", field, family, seen | {called})
             for inner in method.calls
@@ -244,11 +245,11 @@ def tests_in(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def attributes_in(node: ast.AST) -> Iterator[ast.Attribute]:
-    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
+    return (inner for inner in walk(node) if isinstance(inner, ast.Attribute))
 
 
 def names_in(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    return {inner.id for inner in walk(node) if isinstance(inner, ast.Name)}
 
 
 def is_none(node: ast.AST | None) -> bool:

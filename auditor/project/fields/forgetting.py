@@ -9,13 +9,13 @@ from auditor.project.code.bindings import (
     assignments,
     given_to,
     own_attribute,
-    statements_of,
 )
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 CLEANUP = re.compile(
     r"_*(?:close|shutdown|stop|clean_?up\w*|release\w*|free\w*|deallocate\w*|dispose\w*|destroy\w*|teardown\w*|finish\w*|reset\w*|clear\w*"
@@ -72,7 +72,7 @@ def _takes_out(method: Function, attribute: str) -> bool:
         return False
     return not any(
         isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(method.node)
+        for node in method.nodes
     )
 
 
@@ -92,7 +92,7 @@ def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
         fields = {
             inner.attr
             for value in given
-            for inner in ast.walk(value)
+            for inner in walk(value)
             if isinstance(inner, ast.Attribute) and getattr(inner.value, "id", None) == own
         }
         if not fields or attribute in fields:
@@ -106,12 +106,10 @@ def emptying(method: Function, attribute: str) -> set[int]:
     own = method.owner
     if own is None or method.name.startswith("_") or not PARTING.isdisjoint(split(method.name)):
         return set()
-    failed = {
-        id(n) for each in ast.walk(method.node) if isinstance(each, ast.ExceptHandler) for n in ast.walk(each)
-    }
+    failed = {id(n) for each in method.nodes if isinstance(each, ast.ExceptHandler) for n in walk(each)}
     return {
         node.lineno
-        for node in statements_of(method.node)
+        for node in method.statements
         for target, value in assigned_by(node)
         if id(node) not in failed and own_attribute(target, own) == attribute and _is_nothing(value)
     }
@@ -181,7 +179,7 @@ def _is_given_it(method: Function, call: ast.Call) -> bool:
         and isinstance(node.value, ast.Call)
         and last_name(node.value) == "getattr"
         and any(isinstance(target, ast.Name) and target.id in given for target in node.targets)
-        for node in statements_of(method.node)
+        for node in method.statements
     )
 
 
@@ -200,7 +198,7 @@ def shared(method: Function, attribute: str) -> bool:
 def asks_or_releases(function: Function, attribute: str) -> bool:
     """The method tests the field, gives it back, calls a cleanup, or works with what is there by name."""
     owner = function.parameters[0]
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         test = getattr(node, "test", None)
         if isinstance(test, ast.AST) and attribute in _asked_in(test):
             return True
@@ -218,13 +216,9 @@ def asks_or_releases(function: Function, attribute: str) -> bool:
 
 def _asked_in(test: ast.AST) -> set[str]:
     """But for `self.file.tell() > limit`: what it says of itself is no question whether it is there."""
-    measures = (each for each in ast.walk(test) if isinstance(each, ast.Compare) and _is_order(each.ops[0]))
-    measured = {
-        id(part.value) for each in measures for part in ast.walk(each) if isinstance(part, ast.Attribute)
-    }
-    return {
-        each.attr for each in ast.walk(test) if isinstance(each, ast.Attribute) and id(each) not in measured
-    }
+    measures = (each for each in walk(test) if isinstance(each, ast.Compare) and _is_order(each.ops[0]))
+    measured = {id(part.value) for each in measures for part in walk(each) if isinstance(part, ast.Attribute)}
+    return {each.attr for each in walk(test) if isinstance(each, ast.Attribute) and id(each) not in measured}
 
 
 def _is_order(way: ast.cmpop) -> bool:
@@ -232,4 +226,4 @@ def _is_order(way: ast.cmpop) -> bool:
 
 
 def _attributes_in(node: ast.AST) -> set[str]:
-    return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+    return {inner.attr for inner in walk(node) if isinstance(inner, ast.Attribute)}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.ir.ops import ANY_ITEM
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
@@ -15,6 +15,7 @@ from auditor.project.fields.reckoning import all_fillings, looks_and_takes
 from auditor.project.meaning.library import REPLACING
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
+from auditor.source.nodes import walk
 
 RENEWING = re.compile(
     r"_*(?:switch|change|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload|regrow|refill|re_?assign"
@@ -88,13 +89,13 @@ def in_each_step(filling: Filling, family: Sequence[Function], enders: Sequence[
         own = caller.owner
         if own is None or not STEPPING.match(caller.name):
             continue
-        for loop in statements_of(caller.node):
+        for loop in caller.statements:
             if isinstance(loop, LOOPS) and _goes_over_its_own(loop, own):
                 always = [
                     call for each in loop.body if not isinstance(each, CHOICES) for call in _calls(each)
                 ]
                 called = [last_name(call) for call in always]
-                speaks = any(getattr(node, "attr", "") == filling.field for node in ast.walk(loop))
+                speaks = any(getattr(node, "attr", "") == filling.field for node in walk(loop))
                 if filling.method.name in called and ending.isdisjoint(called) and not speaks:
                     return True
     return False
@@ -102,11 +103,11 @@ def in_each_step(filling: Filling, family: Sequence[Function], enders: Sequence[
 
 def _goes_over_its_own(loop: ast.For | ast.AsyncFor, own: str) -> bool:
     """`self.running`, `list(self.running)`, `self.running.values()`."""
-    return any(isinstance(node, ast.expr) and own_attribute(node, own) for node in ast.walk(loop.iter))
+    return any(isinstance(node, ast.expr) and own_attribute(node, own) for node in walk(loop.iter))
 
 
 def _calls(node: ast.AST) -> Iterator[ast.Call]:
-    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Call))
+    return (inner for inner in walk(node) if isinstance(inner, ast.Call))
 
 
 def _may_be_ended_before(filling: Filling) -> bool:
@@ -134,7 +135,7 @@ def _others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[F
 
 
 def _found(method: Function) -> Iterator[str]:
-    names = {target.id for node in statements_of(method.node) for target in _bound(node)}
+    names = {target.id for node in method.statements for target in _bound(node)}
     return (name for name in sorted(names) if found_in_a_table(method, name) is not None)
 
 
@@ -146,7 +147,7 @@ def _bound(node: ast.stmt) -> Iterator[ast.Name]:
 def _others_add_to_it(filling: Filling, family: Sequence[Function]) -> bool:
     """`request.blocks += more` in another method: what is there is kept there."""
     for method in family:
-        for node in statements_of(method.node) if method is not filling.method else ():
+        for node in method.statements if method is not filling.method else ():
             match node:
                 case ast.AugAssign(target=ast.Attribute(attr=field)):
                     pass
@@ -166,7 +167,7 @@ def _others_add_to_it(filling: Filling, family: Sequence[Function]) -> bool:
 def put_in_its_place(method: Function, call: ast.Call, holder: str) -> Iterator[Filling]:
     """`self.chunks[key] = replace(chunk, pages=fresh)` of a chunk that was found there, and nobody looks at
     its pages: the new record takes the old one's place."""
-    for node in statements_of(method.node):
+    for node in method.statements:
         match node:
             case ast.Assign(targets=[ast.Subscript() as target], value=ast.Call(func=way) as made):
                 old = next(iter(made.args), None)

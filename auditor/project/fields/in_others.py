@@ -8,7 +8,7 @@ from functools import cached_property
 
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
@@ -44,7 +44,7 @@ def only_worked_with(project: Project, field: str) -> bool:
 def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> bool:
     """Another method of the class works with the field, or gives back other fields of such objects: else
     somebody outside the tree may see to them."""
-    returned = (node.value for node in statements_of(filling.node) if isinstance(node, ast.Return))
+    returned = (node.value for node in filling.statements if isinstance(node, ast.Return))
     if any(isinstance(value, ast.Name) and value.id == place[0] for value in returned):
         return False
     others = [each for each in family if each is not filling and each.qualname != "<module>"]
@@ -79,14 +79,12 @@ class Uses:
 
     @cached_property
     def parents(self) -> dict[int, ast.AST]:
-        return {
-            id(child): node for node in ast.walk(self.function.node) for child in ast.iter_child_nodes(node)
-        }
+        return {id(child): node for node in self.function.nodes for child in ast.iter_child_nodes(node)}
 
     def only_works(self, field: str) -> bool:
         return all(
             self._is_work(node)
-            for node in ast.walk(self.function.node)
+            for node in self.function.nodes
             if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
             if getattr(node.value, "id", None) not in self.others
         )
@@ -131,6 +129,6 @@ class Uses:
         self.named.add(name)
         return [
             node
-            for node in ast.walk(self.function.node)
+            for node in self.function.nodes
             if new and isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         ]

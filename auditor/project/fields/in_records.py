@@ -12,7 +12,6 @@ from auditor.project.code.bindings import (
     assignments,
     given_to,
     own_attribute,
-    statements_of,
     told_by_position,
 )
 from auditor.project.code.class_model import ClassModel
@@ -25,6 +24,7 @@ from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.in_others import Uses
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome
+from auditor.source.nodes import walk
 
 WHOLE = re.compile(r"\b(?:astuple|asdict|_asdict|vars)\(|\.__dict__\b|\*\*\w+\.|__iter__")
 """Ways by which a record's fields are read without their names."""
@@ -106,7 +106,7 @@ class Records:
             return kept[1:] if kept[1:] in fields_of(self.model, record) else None
         names = init.parameters[1:]
         name = position if isinstance(position, str) else next(iter(names[position : position + 1]), None)
-        for node in statements_of(init.node):
+        for node in init.statements:
             match node:
                 case ast.Assign(targets=[target], value=ast.Name(id=value)) if value == name:
                     return own_attribute(target, init.owner or "")
@@ -162,7 +162,7 @@ def _is_given_whole(ender: Function, field: str) -> bool:
     """`self.pages.free(chunk.pages)`, and `self.slots.release(chunk)`: that may find the slot there."""
     records = {
         node.value.id
-        for node in ast.walk(ender.node)
+        for node in walk(ender.node)
         if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.value, ast.Name)
     }
     return any(
@@ -174,7 +174,7 @@ def _is_given_whole(ender: Function, field: str) -> bool:
 
 def _goes_nowhere_else(function: Function, holder: str, made: ast.Call) -> bool:
     """Beside being worked with, `memory[slot].zero_()`."""
-    told = {id(each) for each in ast.walk(made)}
+    told = {id(each) for each in walk(made)}
     return not holder or (holder.isidentifier() and Uses(function, frozenset(), told).only_works_with(holder))
 
 
@@ -188,7 +188,7 @@ def _of_other_tables(function: Function, part: Part) -> Iterator[str]:
     own = function.owner or ""
     if not part.tables or function.cls is not part.outcome.function.cls:
         return
-    for name in {node.id for node in ast.walk(function.node) if isinstance(node, ast.Name)}:
+    for name in {node.id for node in function.nodes if isinstance(node, ast.Name)}:
         found = {_table(value, own) for value in given_to(function, name)}
         if found and None not in found and found.isdisjoint(part.tables) and name not in function.parameters:
             yield name

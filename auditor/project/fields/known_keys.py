@@ -4,11 +4,12 @@ import ast
 import re
 from collections.abc import Sequence
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
 from auditor.project.fields.outgrown import LIKENESS
 from auditor.project.fields.reckoning import COMING, SETTING, takes_out
+from auditor.source.nodes import walk
 
 NAMES = re.compile(
     r"(?:\w+_)?(?:name|label|tag|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
@@ -23,7 +24,7 @@ def told_by_its_caller(filling: Filling) -> bool:
     """The key is what a parameter says, and no number that the method draws."""
     bound = {
         node.id
-        for node in ast.walk(filling.method.node)
+        for node in filling.method.nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     told = set(filling.method.parameters[1:]) - bound
@@ -63,7 +64,7 @@ def known_under_it(filling: Filling) -> bool:
     own = filling.method.owner or ""
     for asked in leaving(filling):
         if isinstance(asked.test, ast.Compare) and isinstance(asked.test.ops[0], LIKENESS):
-            for node in ast.walk(asked.test):
+            for node in walk(asked.test):
                 match node:
                     case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[key, *_]):
                         pass
@@ -83,12 +84,10 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     own = method.owner or ""
     if SETTING.match(method.name) and told_by_its_caller(filling):
         return any(
-            _adds(node, each.owner or "", filling.field) for each in family for node in ast.walk(each.node)
+            _adds(node, each.owner or "", filling.field) for each in family for node in walk(each.node)
         )
     over = [
-        n
-        for n in statements_of(method.node)
-        if isinstance(n, ast.For) and key is not None and same(n.target, key)
+        n for n in method.statements if isinstance(n, ast.For) and key is not None and same(n.target, key)
     ]
     itself = any(isinstance(each.iter, ast.expr) and own_attribute(each.iter, own) for each in over)
     return itself and RESETTING.match(method.name) is not None
@@ -108,7 +107,7 @@ def plain_table(family: Sequence[Function], field: str) -> bool:
     """Made of Python's own tables, which do nothing about what they let go of."""
     for method in family:
         own = method.owner
-        for node in statements_of(method.node) if own is not None else ():
+        for node in method.statements if own is not None else ():
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             value = getattr(node, "value", None)
             made = any(isinstance(t, ast.expr) and own_attribute(t, own or "") == field for t in targets)

@@ -3,8 +3,8 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 PROPERTIES = frozenset({"property", "cached_property"})
 
@@ -21,7 +21,7 @@ def properties_of(family: Iterable[Function], attribute: str) -> frozenset[str]:
 def _returns(method: Function, attribute: str) -> bool:
     """`return self._fd`, or `return typing.cast(File, self._fd)`."""
     own = method.owner
-    returned = [node.value for node in statements_of(method.node) if isinstance(node, ast.Return)]
+    returned = [node.value for node in method.statements if isinstance(node, ast.Return)]
     values = [each.args[-1] if isinstance(each, ast.Call) and each.args else each for each in returned]
     return any(
         isinstance(value, ast.Attribute)
@@ -40,18 +40,18 @@ def asked_before_it_is_set(method: Function, attribute: str, family: Sequence[Fu
     if any(attribute in set(_written(each)) for each in (*begins, *of_class)):
         return False
     own = method.owner
-    tests = (node.test for node in ast.walk(method.node) if isinstance(node, (ast.If, ast.IfExp, ast.While)))
+    tests = (node.test for node in method.nodes if isinstance(node, (ast.If, ast.IfExp, ast.While)))
     return any(
         isinstance(node, ast.Attribute)
         and node.attr == attribute
         and isinstance(node.value, ast.Name)
         and node.value.id == own
         for test in tests
-        for node in ast.walk(test)
+        for node in walk(test)
     )
 
 
 def _written(part: ast.AST) -> Iterator[str]:
-    for node in ast.walk(part):
+    for node in walk(part):
         if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
             yield node.attr if isinstance(node, ast.Attribute) else node.id

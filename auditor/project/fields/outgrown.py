@@ -5,9 +5,10 @@ was noted of it, `if n > self.size:`, and notes that of the new one."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import assigned_by, own_attribute, statements_of
+from auditor.project.code.bindings import assigned_by, own_attribute
 from auditor.project.code.modules import Function
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import statements_below, walk
 
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Comparisons that no object which has ended answers: too small, too old, worse than this one."""
@@ -35,7 +36,7 @@ def outgrown(function: Function, attribute: str, family: list[Function], declare
 
 def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...]) -> Iterator[ast.If]:
     own = method.owner
-    for node in statements_of(method.node):
+    for node in method.statements:
         if isinstance(node, ast.If) and own is not None and isinstance(node.test, ast.BoolOp):
             there = any(_asks_whether_there(test, own, attribute) for test in node.test.values)
             if there and any(_compares(test, own, attribute, ways) for test in node.test.values):
@@ -46,11 +47,11 @@ def _noted(method: Function, attribute: str) -> bool:
     """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set; or who asks so
     returns, and they are set below."""
     own = method.owner or ""
-    for node in statements_of(method.node):
+    for node in method.statements:
         if not isinstance(node, ast.If):
             continue
-        below = [each for each in statements_of(method.node) if each.lineno > (node.end_lineno or 0)]
-        filling = below if isinstance(node.body[-1], ast.Return) else list(statements_of(node))
+        below = [each for each in method.statements if each.lineno > (node.end_lineno or 0)]
+        filling = below if isinstance(node.body[-1], ast.Return) else list(statements_below(node))
         written = {own_attribute(to, own) for each in filling for to in _targets(each)}
         noted = {each for each in written - {attribute} if each and CLOCKS.isdisjoint(split(each))}
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
@@ -92,7 +93,7 @@ def _compares(test: ast.expr, own: str, attribute: str, ways: tuple[type[ast.cmp
 
 def _calls_first(node: ast.If, name: str, own: str) -> bool:
     """Nothing else is done before that could give back what is there."""
-    called = (inner for each in node.body for inner in ast.walk(each) if isinstance(inner, ast.Call))
+    called = (inner for each in node.body for inner in walk(each) if isinstance(inner, ast.Call))
     first = next(called, None)
     return first is not None and own_attribute(first.func, own) == name
 
@@ -101,5 +102,5 @@ def _mentioned(nodes: list[ast.expr] | list[ast.stmt], own: str, attribute: str)
     return any(
         isinstance(inner, ast.expr) and own_attribute(inner, own) == attribute
         for node in nodes
-        for inner in ast.walk(node)
+        for inner in walk(node)
     )

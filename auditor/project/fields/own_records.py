@@ -24,9 +24,7 @@ def sees_to_its_records(recogniser: Releases, outcome: Outcome) -> bool:
 
 
 def _drains(recogniser: Releases, method: Function, fields: set[str], protocol: str) -> bool:
-    noted = {
-        id(node) for node in ast.walk(method.node) if isinstance(node, ast.Attribute) and node.attr in fields
-    }
+    noted = {id(node) for node in method.nodes if isinstance(node, ast.Attribute) and node.attr in fields}
     if not noted:
         return False
     names = field_work(method).derived(frozenset(), noted)

@@ -4,8 +4,9 @@ before `self.lanes.clear()`."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import assignments, own_attribute, statements_of
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function, last_part
+from auditor.source.nodes import walk
 
 AROUND = frozenset({"list", "tuple", "sorted", "reversed", "iter"})
 ENDS = frozenset({"pop", "popleft", "popitem"})
@@ -21,8 +22,8 @@ def rest_dropped(method: Function, attribute: str, storing: Function) -> Iterato
     if own is None or not _is_empty_at_first(storing, attribute):
         return
     here = _Method(method, own, attribute)
-    ending = [node for node in statements_of(method.node) if here.lets_go(node)]
-    inside = {id(part) for node in ending for part in ast.walk(node)}
+    ending = [node for node in method.statements if here.lets_go(node)]
+    inside = {id(part) for node in ending for part in walk(node)}
     parts = [each for each in here.parts() if id(each[0]) not in inside]
     if len(parts) != 1 or here.is_used_beside(parts[0][0], inside):
         return
@@ -37,7 +38,7 @@ def rest_dropped(method: Function, attribute: str, storing: Function) -> Iterato
 
 def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
     """`key, value = self.pairs.pop(tag)`"""
-    for node in statements_of(method.node):
+    for node in method.statements:
         match node:
             case ast.Assign(targets=[ast.Tuple()], value=ast.Call(func=ast.Attribute(value=whole, attr=way))):
                 if way in ("pop", "popleft") and own_attribute(whole, method.owner or "") == attribute:
@@ -48,7 +49,7 @@ def popped_in_part(method: Function, attribute: str, storing: Function) -> Itera
     """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`."""
     if not any(last_part(call.func) in ADDING for call in storing.calls) and not _has_a_loop(storing):
         return
-    for node in statements_of(method.node):
+    for node in method.statements:
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
@@ -67,8 +68,8 @@ class _Method:
         self.method = method
         self.own = own
         self.attribute = attribute
-        loops = [node for node in ast.walk(method.node) if isinstance(node, LOOPS)]
-        self.repeated = {id(inner) for loop in loops for part in loop.body for inner in ast.walk(part)}
+        loops = [node for node in method.nodes if isinstance(node, LOOPS)]
+        self.repeated = {id(inner) for loop in loops for part in loop.body for inner in walk(part)}
 
     def is_it(self, node: ast.expr) -> bool:
         """`self.lanes`, `list(self.lanes.values())`"""
@@ -85,7 +86,7 @@ class _Method:
     def parts(self) -> list[tuple[ast.expr, bool]]:
         """The expressions that take some of it and leave others, with whether that is a single one."""
         found: list[tuple[ast.expr, bool]] = []
-        for node in ast.walk(self.method.node):
+        for node in self.method.nodes:
             match node:
                 case ast.Subscript(value=whole, slice=ast.Slice() as cut, ctx=ast.Load()):
                     if self.is_it(whole) and self._leaves_some(cut):
@@ -127,24 +128,24 @@ class _Method:
         written = [
             method.name
             for method in self.method.cls.methods.values()
-            for node in ast.walk(method.node)
+            for node in method.nodes
             if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store)
         ]
         return written == ["__init__"]
 
     def _asks_only(self, test: ast.expr, turn: str) -> bool:
         """`if turn % 2 == 0:`"""
-        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
-        return names == {turn} and not any(isinstance(node, ast.Call) for node in ast.walk(test))
+        names = {node.id for node in walk(test) if isinstance(node, ast.Name)}
+        return names == {turn} and not any(isinstance(node, ast.Call) for node in walk(test))
 
     def is_used_beside(self, part: ast.expr, ending: set[int]) -> bool:
         """Beyond that part, what lets go of it, and asking whether there is something in it."""
-        asking = [node.test for node in ast.walk(self.method.node) if isinstance(node, ast.If)]
-        asked = {id(inner) for test in asking if _asks_for_some(test) for inner in ast.walk(test)}
-        known = ending | asked | {id(inner) for inner in ast.walk(part)}
+        asking = [node.test for node in self.method.nodes if isinstance(node, ast.If)]
+        asked = {id(inner) for test in asking if _asks_for_some(test) for inner in walk(test)}
+        known = ending | asked | {id(inner) for inner in walk(part)}
         return any(
             id(node) not in known
-            for node in ast.walk(self.method.node)
+            for node in self.method.nodes
             if isinstance(node, ast.expr) and self.is_named(node)
         )
 
@@ -188,18 +189,18 @@ class _Popped(_Method):
 
     def parts(self) -> list[tuple[ast.expr, bool]]:
         """Of a name that is bound once."""
-        bound = [node for node in ast.walk(self.method.node) if getattr(node, "id", "") == self.attribute]
+        bound = [node for node in self.method.nodes if getattr(node, "id", "") == self.attribute]
         once = sum(isinstance(node.ctx, ast.Store) for node in bound if isinstance(node, ast.Name)) == 1
         return super().parts() if once else []
 
 
 def _has_a_loop(storing: Function) -> bool:
-    return any(isinstance(node, (*LOOPS, ast.comprehension)) for node in ast.walk(storing.node))
+    return any(isinstance(node, (*LOOPS, ast.comprehension)) for node in walk(storing.node))
 
 
 def _asks_for_some(test: ast.expr) -> bool:
     """`if self.lanes:`, `if len(self.lanes) > mark:`, and not `if len(self.lanes) == 1:`."""
-    compared = (each for node in ast.walk(test) if isinstance(node, ast.Compare) for each in node.comparators)
+    compared = (each for node in walk(test) if isinstance(node, ast.Compare) for each in node.comparators)
     return not any(isinstance(each, ast.Constant) and each.value is not None for each in compared)
 
 
@@ -225,9 +226,9 @@ def _has_one_at_most(storing: Function, attribute: str) -> bool:
     """It is filled at birth, or where it is empty: `if not self.lanes: self.lanes.append(...)`."""
     asks = any(
         isinstance(node, ast.Attribute) and node.attr == attribute
-        for statement in statements_of(storing.node)
+        for statement in storing.statements
         if isinstance(statement, ast.If)
         if not isinstance(statement.test, ast.Compare)  # `if key not in self.lanes:`
-        for node in ast.walk(statement.test)
+        for node in walk(statement.test)
     )
     return not _has_a_loop(storing) and (asks or storing.name == "__init__")

@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute
 from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import (
@@ -19,6 +19,7 @@ from auditor.project.fields.filling_again import (
     same,
 )
 from auditor.protocols.vocabulary import KEEPING
+from auditor.source.nodes import walk
 
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
 
@@ -45,7 +46,7 @@ def puts_in(filling: Filling) -> bool:
     stored = getattr(filling.statement, "value", None)
     if isinstance(stored, ast.Name):
         lent.add(stored.id)
-    for node in statements_of(method.node):
+    for node in method.statements:
         match node:
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=changed), args=args)):
                 given: list[ast.expr] = list(args)
@@ -53,7 +54,7 @@ def puts_in(filling: Filling) -> bool:
                 given = [value]
             case _:
                 continue
-        into = {ast.unparse(each) for each in ast.walk(changed) if isinstance(each, ast.expr)}
+        into = {ast.unparse(each) for each in walk(changed) if isinstance(each, ast.expr)}
         if into & lent and any(names_in(each) & brought for each in given):
             return True
     return False
@@ -68,10 +69,10 @@ def turns_over(
     ending = {ender.name for ender in enders}
     involved = {method.name for method in family if mentions(method, filling.field)} | ending
     helping = {method.name for method in family if not KEEPING.match(method.name)} - involved
-    for loop in statements_of(caller.node):
+    for loop in caller.statements:
         if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
             continue
-        inside = [node for statement in loop.body for node in ast.walk(statement)]
+        inside = [node for statement in loop.body for node in walk(statement)]
         calls = [node for node in inside if isinstance(node, ast.Call)]
         called = {own_attribute(call.func, own) for call in calls}
         leaves = any(isinstance(node, LEAVING) for node in inside)
@@ -95,7 +96,7 @@ def goes_on(enders: Sequence[Function], field: str) -> bool:
         isinstance(node, ast.Assign) and _empties(node, own, field)
         for ender in enders
         if (own := ender.owner) is not None and not ender.name.startswith("__")
-        for node in statements_of(ender.node)
+        for node in ender.statements
     ) or any(_clears(call, ender.owner or "", field) for ender in enders for call in ender.calls)
 
 
@@ -109,7 +110,7 @@ def _clears(call: ast.Call, own: str, field: str) -> bool:
 def takes_out(method: Function, field: str) -> bool:
     """What is there is there no more afterwards: `return self.ready.pop(key)`."""
     own = method.owner or ""
-    for node in ast.walk(method.node):
+    for node in method.nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=table, attr="pop" | "popitem")):
                 if own_attribute(table, own) == field:
@@ -197,7 +198,7 @@ def _lent_alike(other: Filling, call: ast.Call) -> bool:
         and isinstance(each.func, ast.Attribute)
         and ast.unparse(each.func.value) == pool
         for value in values
-        for each in ast.walk(value)
+        for each in walk(value)
     )
 
 

@@ -7,6 +7,7 @@ from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
 
 NOTHING_THERE = frozenset({"AttributeError", "TypeError", "NameError"})
 """Failures by which a field turns out to be empty."""
@@ -24,7 +25,7 @@ def refilled_by_a_handler(opening: Function, family: Sequence[Function], attribu
         and _calls_untouched(handler, name, opening, family, attribute)
         for method in family
         if method is not opening and (name := method.owner) is not None
-        for guarded in ast.walk(method.node)
+        for guarded in method.nodes
         if isinstance(guarded, ast.Try)
         for handler in guarded.handlers
     )
@@ -32,7 +33,7 @@ def refilled_by_a_handler(opening: Function, family: Sequence[Function], attribu
 
 def _made_of(opening: Function, own: str, attribute: str) -> Iterator[str]:
     """`self.channel = self.connection.channel()`: who works with the one works with the other."""
-    for node in ast.walk(opening.node):
+    for node in walk(opening.node):
         match node:
             case ast.Assign(targets=targets, value=ast.Call(func=ast.Attribute(value=maker))) if (
                 own_attribute(maker, own) == attribute
@@ -45,7 +46,7 @@ def _uses(body: list[ast.stmt], own: str, attribute: str) -> bool:
     used = [
         node.attr
         for statement in body
-        for node in ast.walk(statement)
+        for node in walk(statement)
         if isinstance(node, ast.Attribute) and own_attribute(node.value, own) == attribute
     ]
     return bool(used) and not any(map(ENDING.search, used))
@@ -66,7 +67,7 @@ def _calls_untouched(
 def _touched(scope: ast.AST, own: str, family: Sequence[Function], attribute: str, line: int) -> bool:
     """Up to the line the field is read or emptied, by itself or in a method that is called, or its end is
     spoken of."""
-    before = [node for node in ast.walk(scope) if getattr(node, "lineno", line + 1) <= line]
+    before = [node for node in walk(scope) if getattr(node, "lineno", line + 1) <= line]
     reads = any(
         isinstance(node, ast.Attribute)
         and own_attribute(node, own) == attribute
@@ -82,7 +83,7 @@ def _touched(scope: ast.AST, own: str, family: Sequence[Function], attribute: st
 
 
 def _own_calls(scope: ast.AST, own: str) -> Iterator[ast.Call]:
-    for node in ast.walk(scope):
+    for node in walk(scope):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name))) if name == own:
                 yield node

@@ -2,9 +2,10 @@
 
 import ast
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.source.nodes import walk
 
 
 def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
@@ -15,7 +16,7 @@ def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
         return False
     names = {
         target.id
-        for node in statements_of(function.node)
+        for node in function.statements
         if isinstance(node, ast.Assign) and own_attribute(node.value, own) == attribute
         for target in node.targets
         if isinstance(target, ast.Name) and node.lineno <= line
@@ -26,7 +27,7 @@ def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
 
     used = [
         node
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_the_last(node.value)
     ]
     given = [argument for call in function.calls for argument in _arguments(call) if is_the_last(argument)]
@@ -41,10 +42,10 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 def asks_whether_there_is_one(function: Function, attribute: str) -> bool:
     """A test of the field itself, and not of what it says: `if self.connection is None:`."""
     own = function.owner or ""
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         test = getattr(node, "test", None)
         if isinstance(test, ast.AST):
-            inner = [each for each in ast.walk(test) if isinstance(each, ast.Attribute)]
+            inner = [each for each in walk(test) if isinstance(each, ast.Attribute)]
             asked = {id(each) for each in inner if own_attribute(each, own) == attribute}
             if asked - {id(each.value) for each in inner}:
                 return True

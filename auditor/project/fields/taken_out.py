@@ -28,6 +28,7 @@ from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 SAYING = frozenset({"print", "len", "bool", "repr", "str"})
@@ -141,7 +142,7 @@ class TakenOut(Families):
     def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:
         """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
         attribute = path[1][1:]
-        pools = {node.attr for node in ast.walk(outcome.call.func) if isinstance(node, ast.Attribute)}
+        pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         return (
             all_from_others(self._releases(outcome, method), method, attribute)
             and not starts_anew(method, attribute, pools)
@@ -172,7 +173,7 @@ def _may_end(call: ast.Call) -> bool:
 
 def _changed(function: Function) -> Iterator[str]:
     """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name
@@ -220,9 +221,7 @@ class _Way:
         roots = {place[0] for place in self.held.places}
         calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
         told = (op.at for op in calls if op.method not in LOGGING | SAYING)
-        return any(
-            isinstance(node, ast.Name) and node.id in roots for call in told for node in ast.walk(call)
-        )
+        return any(isinstance(node, ast.Name) and node.id in roots for call in told for node in walk(call))
 
     def is_told_apart(self) -> bool:
         """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
@@ -231,7 +230,7 @@ class _Way:
         asked = [
             each
             for test in tests
-            for node in ast.walk(test)
+            for node in walk(test)
             if isinstance(node, ast.Compare | ast.Call) and not _asks_for_none(node)
             for each in ast.iter_child_nodes(node)
         ]
@@ -241,7 +240,7 @@ class _Way:
         """Where the method also gives entries back, the same turn of the same loop decides which of them."""
         released = [self.ops[node].at for node in self.followed.endings.released]
         around = self._loop_around(self.taken)
-        inside = {id(part) for part in ast.walk(around)} if around is not None else set()
+        inside = {id(part) for part in walk(around)} if around is not None else set()
         if not released:
             return True
         named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
@@ -251,8 +250,8 @@ class _Way:
 
     def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
         """The innermost one."""
-        loops = [node for node in ast.walk(self.method.node) if isinstance(node, LOOPS)]
-        around = [loop for loop in loops if any(part is at for each in loop.body for part in ast.walk(each))]
+        loops = [node for node in self.method.nodes if isinstance(node, LOOPS)]
+        around = [loop for loop in loops if any(part is at for each in loop.body for part in walk(each))]
         return max(around, key=lambda loop: loop.lineno, default=None)
 
 

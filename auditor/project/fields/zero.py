@@ -3,8 +3,9 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assigned_by, own_attribute, statements_of
+from auditor.project.code.bindings import assigned_by, own_attribute
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 LEAVING = (ast.Return, ast.Continue)
 LOOPS = (ast.For, ast.AsyncFor)
@@ -17,10 +18,10 @@ def passes_over_zero(method: Function, field: str, entries: bool, calls: Sequenc
     names = _names(method, own, field, entries)
     one = "" if entries else field
     asked = {id(call) for call in calls}
-    for node in statements_of(method.node):
+    for node in method.statements:
         if not isinstance(node, ast.If):
             continue
-        inside = {id(part) for each in node.body for part in ast.walk(each)} & asked
+        inside = {id(part) for each in node.body for part in walk(each)} & asked
         for part in _together(node.test):
             if inside and _is_it(_truth(part), own, one, names):
                 return node
@@ -55,7 +56,7 @@ def _is_it(node: ast.expr, own: str, field: str, names: set[str]) -> bool:
 def _names(method: Function, own: str, field: str, entries: bool) -> set[str]:
     """What the method calls it, or an entry of it: `for slot in self.slots:`, `slot = self.slots[key]`."""
     given: list[tuple[ast.expr, ast.expr]] = []
-    for node in statements_of(method.node):
+    for node in method.statements:
         if not entries:
             given += assigned_by(node)
         elif isinstance(node, LOOPS):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from auditor.flow.lease import Field, Leak, Lease, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.model import Span, Step
-from auditor.project.code.bindings import assignments, own_attribute, statements_of
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import is_empty, read_off, taken_ids
@@ -20,6 +20,7 @@ from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.shapes.field_work import FieldWork, Put
 from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 ENDING_THE_POOL = re.compile(r"_*(?:close|shut_?down|stop|destroy|tear_?down|dispose|terminate|a?exit|del)_*")
 """Methods after which nobody asks the pool again."""
@@ -96,11 +97,11 @@ def _drops(stock: Stock, work: FieldWork, table: str) -> Iterator[Drop]:
     method, own = work.method, work.method.owner or ""
     if ENDING_THE_POOL.fullmatch(method.name) or any(_puts_back(stock, each) for each in _near(stock, work)):
         return
-    found = [drop for node in statements_of(method.node) if (drop := _drop(work, node, own, table))]
-    looked = {id(part) for drop in found for part in ast.walk(drop.at)}
+    found = [drop for node in method.statements if (drop := _drop(work, node, own, table))]
+    looked = {id(part) for drop in found for part in walk(drop.at)}
     looked |= {id(part) for put in work.put if put.key is not None for part in _places(method, put)}
-    looked |= {id(part) for node in ast.walk(method.node) for part in _asking(node)}
-    others = (n for n in ast.walk(method.node) if isinstance(n, ast.expr) and id(n) not in looked)
+    looked |= {id(part) for node in method.nodes for part in _asking(node)}
+    others = (n for n in method.nodes if isinstance(n, ast.expr) and id(n) not in looked)
     if any(own_attribute(node, own) == table for node in others):
         return
     for_good = not FOR_GOOD.isdisjoint(split(method.name))
@@ -116,9 +117,9 @@ def _moves(stock: Stock, work: FieldWork, put: Put) -> bool:
     if not again or stock.makers or stock.given or put.key is None or not work.is_from_told(put.key):
         return False
     known = {id(part) for part in _places(work.method, put)}
-    known |= {id(part) for node in ast.walk(work.method.node) for part in _asking(node)}
+    known |= {id(part) for node in work.method.nodes for part in _asking(node)}
     own = work.method.owner or ""
-    looked = (n for n in ast.walk(work.method.node) if isinstance(n, ast.expr) and id(n) not in known)
+    looked = (n for n in work.method.nodes if isinstance(n, ast.expr) and id(n) not in known)
     return not (
         any(own_attribute(node, own) == put.field for node in looked)
         or any(_puts_back(stock, each) for each in _near(stock, work))
@@ -171,7 +172,7 @@ def _places(method: Function, put: Put) -> Iterator[ast.AST]:
     """`self.busy[job]` where that is set."""
     for target, value in assignments(method):
         if value is put.value and isinstance(target, ast.Subscript):
-            yield from ast.walk(target)
+            yield from walk(target)
 
 
 def _asking(node: ast.AST) -> Iterator[ast.AST]:

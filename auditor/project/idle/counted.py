@@ -10,6 +10,7 @@ from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.made_new import MAKERS, MAKING
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 NO_THINGS = ("Error", "Exception", "Warning", "Empty", "Full", "Exhausted")
 
@@ -57,7 +58,7 @@ def _makes(suite: list[ast.stmt]) -> bool:
         isinstance(node, ast.Call) and is_maker(last_part(node.func))
         for statement in suite
         if not isinstance(statement, (ast.If, ast.For, ast.While, ast.Raise))
-        for node in ast.walk(statement)
+        for node in walk(statement)
     )
 
 
@@ -74,19 +75,19 @@ def _takes(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
         id(node) in ids
         for statement in suite
         if not isinstance(statement, (ast.If, ast.For, ast.While))
-        for node in ast.walk(statement)
+        for node in walk(statement)
     )
 
 
 def _puts(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
-    inside = {id(node) for statement in suite for node in ast.walk(statement)}
+    inside = {id(node) for statement in suite for node in walk(statement)}
     return any(put.field in stores and id(put.thing) in inside for put in work.put)
 
 
 def _is_limited(work: FieldWork, counter: str) -> bool:
     """`if self._made < self._limit:`"""
     own = work.method.owner or ""
-    for node in ast.walk(work.method.node):
+    for node in work.method.nodes:
         match node:
             case ast.Compare(
                 left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()], comparators=[right]

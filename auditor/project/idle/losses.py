@@ -17,7 +17,6 @@ from auditor.flow.untouched import Ends, Forgetting, Untouched
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop
 from auditor.model import Span, Step
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.idle.alone import lost_alone
@@ -31,6 +30,7 @@ from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.shapes.field_work import FieldWork
 from auditor.protocols.vocabulary import split
 from auditor.source.both_ways import works_both_ways
+from auditor.source.nodes import walk
 
 GETTING_RID = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|gc|collect"
@@ -184,10 +184,10 @@ class _Judge:
         counts = {
             id(part)
             for loop in self.here.loops
-            for node in ast.walk(loop)
+            for node in walk(loop)
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
             if isinstance(node.value, ast.Constant) and node.lineno > self.take.shown.lineno
-            for part in ast.walk(node)
+            for part in walk(node)
         }
         counted = any(id(self.graph.ops[station.node].at) in counts for station in path)
         told_apart = is_told_apart(self.store, self.function, test, named, self.take.shown)
@@ -209,21 +209,21 @@ class _Judge:
 
     def _enough(self) -> bool:
         """`if len(self._free) < n: raise`, `if not self.can_take(n): return None` before: then there are."""
-        around = {id(node) for loop in self.here.loops for node in ast.walk(loop)}
+        around = {id(node) for loop in self.here.loops for node in walk(loop)}
         line = self.take.shown.lineno
         return any(
             id(node) not in around
             and (node.end_lineno or line) < line
-            and (isinstance(node, ast.Assert) or any(isinstance(each, LEAVING) for each in ast.walk(node)))
+            and (isinstance(node, ast.Assert) or any(isinstance(each, LEAVING) for each in walk(node)))
             and self._measures(node.test)
-            for node in statements_of(self.function.node)
+            for node in self.function.statements
             if isinstance(node, (ast.If, ast.Assert))
         )
 
     def _measures(self, test: ast.expr) -> bool:
         """It asks the object how many there are, not only whether there are any."""
-        own = any(isinstance(node, ast.Name) and node.id == self.here.own for node in ast.walk(test))
-        return own and any(isinstance(node, (ast.Compare, ast.Call)) for node in ast.walk(test))
+        own = any(isinstance(node, ast.Name) and node.id == self.here.own for node in walk(test))
+        return own and any(isinstance(node, (ast.Compare, ast.Call)) for node in walk(test))
 
     # How it is told -----------------------------------------------------------------------------------------
 
@@ -248,9 +248,9 @@ class _Judge:
 
     def _holder(self) -> str:
         """The last name that the taking statement binds: `_, _, segment = heappop(self._heap)`."""
-        for node in statements_of(self.function.node):
-            if isinstance(node, ast.Assign) and any(each is self.take.shown for each in ast.walk(node.value)):
-                bound = [each.id for each in ast.walk(node.targets[0]) if isinstance(each, ast.Name)]
+        for node in self.function.statements:
+            if isinstance(node, ast.Assign) and any(each is self.take.shown for each in walk(node.value)):
+                bound = [each.id for each in walk(node.targets[0]) if isinstance(each, ast.Name)]
                 return next((name for name in reversed(bound) if name != "_"), "")
         return self.take.name
 

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute, statements_of
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, last_part
 from auditor.project.idle.stock import Stock, begun_and_later
@@ -14,6 +14,7 @@ from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.linked_stores import linked_again, unlinked
 from auditor.project.shapes.marked_places import keeps_count, marked_fields, marks_back, searches_and_marks
 from auditor.project.shapes.shapes import ENDING
+from auditor.source.nodes import walk
 
 
 def placed_stock(lineage: Lineage, cls: Class) -> Stock | None:
@@ -36,14 +37,12 @@ def _makes_more(begun: Sequence[FieldWork], later: Sequence[FieldWork], heads: s
     given = [
         value
         for work in begun
-        for node in statements_of(work.method.node)
+        for node in work.method.statements
         for target, value in assigned_by(node)
         if own_attribute(target, work.method.owner or "") in heads
         if not (isinstance(value, ast.Constant) and value.value is None)
     ]
-    makers = {
-        last_part(call.func) for value in given for call in ast.walk(value) if isinstance(call, ast.Call)
-    }
+    makers = {last_part(call.func) for value in given for call in walk(value) if isinstance(call, ast.Call)}
     again = {last_part(call.func) for work in later for call in work.method.calls}
     return not given or not makers.isdisjoint(again)
 
@@ -61,7 +60,7 @@ def placed_takes(stock: Stock, work: FieldWork) -> Iterator[Take]:
     """`self.head = node.next` of `node = self.head`; `self.used[place] = True`, `self.bits |= 1 << place`."""
     own = work.method.owner or ""
     heads = {head: name for head, name in unlinked(work) if head in stock.fields}
-    for node in statements_of(work.method.node):
+    for node in work.method.statements:
         for target, _ in assigned_by(node) if heads else ():
             head = own_attribute(target, own) or ""
             for shown in _named(work, own, head, heads[head]) if head in heads else ():
@@ -76,10 +75,10 @@ def _named(work: FieldWork, own: str, head: str, name: str) -> Iterator[ast.expr
 
 
 def _marked(stock: Stock, work: FieldWork, node: ast.Assign | ast.AugAssign) -> Iterator[Take]:
-    inside = {id(part) for part in ast.walk(node)}
+    inside = {id(part) for part in walk(node)}
     shown = node.targets[0] if isinstance(node, ast.Assign) else node.target
     for mark in work.marked:
         if mark.field in stock.fields and id(mark.place) in inside:
-            names = {each.id for each in ast.walk(mark.place) if isinstance(each, ast.Name)}
+            names = {each.id for each in walk(mark.place) if isinstance(each, ast.Name)}
             if len(names) == 1 and searches_and_marks(work, mark.field, mark.on):
                 yield Take(node, shown, names.pop())

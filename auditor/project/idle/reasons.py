@@ -5,12 +5,13 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import given_to, own_attribute, statements_of
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
 from auditor.project.shapes.name_bindings import FILLING, mentions
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 BOOKS = frozenset({"ref", "refs", "refcount", "refcnt", "references", "count", "counter", "counts", "pin",
                    "pinned", "pins", "used", "use", "uses", "users", "using", "busy", "free", "freed",
@@ -62,17 +63,17 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
 def _is_held_against(test: ast.expr, told: Sequence[str]) -> bool:
     """`self.blocks[number].key == keep`, `now - page.stamp < self.limit`: what one caller says, the store's
     books do not know. What he says may as well be where to look: `self.blocks[keep].number == number`."""
-    compared = [node for node in ast.walk(test) if isinstance(node, ast.Compare)]
+    compared = [node for node in walk(test) if isinstance(node, ast.Compare)]
     looked_up = {
         id(part)
-        for node in ast.walk(test)
+        for node in walk(test)
         for where in ([node.slice] if isinstance(node, ast.Subscript) else getattr(node, "args", ()))
-        for part in ast.walk(where)
+        for part in walk(where)
     }
     return any(
         isinstance(node, ast.Name) and node.id in told and id(node) not in looked_up
         for each in compared
-        for node in ast.walk(each)
+        for node in walk(each)
     )
 
 
@@ -87,7 +88,7 @@ def _kept_by_others(stock: Stock, function: Function, asked: Condition) -> bool:
     own = function.owner or ""
     words = {node.attr for node in asked.nodes if isinstance(node, ast.Attribute)} - stock.fields - {own}
     return any(
-        words & {node.attr for node in ast.walk(work.method.node) if isinstance(node, ast.Attribute)}
+        words & {node.attr for node in work.method.nodes if isinstance(node, ast.Attribute)}
         for work in stock.works
         if work.method is not function and any(put.field in stock.fields for put in work.put)
     )
@@ -115,12 +116,12 @@ def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str
     """`if not self._free:`, `if len(pages) < n:`, and not what asks single ones: `if pages[0] % n:`,
     `if key in self._rows:`, `if any(page > n for page in pages):`."""
     own = function.owner or ""
-    single = (node for node in ast.walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
-    parts = {id(part) for node in single for part in ast.walk(node)}
-    parts |= {id(table) for node in ast.walk(test) for table in _searched(node)}
+    single = (node for node in walk(test) if isinstance(node, ast.Subscript | ast.GeneratorExp))
+    parts = {id(part) for node in single for part in walk(node)}
+    parts |= {id(table) for node in walk(test) for table in _searched(node)}
     return any(
         id(node) not in parts and (own_attribute(node, own) in stock.fields or getattr(node, "id", "") in box)
-        for node in ast.walk(test)
+        for node in walk(test)
         if isinstance(node, ast.expr)
     )
 
@@ -130,7 +131,7 @@ def for_want(stock: Stock, function: Function, test: ast.expr, box: Set[str], ta
     asked = _condition(stock, function, test, taking)
     if not asked.known or asked.words & BOOKS - {"free", "count"} or _asks_own_books(stock, function, asked):
         return False
-    if any(_finds_nothing(node, box) for node in ast.walk(test)):
+    if any(_finds_nothing(node, box) for node in walk(test)):
         return False  # there is something in it
     own = function.owner or ""
     stores = any(isinstance(n, ast.expr) and own_attribute(n, own) in stock.fields for n in asked.nodes)
@@ -156,12 +157,12 @@ def _callers_words(stock: Stock, function: Function) -> Set[str]:
 def whole_tests(function: Function) -> dict[int, ast.expr]:
     """By each of its parts the condition of an `if`, a `while`, a conditional expression, a comprehension."""
     tests: list[ast.expr] = []
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         if isinstance(node, ast.comprehension):
             tests += node.ifs
         elif isinstance(node, (ast.If, ast.While, ast.IfExp)):
             tests.append(node.test)
-    return {id(part): test for test in tests for part in ast.walk(test)}
+    return {id(part): test for test in tests for part in walk(test)}
 
 
 def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> Condition:
@@ -171,7 +172,7 @@ def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.exp
     seen: set[str] = set()
     own = function.owner or ""
     while pending:
-        for node in ast.walk(pending.pop()):
+        for node in walk(pending.pop()):
             nodes.append(node)
             if isinstance(node, ast.Name) and node.id not in seen | {own, *own_parameters(function)}:
                 seen.add(node.id)
@@ -187,11 +188,11 @@ def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.exp
 
 
 def _within(call: ast.expr, value: ast.expr) -> bool:
-    return any(node is call for node in ast.walk(value))
+    return any(node is call for node in walk(value))
 
 
 def _returns(method: Function) -> Iterator[ast.Return]:
-    return (node for node in statements_of(method.node) if isinstance(node, ast.Return))
+    return (node for node in method.statements if isinstance(node, ast.Return))
 
 
 def _mentions_any(asked: Condition, names: Set[str]) -> bool:
@@ -229,7 +230,7 @@ def _is_set_by(stock: Stock, attr: str) -> bool:
         isinstance(node, ast.Attribute) and node.attr == attr and isinstance(node.ctx, ast.Store)
         for work in stock.works
         if {name for name, _ in work.taken} & stock.fields or any(p.field in stock.fields for p in work.put)
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
     )
 
 
@@ -270,7 +271,7 @@ def _tables(node: ast.AST) -> Iterator[ast.AST]:
 def _changes(stock: Stock, field: str) -> bool:
     for work in stock.works:
         own = work.method.owner or ""
-        for node in ast.walk(work.method.node):
+        for node in work.method.nodes:
             match node:
                 case ast.Attribute(ctx=ast.Store() | ast.Del()) if own_attribute(node, own) == field:
                     return True

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
 from auditor.ir.ops import Assume, Call, InPlace, Next, Store
-from auditor.project.code.bindings import given_to, statements_of
+from auditor.project.code.bindings import given_to
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
@@ -15,6 +15,7 @@ from auditor.project.idle.takes import Take
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import bound_by
 from auditor.project.shapes.pool_state import changes_state
+from auditor.source.nodes import walk
 
 PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
                   "str", "repr", "hasattr", "id", "type", "numel", "size", "element_size", "dim", "nelement",
@@ -62,13 +63,13 @@ class TakenHere:
         """In a `try` that begins after the take, whose failure a handler is for."""
         method = next((w.method for w in self.store.works if w.method.name == call.method), None)
         keeps = method is not None and call.receiver == (self.own,) and changes_state(method)
-        tried = (part for guard in self.guards for body in guard.body for part in ast.walk(body))
+        tried = (part for guard in self.guards for body in guard.body for part in walk(body))
         return not keeps and not CLOSING.fullmatch(call.method) and any(part is call.at for part in tried)
 
     @cached_property
     def guards(self) -> list[ast.Try]:
         """Each `try` that begins after the take."""
-        tries = (node for node in statements_of(self.function.node) if isinstance(node, ast.Try))
+        tries = (node for node in self.function.statements if isinstance(node, ast.Try))
         return [node for node in tries if node.handlers and node.lineno > self.take.shown.lineno]
 
     def takes(self, call: Call) -> bool:
@@ -91,9 +92,7 @@ class TakenHere:
 
     def _complains(self, call: ast.Call) -> bool:
         """`raise ValueError(f"{page} is not aligned")`: a text about it."""
-        raised = any(
-            isinstance(node, ast.Raise) and node.exc is call for node in statements_of(self.function.node)
-        )
+        raised = any(isinstance(node, ast.Raise) and node.exc is call for node in self.function.statements)
         return raised and all(isinstance(arg, (ast.JoinedStr, ast.Constant, ast.BinOp)) for arg in call.args)
 
     def _asks_itself(self, call: Call) -> bool:
@@ -124,14 +123,12 @@ class TakenHere:
 
     @cached_property
     def _branching(self) -> set[int]:
-        return {
-            id(node.test) for node in ast.walk(self.function.node) if isinstance(node, (ast.If, ast.IfExp))
-        }
+        return {id(node.test) for node in self.function.nodes if isinstance(node, (ast.If, ast.IfExp))}
 
     def is_box(self, name: str) -> bool:
         given = list(given_to(self.function, name)) + [
             node.value
-            for node in statements_of(self.function.node)
+            for node in self.function.statements
             if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == name and node.value
         ]
         return bool(given) and all(map(is_empty, given)) and not self.mentioned_before(name)
@@ -140,9 +137,9 @@ class TakenHere:
         """Whether anything but a condition, or the head of a loop, has to do with it before."""
         harmless = set(self.tests).union(
             id(part)
-            for node in ast.walk(self.function.node)
+            for node in self.function.nodes
             if isinstance(node, (ast.For, ast.AsyncFor))
-            for part in ast.walk(node.iter)
+            for part in walk(node.iter)
         )
         line = getattr(self.take.at, "lineno", 0)
         return any(node.lineno < line and id(node) not in harmless for node in self._reads_of(name))
@@ -162,7 +159,7 @@ class TakenHere:
     def stays_near(self, name: str) -> bool:
         if not self.loops:
             return True
-        inside = {id(node) for node in ast.walk(max(self.loops, key=lambda node: node.lineno))}
+        inside = {id(node) for node in walk(max(self.loops, key=lambda node: node.lineno))}
         return all(id(node) in inside for node in self._reads_of(name))
 
     @cached_property
@@ -170,14 +167,14 @@ class TakenHere:
         """The loops around it."""
         return [
             node
-            for node in ast.walk(self.function.node)
+            for node in self.function.nodes
             if isinstance(node, (ast.For, ast.While, ast.AsyncFor))
-            and any(inner is self.take.at for part in node.body for inner in ast.walk(part))
+            and any(inner is self.take.at for part in node.body for inner in walk(part))
         ]
 
     def _reads_of(self, name: str) -> list[ast.Name]:
         return [
             node
-            for node in ast.walk(self.function.node)
+            for node in self.function.nodes
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute, statements_of
+from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
@@ -16,6 +16,7 @@ from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.full_at_first import AROUND, INITIAL, NUMBERING, beginning, given_to_a_pool
 from auditor.project.shapes.made_new import MAKERS
 from auditor.project.shapes.name_bindings import FILLING, mentions
+from auditor.source.nodes import walk
 
 NO_MAKERS = NUMBERING | {"int", "str", "float", "tuple", "list", "dict", "set", "deque"}
 
@@ -171,7 +172,7 @@ def _filled(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) 
     """Fields that are full from the start, with what is put there; a number stands for itself."""
     found: dict[str, list[ast.expr]] = {}
     for work in begun:
-        for node in statements_of(work.method.node):
+        for node in work.method.statements:
             for name, value in _put_at_birth(work, node, later):
                 found.setdefault(name, []).append(value)
     for statement in cls.node.body:
@@ -195,8 +196,8 @@ def _put_at_birth(
             for each in _elements(_spelled_out(work.method, value)) if name is not None else ():
                 yield name or "", each
         case ast.For(body=body) | ast.While(body=body):
-            calls = [each for part in body for each in ast.walk(part) if isinstance(each, ast.Call)]
-            inside = {id(each) for part in body for each in ast.walk(part)}
+            calls = [each for part in body for each in walk(part) if isinstance(each, ast.Call)]
+            inside = {id(each) for part in body for each in walk(part)}
             for put in work.put:
                 if id(put.value) in inside and not _is_empty(put.value):
                     yield put.field, put.value

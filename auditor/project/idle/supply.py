@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Set
 from functools import cached_property
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.field_work import FieldWork
@@ -14,6 +14,7 @@ from auditor.project.shapes.made_new import OF_ARRAYS, hands_out_new
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 STARTING_OVER = re.compile(
     r"_*(?:re_?set|re_?init|clear|close|shutdown|flush|__(?:set|get)state__|load_state)"
@@ -31,7 +32,7 @@ def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
     down = {name for name, way in work.counted if way < 0}
     piled = {
         id(node)
-        for node in (ast.walk(work.method.node) if down else ())
+        for node in (work.method.nodes if down else ())
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
         if own_attribute(node.value, own) in fields and own_attribute(node.slice, own) in down
     }
@@ -43,7 +44,7 @@ def read_off(work: FieldWork, fields: Set[str]) -> set[int]:
     own = work.method.owner or ""
     read = {
         id(node)
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
         if isinstance(node, ast.expr) and own_attribute(node, own) in fields
     }
     return read | taken_ids(work, fields)
@@ -121,7 +122,7 @@ class Supply:
 
     def _is_about_one(self, test: ast.expr) -> bool:
         """`line.broken`, `self.is_bad(line)`, and not `line is None`."""
-        for node in ast.walk(test):
+        for node in walk(test):
             match node:
                 case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
                     if name in self._things:
@@ -132,17 +133,13 @@ class Supply:
 
     def _tests_around(self, call: ast.Call) -> Iterator[ast.expr]:
         """Conditions on one of the things, on which this call depends."""
-        for node in ast.walk(self.work.method.node):
+        for node in self.work.method.nodes:
             asks = isinstance(node, (ast.If, ast.IfExp)) and self._is_about_one(node.test)
-            if (
-                isinstance(node, (ast.If, ast.IfExp))
-                and asks
-                and any(each is call for each in ast.walk(node))
-            ):
+            if isinstance(node, (ast.If, ast.IfExp)) and asks and any(each is call for each in walk(node)):
                 yield node.test
 
     def _set_anew(self) -> Iterator[ast.expr]:
-        for node in statements_of(self.work.method.node):
+        for node in self.work.method.statements:
             targets = node.targets if isinstance(node, ast.Assign) else []
             if isinstance(node, ast.Assign) and any(
                 own_attribute(t, self.own) in self.fields and not is_empty(node.value) for t in targets

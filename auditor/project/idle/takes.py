@@ -6,11 +6,12 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from auditor.ir.ops import Call, Delete, InPlace, Store
-from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
+from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.modules import Function
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import own_parameters
+from auditor.source.nodes import walk
 
 WRITING = (Delete, InPlace, Store)
 
@@ -27,7 +28,7 @@ class Take:
 
     def nodes(self, function: Function) -> list[int]:
         """Where it stands in the flow graph; more than once in a `finally` body."""
-        parts = {id(part) for part in ast.walk(self.at)}
+        parts = {id(part) for part in walk(self.at)}
         return [
             number
             for number, op in enumerate(function.graph.ops)
@@ -57,7 +58,7 @@ def _number_in(value: ast.expr) -> ast.expr:
 def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]:
     """What a method takes out of these stores, itself or by methods that hand on what they take."""
     reader = _Reader(work, fields)
-    dropped = {id(node.value) for node in statements_of(work.method.node) if isinstance(node, ast.Expr)}
+    dropped = {id(node.value) for node in work.method.statements if isinstance(node, ast.Expr)}
     found = [
         Take(node, node)
         for name, node in work.taken
@@ -69,7 +70,7 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
         for call in work.method.calls
         if own_attribute(call.func, own) in handing and id(call) not in dropped
     ]
-    for node in statements_of(work.method.node):
+    for node in work.method.statements:
         found += reader.named_first(node)
     return found
 
@@ -114,7 +115,7 @@ class _Reader:
     def _cut(self, statement: ast.stmt, store: ast.expr, end: ast.expr) -> Iterator[Take]:
         """`pages = self.free[:n]` beside `del self.free[:n]`, of the same statement list."""
         wanted = ast.dump(ast.Subscript(store, ast.Slice(None, end), ast.Load()))
-        for node in statements_of(self.method.node):
+        for node in self.method.statements:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as value):
                     if ast.dump(value) == wanted and node.lineno <= statement.lineno:
@@ -125,19 +126,19 @@ class _Reader:
         if name in own_parameters(self.method):
             return False
         given = [*given_to(self.method, name), *self._gone_over(name)]
-        return bool(given) and all(any(map(self.is_store, ast.walk(value))) for value in given)
+        return bool(given) and all(any(map(self.is_store, walk(value))) for value in given)
 
     def _gone_over(self, name: str) -> Iterator[ast.expr]:
-        for node in statements_of(self.method.node):
+        for node in self.method.statements:
             if isinstance(node, ast.For) and any(
-                isinstance(each, ast.Name) and each.id == name for each in ast.walk(node.target)
+                isinstance(each, ast.Name) and each.id == name for each in walk(node.target)
             ):
                 yield node.iter
 
     def _at(self, store: ast.expr, key: ast.expr) -> Iterator[str]:
         """Names of what stands in the store at this place."""
         wanted = ast.dump(ast.Subscript(store, key, ast.Load()))
-        for node in statements_of(self.method.node):
+        for node in self.method.statements:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as value):
                     if ast.dump(value) == wanted:

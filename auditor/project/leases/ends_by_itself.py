@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.exits import EXITS
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, take_apart
+from auditor.source.nodes import walk
 
 ENTERS = frozenset({"__enter__", "__aenter__"})
 IN_MEMORY = frozenset({"BytesIO", "StringIO"})
@@ -58,12 +59,12 @@ def _ended_later_on(acquire: ast.Call, function: Function) -> bool:
 def _put_over_a_broken_pipe(acquire: ast.Call, function: Function) -> bool:
     """Python's own advice for `except BrokenPipeError`: what opens the null device and puts it over the
     standard output, so that nothing is flushed into the pipe, has nothing else left to do."""
-    handlers = (node for node in ast.walk(function.node) if isinstance(node, ast.ExceptHandler))
+    handlers = (node for node in function.nodes if isinstance(node, ast.ExceptHandler))
     return any(
         isinstance(handler.type, ast.Name)
         and handler.type.id == "BrokenPipeError"
-        and any(node is acquire for node in ast.walk(handler))
-        and any(isinstance(node, ast.Call) and last_part(node.func) == "dup2" for node in ast.walk(handler))
+        and any(node is acquire for node in walk(handler))
+        and any(isinstance(node, ast.Call) and last_part(node.func) == "dup2" for node in walk(handler))
         for handler in handlers
     )
 

@@ -14,6 +14,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.meaning.releases import Releases
 from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
 
 APART = (
     ast.For,
@@ -80,9 +81,9 @@ def _surrounding(function: Function, call: ast.Call) -> list[int]:
     """Loops and inner functions around the call."""
     return [
         id(node)
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if node is not function.node and isinstance(node, APART)
-        if any(inner is call for inner in ast.walk(node))
+        if any(inner is call for inner in walk(node))
     ]
 
 
@@ -94,9 +95,7 @@ def _stays_here(function: Function, acquire: ast.Call, names: frozenset[str]) ->
     others = () if not own or function.cls is None else function.cls.methods.values()
     return (
         not any(ast.unparse(each) in (owner, function.owner) for each in given)
-        and not any(
-            getattr(node, "attr", "") in names and id(node) not in ends for node in ast.walk(function.node)
-        )
+        and not any(getattr(node, "attr", "") in names and id(node) not in ends for node in function.nodes)
         and not any(
             last_name(call) in names for each in others if each is not function for call in each.calls
         )

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
-from auditor.project.code.bindings import given_to, statements_of
+from auditor.project.code.bindings import given_to
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
@@ -18,7 +18,7 @@ def made_for_caller(recogniser: Recogniser, function: Function) -> bool:
     `context = Context(lease)`, of which only fields are touched before `return context`. What another
     function has made for this one is as good, and so is a list of nothing but those: `[Beam(row) for row in
     rows]`, `beams.append(Beam(row))`."""
-    given = map(_given, statements_of(function.node))
+    given = map(_given, function.statements)
     made = [value for value in given if value is not None and not _is_none(value)]
     return bool(made) and all(_is_made(recogniser, function, value) for value in made)
 
@@ -88,7 +88,7 @@ def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> 
 def _is_known_to_nobody(function: Function, name: str) -> bool:
     """Plain assignments bind the name, and all that is done with it is `context.engine`, a question whether
     it is there, another name for it, and `return context`."""
-    nodes = list(ast.walk(function.node))
+    nodes = list(function.nodes)
     named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     harmless = {id(part) for node in nodes for part in _touched(node)}
     read = [node for node in named if isinstance(node.ctx, ast.Load)]

@@ -3,8 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function, last_part
+from auditor.source.nodes import walk
 
 ENDS = frozenset({"close", "aclose", "disconnect", "terminate", "shutdown", "stop", "quit", "logout", "kill"})
 """Methods that end an object for good."""
@@ -28,7 +29,7 @@ def taken_at_birth(acquire: ast.Call, function: Function) -> bool:
 
 def _made(function: Function) -> Iterator[ast.expr]:
     """What is assigned a new object of a class."""
-    for node in statements_of(function.node):
+    for node in function.statements:
         if isinstance(node, ast.Assign | ast.AnnAssign) and _is_new(node.value):
             yield from node.targets if isinstance(node, ast.Assign) else [node.target]
 
@@ -44,8 +45,8 @@ def empties_itself(acquire: ast.Call, function: Function) -> bool:
     match acquire.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner), attr=queue)) if owner == own:
             drained = any(
-                isinstance(loop, ast.While) and any(_drops(each, acquire) for each in ast.walk(loop))
-                for loop in ast.walk(function.node)
+                isinstance(loop, ast.While) and any(_drops(each, acquire) for each in walk(loop))
+                for loop in function.nodes
             )
             return drained and _ends_each(function, owner, queue)
     return False
@@ -60,19 +61,19 @@ def _ends_each(function: Function, owner: str, queue: str) -> bool:
     """It goes over another field, or a list made of one, and calls an end."""
     named = {
         target.id
-        for node in statements_of(function.node)
+        for node in function.statements
         if isinstance(node, ast.Assign) and _fields(node.value, owner) - {queue}
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         if isinstance(node, ast.For | ast.AsyncFor):
-            over, ends = node.iter, any(map(_is_end, ast.walk(node)))
+            over, ends = node.iter, any(map(_is_end, walk(node)))
         elif isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp):
-            over, ends = node.generators[0].iter, any(map(_is_end, ast.walk(node.elt)))
+            over, ends = node.generators[0].iter, any(map(_is_end, walk(node.elt)))
         else:
             continue
-        names = {each.id for each in ast.walk(over) if isinstance(each, ast.Name)}
+        names = {each.id for each in walk(over) if isinstance(each, ast.Name)}
         if ends and (_fields(over, owner) - {queue} or names & named):
             return True
     return False
@@ -85,6 +86,6 @@ def _is_end(node: ast.AST) -> bool:
 def _fields(node: ast.AST, owner: str) -> set[str]:
     return {
         attribute
-        for each in ast.walk(node)
+        for each in walk(node)
         if isinstance(each, ast.Attribute) and (attribute := own_attribute(each, owner)) is not None
     }

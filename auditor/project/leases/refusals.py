@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
 """Answers that say so by themselves, where on another way what is counted is kept."""
@@ -25,12 +25,12 @@ def is_kept_by_others(acquired: Acquisition) -> bool:
 def undone_at(function: Function) -> set[int]:
     """Calls of `budget.unreserve(n); return None`, where another way answers otherwise: what they undo is
     kept there."""
-    answers = {_text(node) for node in statements_of(function.node) if isinstance(node, ast.Return)}
+    answers = {_text(node) for node in function.statements if isinstance(node, ast.Return)}
     found: set[int] = set()
-    for node in statements_of(function.node) if not answers <= NOTHING else ():
+    for node in function.statements if not answers <= NOTHING else ():
         match node:
             case ast.If(body=[*undoing, ast.Return() as last]) if _text(last) in NOTHING:
-                found.update(id(each) for statement in undoing for each in ast.walk(statement))
+                found.update(id(each) for statement in undoing for each in walk(statement))
     return found
 
 
@@ -40,7 +40,7 @@ def refusals(
     """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
     if not (is_kept_by_others(acquired) or kept):
         return ()
-    returned = (node for node in statements_of(function.node) if isinstance(node, ast.Return))
+    returned = (node for node in function.statements if isinstance(node, ast.Return))
     answers = {node.lineno: _text(node) for node in returned}
     refusing = {_text(node) for node in _refusing(function, acquire)}
     saying = (refusing | NOTHING if kept else refusing) & NOTHING
@@ -59,14 +59,14 @@ def _refusing(function: Function, acquire: ast.Call) -> Iterator[ast.Return]:
     """`if not budget.reserve(n): return None`, the answer under a name or not."""
     names = {
         target.id
-        for node in statements_of(function.node)
+        for node in function.statements
         if isinstance(node, ast.Assign) and node.value is acquire
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.If(test=test, body=[*_, ast.Return() as last]):
-                denied = [each.operand for each in ast.walk(test) if isinstance(each, ast.UnaryOp)]
+                denied = [each.operand for each in walk(test) if isinstance(each, ast.UnaryOp)]
                 if any(each is acquire or getattr(each, "id", None) in names for each in denied):
                     yield last

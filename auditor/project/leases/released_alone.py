@@ -32,13 +32,13 @@ def release_lent(function: Function, acquire: ast.Call) -> bool:
     while function.parent is not None:
         function = function.parent
     key = ast.dump(owner.value)
-    called = {id(node.func) for node in ast.walk(function.node) if isinstance(node, ast.Call)}
+    called = {id(node.func) for node in function.nodes if isinstance(node, ast.Call)}
     return any(
         isinstance(node, ast.Attribute)
         and node.attr in LEASE_METHODS
         and id(node) not in called
         and ast.dump(node.value) == key
-        for node in ast.walk(function.node)
+        for node in function.nodes
     )
 
 
@@ -59,12 +59,12 @@ def _hands_out(function: Function, attribute: str) -> bool:
     """The field itself is passed, returned, or given another name."""
     used = {
         id(node.value)
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
     }
     entered = {
         id(item.context_expr)
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if isinstance(node, (ast.With, ast.AsyncWith))
         for item in node.items
     }
@@ -73,5 +73,5 @@ def _hands_out(function: Function, attribute: str) -> bool:
         and node.attr == attribute
         and isinstance(node.ctx, ast.Load)
         and id(node) not in used | entered
-        for node in ast.walk(function.node)
+        for node in function.nodes
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, statements_of, ways
+from auditor.project.code.bindings import assigned_by, ways
 from auditor.project.code.modules import Function
 from auditor.project.leases.wrapping import lists_what_it_counts
 from auditor.project.meaning.recognise import Recogniser
@@ -20,6 +20,7 @@ from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome
 from auditor.project.pools.halves import Pair
 from auditor.project.shapes.field_work import field_work
+from auditor.source.nodes import walk
 
 QUEUED = frozenset({"get", "get_nowait", "popleft", "recv"})
 """Methods that take the next thing out, whichever it is."""
@@ -127,7 +128,7 @@ def _source(pair: Pair, rest: Path) -> Source:
 
 def _bindings(function: Function, name: str) -> Iterator[tuple[ast.expr, Path]]:
     """What is bound to the name, and where in that it lies."""
-    for node in statements_of(function.node):
+    for node in function.statements:
         for target, value in assigned_by(node):
             match target:
                 case ast.Name(id=same) if same == name:
@@ -146,12 +147,12 @@ def _binds(node: ast.For | ast.AsyncFor | ast.With | ast.AsyncWith, name: str) -
         if isinstance(node, (ast.For, ast.AsyncFor))
         else [item.optional_vars for item in node.items if item.optional_vars is not None]
     )
-    return any(isinstance(each, ast.Name) and each.id == name for part in bound for each in ast.walk(part))
+    return any(isinstance(each, ast.Name) and each.id == name for part in bound for each in walk(part))
 
 
 def _told_apart(function: Function, name: str) -> bool:
     """`if item is STOP:`, `isinstance(item, Stop)`: not everything in the queue is a lease."""
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         match node:
             case ast.Compare(left=ast.Name(id=left), comparators=[right]) if left == name:
                 if not (isinstance(right, ast.Constant) and right.value is None):
@@ -186,7 +187,7 @@ def _asks_for_next(call: ast.Call) -> bool:
 
 def _handed_on(target: Function) -> Iterator[ast.Call]:
     """`return self.inbox.get(timeout=1)`"""
-    for node in statements_of(target.node):
+    for node in target.statements:
         if isinstance(node, ast.Return) and node.value is not None:
             for way in ways(node.value):
                 if isinstance(way, ast.Call) and _takes_from_others(target, way):

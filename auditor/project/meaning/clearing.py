@@ -5,6 +5,7 @@ import ast
 from auditor.ir.ops import Call
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
+from auditor.source.nodes import walk
 
 SAYING = ("zero", "clear", "init", "fill")
 """How parameters begin or go on that ask for cleared memory: `zero`, `zero_init`, `zero_initialize`."""
@@ -49,7 +50,7 @@ def _leaves_as_it_is(function: Function) -> bool:
         return False
     names = {
         inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
-        for inner in ast.walk(node)
+        for inner in walk(node)
         if isinstance(inner, ast.Call)
     }
     return not names & CLEARING

@@ -32,6 +32,7 @@ from auditor.project.meaning.summaries import PROCESS, Question, Summaries
 from auditor.project.meaning.telling import asked_of
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
+from auditor.source.nodes import walk
 
 TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter",
                           "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
@@ -230,7 +231,7 @@ class FunctionEffects(OutsideEffects):
             name.id
             for position, expression in given
             if parameter_for(target, position, bound) in decided_by
-            for name in ast.walk(expression)
+            for name in walk(expression)
             if isinstance(name, ast.Name)
         }
         return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Fate, Position, Treatment, Value
 from auditor.ir.ops import Assume, Call, Path
-from auditor.project.code.bindings import assignments, statements_of
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.summaries import Answer, Question, Summaries
+from auditor.source.nodes import walk
 
 ON_SOME_WAYS = Treatment(Fate.RELEASE, split=True)
 
@@ -55,7 +56,7 @@ class Later:
 
     def _asked_here(self, call: Call) -> bool:
         """What goes along with the lease has been looked at: the one who starts it knows what it will do."""
-        names = {node.id for node in ast.walk(call.at) if isinstance(node, ast.Name)}
+        names = {node.id for node in walk(call.at) if isinstance(node, ast.Name)}
         return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)
 
 
@@ -69,6 +70,6 @@ def _asks_what_it_sets(function: Function) -> bool:
     """`if done: return`, then `done = True`."""
     told = assignments(function)
     set_here = {ast.unparse(target) for target, value in told if isinstance(value, ast.Constant)}
-    tests = (node.test for node in statements_of(function.node) if isinstance(node, ast.If | ast.While))
-    asked = (part for test in tests for part in ast.walk(test) if isinstance(part, ast.expr))
+    tests = (node.test for node in function.statements if isinstance(node, ast.If | ast.While))
+    asked = (part for test in tests for part in walk(test) if isinstance(part, ast.expr))
     return any(ast.unparse(part) in set_here for part in asked)

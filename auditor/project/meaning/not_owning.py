@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Fate, Value
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, assignments, statements_of
+from auditor.project.code.bindings import assigned_by, assignments
 from auditor.project.code.calls import Calls, constants_passed
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.summaries import Question, Summaries
+from auditor.source.nodes import walk
 
 BEGINNING = ("__init__", "__enter__", "__aenter__")
 """Methods whose counterpart is asked instead."""
@@ -117,13 +118,13 @@ def _reaches(argument: ast.expr, kept: str, function: Function) -> bool:
         isinstance(node, ast.Attribute)
         and f".{node.attr}" == kept
         and not (isinstance(node.value, ast.Name) and node.value.id == function.owner)
-        for node in ast.walk(argument)
+        for node in walk(argument)
     )
 
 
 def _hands_out(method: Function, place: str) -> bool:
     """`return self.row`: whoever asks may give it back."""
-    leaving = (node.value for node in statements_of(method.node) if isinstance(node, ast.Return))
+    leaving = (node.value for node in method.statements if isinstance(node, ast.Return))
     return any(
         part is not None and ast.unparse(part) == place
         for value in leaving

@@ -72,7 +72,7 @@ def ends_with_the_process(function: Function) -> bool:
 def _given_away(function: Function) -> set[int]:
     """Nodes that are returned, kept under another name, or an operand of a call that looks like an end."""
     found: set[int] = set()
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         match node:
             case (
                 ast.Return(value=ast.expr() as value)
@@ -93,12 +93,12 @@ def _attributes_of(function: Function, call: ast.Call) -> Iterator[ast.Attribute
     """What the function reads of the object that this call makes."""
     names = {
         target.id
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if isinstance(node, ast.Assign) and node.value is call
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         if isinstance(node, ast.Attribute) and (
             node.value is call or getattr(node.value, "id", None) in names
         ):

@@ -18,7 +18,6 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.lookups import looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
@@ -51,7 +50,7 @@ class OutsideEffects:
     def never_runs(self, node: ast.Call) -> bool:
         """`pool.release(line)` of an `async def`, a statement without `await`: the coroutine is dropped."""
         if self._statements is None:
-            bare = (each for each in statements_of(self.function.node) if isinstance(each, ast.Expr))
+            bare = (each for each in self.function.statements if isinstance(each, ast.Expr))
             self._statements = {id(each.value) for each in bare}
         if id(node) not in self._statements:
             return False

@@ -33,5 +33,5 @@ def _never_parted(function: Function, call: Call) -> bool:
         return False
     if any(isinstance(op, Unpack) and op.source[0] in names for op in ops):
         return False
-    subscripts = (node.value for node in ast.walk(function.node) if isinstance(node, ast.Subscript))
+    subscripts = (node.value for node in function.nodes if isinstance(node, ast.Subscript))
     return not any(isinstance(value, ast.Name) and value.id in names for value in subscripts)

@@ -8,6 +8,7 @@ from auditor.ir.ops import Call
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 NUMBERS = frozenset(
     {"slot", "slots", "index", "indices", "indexes", "idx", "id", "ids", "loc", "locs", "offset", "offsets"}
@@ -23,7 +24,7 @@ def released_value(recogniser: Recogniser, function: Function, call: Call) -> Va
     """Of the leases that a release takes; None where an object is marked, not handed out."""
     value = _value(recogniser, function, call)
     given = [*call.at.args[:1], *(keyword.value for keyword in call.at.keywords)]
-    names = (node for expression in given for node in ast.walk(expression))
+    names = (node for expression in given for node in walk(expression))
     numbers = any(
         numbered(node.id if isinstance(node, ast.Name) else node.attr)
         for node in names
@@ -54,7 +55,7 @@ def of_numpy(function: Function) -> bool:
     node = function.node
     if "Tensor" in ast.unparse(getattr(node, "returns", None) or ast.Constant("")):
         return False
-    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    names = {inner.id for inner in walk(node) if isinstance(inner, ast.Name)}
     return bool(names & {"np", "numpy"}) and "torch" not in names
 
 

@@ -41,7 +41,7 @@ def loops_around(function: Function, at: ast.AST) -> frozenset[int]:
     """The heads of the loops, comprehensions included, that an expression or statement stands in; what a loop
     goes over, and its `else`, stand outside."""
     targets: set[int] = set()
-    for loop in ast.walk(function.node):
+    for loop in function.nodes:
         if isinstance(loop, Loop) and isinstance(at, (ast.expr, ast.stmt)) and _within(loop, at):
             targets |= {id(target) for target in _targets_around(loop, at)}
     return frozenset(

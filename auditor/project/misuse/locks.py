@@ -17,6 +17,7 @@ from auditor.model import Step
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.misuse.story import name_of, place_of, story
+from auditor.source.nodes import walk
 
 ENTRY = 0
 LEFT_BY = {"__exit__": "__enter__", "__aexit__": "__aenter__"}
@@ -159,18 +160,18 @@ def _is_asked(function: Function, node: int) -> bool:
     """Whether the release stands under a condition."""
     at = function.graph.ops[node].at
     return any(
-        isinstance(each, (ast.If, ast.IfExp, ast.BoolOp)) and any(inner is at for inner in ast.walk(each))
-        for each in ast.walk(function.node)
+        isinstance(each, (ast.If, ast.IfExp, ast.BoolOp)) and any(inner is at for inner in walk(each))
+        for each in function.nodes
     )
 
 
 def _tidies_up(function: Function, at: ast.AST, calls: Calls) -> bool:
     """Whether it stands in a handler or a `finally` of what takes the lock."""
     taking = {id(function.graph.ops[node].at) for node in calls.acquires}
-    for each in ast.walk(function.node):
+    for each in function.nodes:
         if isinstance(each, ast.Try):
             after = [*each.finalbody, *(statement for handler in each.handlers for statement in handler.body)]
-            inside = any(inner is at for statement in after for inner in ast.walk(statement))
-            if inside and taking & {id(inner) for statement in each.body for inner in ast.walk(statement)}:
+            inside = any(inner is at for statement in after for inner in walk(statement))
+            if inside and taking & {id(inner) for statement in each.body for inner in walk(statement)}:
                 return True
     return False

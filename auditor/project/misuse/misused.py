@@ -189,7 +189,7 @@ class Misused(Tracking):
         bound = [
             (method, node.value)
             for method in cls.methods.values()
-            for node in ast.walk(method.node)
+            for node in method.nodes
             if isinstance(node, ast.Assign)
             and any(isinstance(t, ast.Attribute) and "." + t.attr == operand[1] for t in node.targets)
         ]

@@ -10,6 +10,7 @@ from auditor.ir.ops import Call, Path
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 POOL = re.compile(r"(?:^|\.)[A-Z]\w*(?:Pool|Allocator|Manager)$")
 """Constructors of pools, by their names."""
@@ -44,13 +45,13 @@ def _constructor(recogniser: Recogniser, function: Function, path: Path) -> ast.
     """The call that makes the pool which a local or a field of the own object is bound to."""
     found: list[ast.expr] = []
     if len(path) == 1 and path[0] not in function.graph.parameters:
-        for node in ast.walk(function.node):
+        for node in function.nodes:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == path[0]:
                     found.append(value)
     elif len(path) == 2 and function.cls is not None and path[:1] == function.parameters[:1]:
         for cls in recogniser.calls.model.lineage(function.cls):
-            for node in ast.walk(cls.node):
+            for node in walk(cls.node):
                 match node:
                     case ast.Assign(targets=[ast.Attribute(attr=attr)], value=value) if "." + attr == path[1]:
                         found.append(value)

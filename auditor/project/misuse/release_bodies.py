@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 DEPTH = 3
 
@@ -53,8 +54,8 @@ class ReleaseBodies:
 
 
 def _tolerates(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    raises = any(isinstance(each, (ast.Raise, ast.Assert)) for each in ast.walk(node))
-    for each in ast.walk(node):
+    raises = any(isinstance(each, (ast.Raise, ast.Assert)) for each in walk(node))
+    for each in walk(node):
         match each:
             case ast.Call(func=ast.Attribute(attr="discard")):
                 return True
@@ -67,7 +68,7 @@ def _tolerates(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
             case ast.If() if _asks_whether_held(each):
                 return True
             case ast.ExceptHandler(type=ast.Name(id="KeyError" | "ValueError"), body=body) if not any(
-                isinstance(inner, ast.Raise) for statement in body for inner in ast.walk(statement)
+                isinstance(inner, ast.Raise) for statement in body for inner in walk(statement)
             ):
                 return True
     return False
@@ -79,7 +80,7 @@ def only_sets_fields(function: Function) -> bool:
         return False
     given = set(function.parameters)
     sets = False
-    for each in ast.walk(function.node):
+    for each in function.nodes:
         match each:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name))]) if name in given:
                 sets = True
@@ -99,10 +100,10 @@ def _counts(target: ast.expr) -> bool:
 
 def _asks_whether_held(node: ast.If) -> bool:
     """A test of membership or of the object's own state that does not end in a complaint."""
-    complains = any(isinstance(inner, ast.Raise) for statement in node.body for inner in ast.walk(statement))
+    complains = any(isinstance(inner, ast.Raise) for statement in node.body for inner in walk(statement))
     if complains:
         return False
-    for test in ast.walk(node.test):
+    for test in walk(node.test):
         match test:
             case ast.Compare(ops=[ast.In() | ast.NotIn()]):
                 return True
@@ -122,7 +123,7 @@ def _returns_at_once(node: ast.If) -> bool:
 
 def _looks_up(node: ast.AST) -> bool:
     """Raises, or takes out of a table what must be there."""
-    for each in ast.walk(node):
+    for each in walk(node):
         match each:
             case ast.Raise() | ast.Assert() | ast.Delete():
                 return True

@@ -165,7 +165,7 @@ def modes_at(function: Function, call: Call) -> tuple[tuple[Path, bool], ...]:
 
 def _surrounds(function: Function, context: ast.Call, inner: ast.Call) -> bool:
     """Whether `inner` is in the body of the `with` of this context expression, or one of its later items."""
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         if not isinstance(node, (ast.With, ast.AsyncWith)):
             continue
         expressions = [item.context_expr for item in node.items]

@@ -4,10 +4,11 @@ import ast
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
-from auditor.project.code.bindings import given_to, statements_of, ways
+from auditor.project.code.bindings import given_to, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
+from auditor.source.nodes import walk
 
 SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})
 """Annotations that tell no handle from another."""
@@ -30,7 +31,7 @@ def fronts_a_pool(function: Function) -> bool:
     asking = {id(call) for call in function.calls if _asks_a_pool(call.func)}
     if not asking:
         return False
-    statements = list(statements_of(function.node))
+    statements = list(function.statements)
     lent = {
         target.id
         for each in statements
@@ -54,7 +55,7 @@ def returns_something(function: Function) -> bool:
     """Some return hands out a value that is neither None nor a plain yes or no."""
     if ast.unparse(getattr(function.node, "returns", None) or ast.Constant("")) in ("bool", "None"):
         return False
-    for node in statements_of(function.node):
+    for node in function.statements:
         if isinstance(node, ast.Return) and not isinstance(
             node.value, (ast.Constant, ast.Compare, type(None))
         ):
@@ -77,14 +78,14 @@ def _returns_what_it_is_told(function: Function, partners: list[Function]) -> bo
     told = set(own_parameters(function))
     if any(told & set(own_parameters(partner)[:1]) for partner in partners):
         return False
-    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
     return any(isinstance(value, ast.Name) and value.id in told for value in returned)
 
 
 def returns_itself(function: Function) -> bool:
     """`return self` of `lock()`: the object is marked, and handed on for a chain of calls."""
     own = function.owner
-    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
     return any(isinstance(value, ast.Name) and value.id == own for value in returned)
 
 
@@ -93,20 +94,16 @@ def kept_under_parameter(function: Function) -> Position | None:
     parameters = own_parameters(function)
     owner = function.owner
     derived = {name: index for index, name in enumerate(parameters)}
-    for node in ast.walk(function.node):
+    for node in function.nodes:
         if isinstance(node, (ast.For, ast.comprehension)):
             sources = [
-                name.id for name in ast.walk(node.iter) if isinstance(name, ast.Name) and name.id in derived
+                name.id for name in walk(node.iter) if isinstance(name, ast.Name) and name.id in derived
             ]
             if sources:
                 derived.update(
-                    {
-                        name.id: derived[sources[0]]
-                        for name in ast.walk(node.target)
-                        if isinstance(name, ast.Name)
-                    }
+                    {name.id: derived[sources[0]] for name in walk(node.target) if isinstance(name, ast.Name)}
                 )
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=ast.Name(id=source))) if (
                 source in derived
@@ -142,7 +139,7 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
         return False
     given = [parameter for partner in partners if (parameter := not_shared(partner, function)) is not None]
     told = {name for name, _ in given}
-    for node in statements_of(function.node):
+    for node in function.statements:
         if isinstance(node, ast.Return) and node.value is not None:
             parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
             if any(last_part(part) in told for part in parts):
@@ -155,7 +152,7 @@ def given_back_itself(function: Function, partners: list[Function]) -> bool:
 
 def returns_several(function: Function) -> bool:
     """`return self.acquire(), self.acquire()`: each of them is a lease, and its callers owe them apart."""
-    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
     tuples = [value.elts for value in returned if isinstance(value, ast.Tuple)]
     return bool(tuples) and all(
         len(parts) > 1 and all(_asks_itself(function, part) for part in parts) for parts in tuples
@@ -177,7 +174,7 @@ def _asks_itself(function: Function, part: ast.expr) -> bool:
 
 def _hands_out_popped(function: Function) -> bool:
     """`return idle.pop()`, or that under a name."""
-    returned = [node.value for node in statements_of(function.node) if isinstance(node, ast.Return)]
+    returned = [node.value for node in function.statements if isinstance(node, ast.Return)]
     named = (
         value for each in returned if isinstance(each, ast.Name) for value in given_to(function, each.id)
     )
@@ -242,7 +239,7 @@ def keeps_what_it_is_told(function: Function) -> bool:
 
 def own_exceptions(function: Function) -> frozenset[str]:
     """Names of classes in its `raise ValueError(text)`; none where a `try` of its own may catch them."""
-    statements = list(statements_of(function.node))
+    statements = list(function.statements)
     if any(isinstance(node, (ast.Try, ast.TryStar)) for node in statements):
         return frozenset()
     raised = (node.exc for node in statements if isinstance(node, ast.Raise))
@@ -258,7 +255,7 @@ def contains_failures(function: Function) -> bool:
     body = getattr(function.node, "body", [])
     if not isinstance(body, list):
         return _harmless(body)  # a lambda's
-    works = any(isinstance(node, (ast.Call, ast.Try)) for each in body for node in ast.walk(each))
+    works = any(isinstance(node, (ast.Call, ast.Try)) for each in body for node in walk(each))
     return works and all(_contained(each) for each in body)
 
 
@@ -279,5 +276,5 @@ def _harmless(statement: ast.AST) -> bool:
     risky = (ast.Subscript, ast.Await, ast.Raise, ast.With, ast.AsyncWith, ast.Import)
     return not any(
         isinstance(inner, risky) or (isinstance(inner, ast.Call) and not is_quiet(inner))
-        for inner in ast.walk(statement)
+        for inner in walk(statement)
     )

@@ -4,7 +4,7 @@
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.pools.queues import POOL_WORDS
 from auditor.project.shapes.pool_state import own_parameters
@@ -80,7 +80,7 @@ def _is_told_of(call: ast.Call, function: Function) -> bool:
 
 def _is_returned(call: ast.Call, function: Function) -> bool:
     """Itself, or under a name: a sum of what it asks for is no lease."""
-    statements = list(statements_of(function.node))
+    statements = list(function.statements)
     names = {
         target.id
         for each in statements

@@ -6,6 +6,7 @@ from auditor.flow.effects import Handle
 from auditor.project.code.bindings import is_dropped
 from auditor.project.code.modules import Function
 from auditor.project.pools.halves import Pair
+from auditor.source.nodes import walk
 
 
 def echoed(handle: Handle, function: Function, call: ast.Call, pair: Pair) -> Handle:
@@ -38,9 +39,9 @@ def _of_a_loop(function: Function, marked: ast.expr | None) -> bool:
         root = root.value
     return any(
         isinstance(name, ast.Name) and isinstance(root, ast.Name) and name.id == root.id
-        for node in ast.walk(function.node)
+        for node in function.nodes
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)
-        for name in ast.walk(node.target)
+        for name in walk(node.target)
     )
 
 

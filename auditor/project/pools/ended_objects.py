@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle
-from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
+from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
@@ -22,6 +22,7 @@ from auditor.project.shapes.full_at_first import things_to_do
 from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS
 from auditor.protocols.vocabulary import Name, split, undoes
+from auditor.source.nodes import walk
 
 NO_END = frozenset(
     {"undo", "redo", "revert", "requeue", "retry", "nack", "reject", "resubmit", "delete", "remove",
@@ -74,7 +75,7 @@ def _maker(model: ClassModel, function: Function) -> Maker | None:
     """What it returns is made by itself, and goes by one class."""
     returned = [
         way
-        for node in statements_of(function.node)
+        for node in function.statements
         if isinstance(node, ast.Return) and node.value is not None
         for way in ways(node.value)
     ]
@@ -115,7 +116,7 @@ def _kept(model: ClassModel, cls: Class, call: ast.Call) -> dict[str, ast.expr]:
 def _fields_of_parameters(init: Function) -> dict[str, str]:
     """`self.server = server`"""
     found: dict[str, str] = {}
-    for node in statements_of(init.node):
+    for node in init.statements:
         match node:
             case (
                 ast.Assign(targets=[target], value=ast.Name(id=name))
@@ -229,4 +230,4 @@ def _is_made(maker: Maker, value: ast.expr | None) -> bool:
 
 
 def _mentions(node: ast.expr, name: str) -> bool:
-    return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node))
+    return any(isinstance(each, ast.Name) and each.id == name for each in walk(node))

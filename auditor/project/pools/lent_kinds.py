@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from auditor.flow.effects import Value
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.project.shapes.pool_state import called, cut_short
@@ -44,7 +44,7 @@ def value_of(function: Function) -> Value:
     if NUMBERED & {*split(function.name), *owner_words}:
         return Value.INDEX
     owner = function.owner
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(targets=[target], value=value):
                 if cut_short(target, value, owner) and "free" in ast.unparse(target):
@@ -80,7 +80,7 @@ def _in_the_store(function: Function) -> Value:
 
 def _returns_another(function: Function) -> bool:
     """`return Lease(self, self.ids.pop())`, `return key, buffer`."""
-    returned = (node.value for node in statements_of(function.node) if isinstance(node, ast.Return))
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
     return any(
         isinstance(value, ast.Tuple) or (isinstance(value, ast.Call) and last_part(value.func)[:1].isupper())
         for value in returned
@@ -100,7 +100,7 @@ def _taken_from(call: ast.Call, owner: str) -> str | None:
 def _filled_with(method: Function) -> Iterator[tuple[str, ast.expr]]:
     """Fields of a method's own object, and what it assigns to them or puts into them."""
     owner = method.owner or ""
-    for node in statements_of(method.node):
+    for node in method.statements:
         match node:
             case (
                 ast.Assign(targets=[target], value=value)
@@ -118,12 +118,12 @@ def _deals_out_numbers(function: Function) -> bool:
     init = function.cls.methods.get("__init__") if function.cls is not None else None
     made = {
         target.attr
-        for node in (statements_of(init.node) if init is not None else ())
+        for node in (init.statements if init is not None else ())
         if isinstance(node, ast.Assign) and "arange(" in ast.unparse(node.value)
         for target in node.targets
         if isinstance(target, ast.Attribute)
     }
     return any(
         isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in made
-        for node in (ast.walk(function.node) if made else ())
+        for node in (function.nodes if made else ())
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import given_to, own_attribute, statements_of, ways
+from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
@@ -23,6 +23,7 @@ from auditor.protocols.vocabulary import (
     take_apart,
     undoes,
 )
+from auditor.source.nodes import walk
 
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push"})
 BY_THEMSELVES = frozenset({"finalize", "ref", "WeakValueDictionary"})
@@ -90,7 +91,7 @@ def _speaks(method: Function) -> bool:
 
 def _returned(method: Function) -> Iterator[ast.expr]:
     """What it returns; of a name, what the name was given."""
-    for node in statements_of(method.node):
+    for node in method.statements:
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
             yield node.value
             yield from (way for value in given_to(method, node.value.id) for way in ways(value))
@@ -126,14 +127,14 @@ def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | No
     """What the pool's own code puts into one of its lists."""
     for each in pool.methods.values():
         own = each.owner or ""
-        for node in statements_of(each.node):
+        for node in each.statements:
             made: list[ast.expr] = []
             match node:
                 case (
                     ast.Assign(targets=[target], value=value)
                     | ast.AnnAssign(target=target, value=ast.expr() as value)
                 ) if own_attribute(target, own) == attribute:
-                    made = [inner for inner in ast.walk(value) if isinstance(inner, ast.Call)]
+                    made = [inner for inner in walk(value) if isinstance(inner, ast.Call)]
                 case ast.Expr(
                     value=ast.Call(func=ast.Attribute(value=table, attr=way), args=[*_, given])
                 ) if way in FILLING and own_attribute(table, own) == attribute:

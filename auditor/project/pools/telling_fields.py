@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import assignments, own_attribute, statements_of
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
@@ -133,7 +133,7 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
 def _annotated(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
     """`self.vocab: dict[str, int] = {}`"""
     own = init.owner or ""
-    for node in statements_of(init.node):
+    for node in init.statements:
         if isinstance(node, ast.AnnAssign) and _is_plain(node.annotation, plain):
             name = own_attribute(node.target, own)
             if name is not None:

@@ -29,7 +29,7 @@ def carries_the_amount(taker: FieldWork, giver: FieldWork, counter: str) -> bool
         and isinstance(node.func, ast.Name)
         and node.func.id[:1].isupper()
         and any(ast.unparse(given) in taken for given in _arguments(node))
-        for node in ast.walk(taker.method.node)
+        for node in taker.method.nodes
     )
     return made and any(
         field == counter

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from auditor.project.code.bindings import assigned_by, statements_of
+from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 Way = tuple[str, ...]
 """`("self", "server", "locked")`; a module's own names come after `MODULE`. Keys and indices are left out."""
@@ -61,7 +62,7 @@ def changes(function: Function) -> list[Change]:
     if isinstance(function.node, (ast.Module, ast.Lambda)):
         return []
     ways = Ways(function)
-    return [change for node in statements_of(function.node) for change in _of_statement(ways, node)]
+    return [change for node in function.statements for change in _of_statement(ways, node)]
 
 
 class Ways:
@@ -72,13 +73,13 @@ class Ways:
         self.known.update((name, (name,)) for name in function.parameters)
         if function.owner is not None:
             self.known[function.owner] = (SELF,)
-        for node in statements_of(function.node):
+        for node in function.statements:
             self._note(node)
 
     def _note(self, node: ast.stmt) -> None:
         if isinstance(node, (ast.For, ast.AsyncFor)):
             if (way := self.of(node.iter)) is not None:
-                names = [each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)]
+                names = [each.id for each in walk(node.target) if isinstance(each, ast.Name)]
                 self.known.update((name, way) for name in names[-1:])
             return
         for target, value in assigned_by(node):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-from auditor.project.code.bindings import assigned_by, statements_of
+from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
 from auditor.project.shapes.counting_up import counts_by_itself, raised_by
 from auditor.project.shapes.markings import Marking, marked_by
@@ -14,6 +14,7 @@ from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bou
 from auditor.project.shapes.owners import owners_of, shared_by
 from auditor.project.shapes.pieces import at_an_end, gone_over, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
+from auditor.source.nodes import walk
 
 TAKING = REMOVERS - {"remove", "discard"}
 SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
@@ -73,7 +74,7 @@ class FieldWork:
     @property
     def met_by_told(self) -> Set[str]:
         """With names of loops that look for it: `for i, each in enumerate(self.all): if each is buffer:`."""
-        looking = (node for node in statements_of(self.method.node) if isinstance(node, ast.For))
+        looking = (node for node in self.method.statements if isinstance(node, ast.For))
         met = {name for loop in looking for name in bound_by(loop.target) if self._is_compared(loop)}
         return self.derived(self.from_told | met, frozenset()) if met else self.from_told
 
@@ -82,9 +83,9 @@ class FieldWork:
             len({self.is_from_told(side) for side in (test.left, *test.comparators)}) == 2
             and any(isinstance(op, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) for op in test.ops)
             and mentions(test, set(bound_by(loop.target)), frozenset())
-            for node in ast.walk(loop)
+            for node in walk(loop)
             if isinstance(node, ast.If)
-            for test in ast.walk(node.test)
+            for test in walk(node.test)
             if isinstance(test, ast.Compare)
         )
 
@@ -113,7 +114,7 @@ class FieldWork:
     @property
     def bindings(self) -> list[Binding]:
         if self._bindings is None:
-            statements = statements_of(self.method.node)
+            statements = self.method.statements
             self._bindings = [made for node in statements for made in bindings(node)]
         return self._bindings
 
@@ -132,7 +133,7 @@ def _read(method: Function) -> FieldWork:
         return work
     work.counters.update(name for name, value in of_module.items() if counts_by_itself(value))
     reader = _Reader(work, of_module.keys() - work.told)
-    for node in statements_of(method.node):
+    for node in method.statements:
         reader.read(node)
     return work
 
@@ -289,6 +290,6 @@ def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
     """Expressions of this statement; those of statements within it come with those."""
     for child in ast.iter_child_nodes(statement):
         if isinstance(child, ast.expr):
-            yield from ast.walk(child)
+            yield from walk(child)
         elif isinstance(child, ast.withitem):
-            yield from ast.walk(child.context_expr)
+            yield from walk(child.context_expr)

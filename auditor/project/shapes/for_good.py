@@ -7,6 +7,7 @@ from auditor.project.shapes.field_work import FieldWork, Put
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.own_helpers import Works, all_put
 from auditor.project.shapes.pieces import is_cut
+from auditor.source.nodes import walk
 
 
 def takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
@@ -25,14 +26,14 @@ def takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
 def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:
     """The same that a return mentions; of what a loop puts back, the list that it goes over. What is computed
     from it is what is left: `self.holes.add(base + size)`."""
-    if any(isinstance(each, ast.BinOp) for each in ast.walk(put.value)):
+    if any(isinstance(each, ast.BinOp) for each in walk(put.value)):
         return False
     returned = {name for value in work.returned for name in _names(value)}
     same = work.of_one_kind(returned)
     names = set(_names(put.value))
     over = {
         name
-        for loop in ast.walk(work.method.node)
+        for loop in work.method.nodes
         if isinstance(loop, ast.For) and names & set(_names(loop.target)) and _within(loop, put.value)
         for name in _names(loop.iter)
     }
@@ -40,11 +41,11 @@ def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+    return (each.id for each in walk(node) if isinstance(each, ast.Name))
 
 
 def _within(loop: ast.AST, node: ast.AST) -> bool:
-    return any(each is node for each in ast.walk(loop))
+    return any(each is node for each in walk(loop))
 
 
 def _given_up(work: FieldWork, at: ast.AST) -> bool:
@@ -52,7 +53,7 @@ def _given_up(work: FieldWork, at: ast.AST) -> bool:
     `return []`, a `continue`."""
     bodies = (
         body
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
         for body in (getattr(node, "body", ()), getattr(node, "orelse", ()))
         if isinstance(body, list) and body
     )

@@ -3,11 +3,12 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute, statements_of, ways
+from auditor.project.code.bindings import assignments, given_to, own_attribute, ways
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.full_at_first import AROUND, NUMBERING, beginning
 from auditor.project.shapes.made_new import MAKERS
+from auditor.source.nodes import walk
 
 SEARCHING = frozenset({"nonzero", "flatnonzero", "argmax", "argmin", "index", "argwhere", "where"})
 """Functions, and methods of lists and tensors, that tell a place in a table."""
@@ -43,7 +44,7 @@ def _is_turn(method: Function, value: ast.expr) -> bool:
         and isinstance(node.target, ast.Name)
         and node.target.id == value.id
         and _begins_with_zero(node.iter, method)
-        for node in statements_of(method.node)
+        for node in method.statements
     )
 
 
@@ -121,7 +122,7 @@ class _Returned:
     def _given(self, work: FieldWork, name: str) -> Iterator[ast.expr]:
         """`number, _ = self.free.popitem()` included."""
         yield from (value for value in given_to(work.method, name))
-        for node in statements_of(work.method.node):
+        for node in work.method.statements:
             match node:
                 case ast.Assign(targets=[ast.Tuple(elts=[ast.Name(id=first), _])], value=value):
                     if first == name and getattr(getattr(value, "func", None), "attr", "") == "popitem":
@@ -139,7 +140,7 @@ class _Returned:
 
     def _is_found(self, method: Function, name: str) -> bool:
         """By going over all places, or by asking the table."""
-        for node in statements_of(method.node):
+        for node in method.statements:
             match node:
                 case ast.For(
                     target=ast.Tuple(elts=[ast.Name(id=turn), _]),
@@ -153,8 +154,8 @@ class _Returned:
     def _searches(self, method: Function, value: ast.expr) -> bool:
         """`int(free[0])` of `free = (~self.used).nonzero()`; `next(i for i, used in enumerate(self.used) if
         not used)`."""
-        named = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+        named = {node.id for node in walk(value) if isinstance(node, ast.Name)}
         values = [value, *(each for name in sorted(named) for each in given_to(method, name))]
-        calls = [node for each in values for node in ast.walk(each) if isinstance(node, ast.Call)]
-        plain = not any(isinstance(node, ast.BinOp) for each in values for node in ast.walk(each))
+        calls = [node for each in values for node in walk(each) if isinstance(node, ast.Call)]
+        plain = not any(isinstance(node, ast.BinOp) for each in values for node in walk(each))
         return plain and any(last_part(call.func) in SEARCHING | {"enumerate"} for call in calls)

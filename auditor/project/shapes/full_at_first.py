@@ -3,13 +3,14 @@
 import ast
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.project.code.bindings import own_attribute, statements_of
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.markings import FREE
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.project.shapes.owners import shared_by
 from auditor.protocols.vocabulary import POOLS, singular, split
+from auditor.source.nodes import walk
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
 NUMBERING = frozenset({"range", "arange"})
@@ -41,11 +42,11 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
     return any(
         isinstance(node, ast.For) and _is_told(node.iter, work.told) and _within(node, name)
         for work in begun
-        for node in statements_of(work.method.node)
+        for node in work.method.statements
     ) or any(
         isinstance(target, ast.Attribute) and target.attr == name and _is_told(node.value, work.told)
         for work in begun
-        for node in statements_of(work.method.node)
+        for node in work.method.statements
         if isinstance(node, ast.Assign)
         for target in node.targets
     )
@@ -65,7 +66,7 @@ def things_to_do(cls: Class | None, *fields: str) -> bool:
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
-    parts = list(ast.walk(value))
+    parts = list(walk(value))
     around = all(getattr(part.func, "id", "") in AROUND for part in parts if isinstance(part, ast.Call))
     return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
 
@@ -81,7 +82,7 @@ def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:
     return any(
         isinstance(target, ast.Attribute) and target.attr == name and _is_truth(node.value)
         for work in begun
-        for node in statements_of(work.method.node)
+        for node in work.method.statements
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     )
@@ -106,7 +107,7 @@ def _own_methods_called(method: Function) -> Iterator[str]:
 
 
 def _fills(method: Function, name: str) -> bool:
-    for node in statements_of(method.node):
+    for node in method.statements:
         match node:
             case (
                 ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
@@ -123,7 +124,7 @@ def _fills(method: Function, name: str) -> bool:
 
 
 def _within(loop: ast.For | ast.While, name: str, *, made: bool = False) -> bool:
-    return any(_is_filled(node, name, made=made) for node in ast.walk(loop))
+    return any(_is_filled(node, name, made=made) for node in walk(loop))
 
 
 def _is_filled(node: ast.AST, name: str, *, made: bool = False) -> bool:
@@ -170,10 +171,10 @@ def _counts(node: ast.expr) -> bool:
     return any(
         (isinstance(each, ast.Name) and each.id in NUMBERING)
         or (isinstance(each, ast.Attribute) and each.attr in NUMBERING)
-        for each in ast.walk(node)
+        for each in walk(node)
     )
 
 
 def _measures(test: ast.expr, name: str) -> bool:
     """`while len(self.slots) < count:`"""
-    return any(isinstance(each, ast.Attribute) and each.attr == name for each in ast.walk(test))
+    return any(isinstance(each, ast.Attribute) and each.attr == name for each in walk(test))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.name_bindings import mentions
+from auditor.source.nodes import walk
 
 Taken = tuple[FieldWork, list[FieldWork]]
 """A method that takes, and those that give back."""
@@ -86,7 +87,7 @@ def _handed_out_at(work: FieldWork, top: str) -> set[str]:
     own = work.method.owner or ""
     read = [
         (table, node)
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
         if (table := own_attribute(node.value, own)) is not None and _reads(work, node.slice, top)
     ]
@@ -95,4 +96,4 @@ def _handed_out_at(work: FieldWork, top: str) -> set[str]:
 
 def _reads(work: FieldWork, node: ast.expr, field: str) -> bool:
     own = work.method.owner or ""
-    return any(isinstance(each, ast.expr) and own_attribute(each, own) == field for each in ast.walk(node))
+    return any(isinstance(each, ast.expr) and own_attribute(each, own) == field for each in walk(node))

@@ -8,6 +8,7 @@ from auditor.project.code.modules import last_part
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "tensor"})
 """Functions of torch and numpy that make a new tensor."""
@@ -41,9 +42,9 @@ def hands_out_new(work: FieldWork, names: Set[str], marked: Set[int], counted: S
 def _also_given(work: FieldWork) -> Iterator[ast.expr]:
     """`buffer = self.idle.pop() if self.idle else bytearray(size)`, and the same in two statements; also of
     what a view is returned of."""
-    values = (node for each in work.returned for node in ast.walk(each))
+    values = (node for each in work.returned for node in walk(each))
     returned = {node.id for node in values if isinstance(node, ast.Name)} - work.told
-    for node in ast.walk(work.method.node):
+    for node in work.method.nodes:
         match node:
             case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound in returned:
                 yield from ways(value)

@@ -10,6 +10,7 @@ from auditor.project.shapes.full_at_first import full_at_first, true_at_first
 from auditor.project.shapes.markings import FREE, USED, Marking, is_nothing
 from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import ends, split
+from auditor.source.nodes import walk
 
 MEASURING = frozenset({"range", "len", "min", "max", "islice", "arange"})
 """Functions which what says how many is given to."""
@@ -20,7 +21,7 @@ def marks(work: FieldWork, put: Put) -> bool:
     `self.free[place] = False`."""
     if put.key is None or is_nothing(put.value) != _says_what_is_free(put):
         return False
-    names = {each.id for each in ast.walk(put.key) if isinstance(each, ast.Name)}
+    names = {each.id for each in walk(put.key) if isinstance(each, ast.Name)}
     found = names.isdisjoint(work.from_told) or any(_looked_for(work, put.field, name) for name in names)
     handed_out = any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
     return bool(names) and found and handed_out
@@ -101,8 +102,8 @@ def _hands_out(work: FieldWork, mark: Marking) -> bool:
 def _is_tested(work: FieldWork, mark: Marking) -> bool:
     """`if self.last not in self.in_flight:`"""
     nodes = _mentioned(work, mark.field)
-    tests = (test for node in ast.walk(work.method.node) for test in _tests(node))
-    return any(mentions(test, frozenset(), nodes) and _same(mark.place, ast.walk(test)) for test in tests)
+    tests = (test for node in work.method.nodes for test in _tests(node))
+    return any(mentions(test, frozenset(), nodes) and _same(mark.place, walk(test)) for test in tests)
 
 
 def _same(place: ast.expr, nodes: Iterable[ast.AST]) -> bool:
@@ -110,20 +111,15 @@ def _same(place: ast.expr, nodes: Iterable[ast.AST]) -> bool:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    return (each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+    return (each.id for each in walk(node) if isinstance(each, ast.Name))
 
 
 def _told_itself(work: FieldWork) -> Set[str]:
     """Without what only says how many."""
-    measures = {
-        id(name)
-        for node in ast.walk(work.method.node)
-        for given in _measured(node)
-        for name in ast.walk(given)
-    }
+    measures = {id(name) for node in work.method.nodes for given in _measured(node) for name in walk(given)}
     return {
         node.id
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
         if isinstance(node, ast.Name) and node.id in work.told and id(node) not in measures
     }
 
@@ -140,11 +136,7 @@ def _measured(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _mentioned(work: FieldWork, field: str) -> set[int]:
-    return {
-        id(node)
-        for node in ast.walk(work.method.node)
-        if isinstance(node, ast.Attribute) and node.attr == field
-    }
+    return {id(node) for node in work.method.nodes if isinstance(node, ast.Attribute) and node.attr == field}
 
 
 def _searched(work: FieldWork, field: str, names: Set[str]) -> bool:
@@ -154,7 +146,7 @@ def _searched(work: FieldWork, field: str, names: Set[str]) -> bool:
         return True
     return any(
         mentions(test, frozenset(), nodes) and mentions(test, names, frozenset())
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
         for test in _tests(node)
     )
 
@@ -185,5 +177,5 @@ def _looked_for(work: FieldWork, field: str, name: str) -> bool:
     return name not in work.told and any(
         isinstance(inner, ast.Attribute) and inner.attr == field
         for value in given_to(work.method, name)
-        for inner in ast.walk(value)
+        for inner in walk(value)
     )

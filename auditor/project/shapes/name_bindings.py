@@ -7,6 +7,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from auditor.project.code.bindings import ways
+from auditor.source.nodes import walk
 
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push", "extend",
                      "extendleft", "update", "append_n"})  # fmt: skip
@@ -27,7 +28,7 @@ class Binding:
 
 def mentions(node: ast.AST, names: Set[str], marked: Set[int]) -> bool:
     return any(
-        id(inner) in marked or (isinstance(inner, ast.Name) and inner.id in names) for inner in ast.walk(node)
+        id(inner) in marked or (isinstance(inner, ast.Name) and inner.id in names) for inner in walk(node)
     )
 
 
@@ -53,12 +54,12 @@ def bindings(node: ast.stmt) -> Iterator[Binding]:
 
 
 def _made(bound: set[str], value: ast.expr) -> Binding:
-    nodes = list(ast.walk(value))
+    nodes = list(walk(value))
     names = frozenset(node.id for node in nodes if isinstance(node, ast.Name))
     return Binding(frozenset(bound), names, frozenset(map(id, nodes)))
 
 
 def bound_by(target: ast.expr) -> Iterator[str]:
     return (
-        node.id for node in ast.walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        node.id for node in walk(target) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     )

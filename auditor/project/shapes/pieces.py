@@ -2,8 +2,8 @@
 
 import ast
 
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 JOINING = frozenset({"cat", "concat", "concatenate", "append", "hstack", "union"})
 """Functions of torch and numpy, and of sets, that make one of several."""
@@ -20,7 +20,7 @@ def joins(value: ast.expr, whole: str) -> bool:
     field, and more."""
     match value:
         case ast.Call(func=ast.Attribute(attr=name)) if name in JOINING:
-            parts: list[ast.AST] = [each for arg in value.args for each in ast.walk(arg)]
+            parts: list[ast.AST] = [each for arg in value.args for each in walk(arg)]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             parts = [left, right]
         case ast.List(elts=parts_of):
@@ -36,14 +36,14 @@ def is_cut(method: Function, store: str) -> bool:
         isinstance(node, ast.Attribute)
         and node.attr == store
         and (not isinstance(node.ctx, ast.Load) or id(node) in _deleted_of(method))
-        for node in ast.walk(method.node)
+        for node in method.nodes
     )
 
 
 def _deleted_of(method: Function) -> set[int]:
     return {
         id(target.value)
-        for node in statements_of(method.node)
+        for node in method.statements
         if isinstance(node, ast.Delete)
         for target in node.targets
         if isinstance(target, ast.Subscript)

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.project.code.bindings import given_to_field, statements_of
+from auditor.project.code.bindings import given_to_field
 from auditor.project.code.modules import Function, last_part
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, take_apart
 
@@ -41,9 +41,9 @@ def own_state(node: ast.AST, owner: str | None) -> bool:
 def changes_state(function: Function) -> bool:
     """It assigns to, or fills and empties, what belongs to the pool."""
     owner = function.owner
-    shared = {name for node in ast.walk(function.node) if isinstance(node, ast.Global) for name in node.names}
+    shared = {name for node in function.nodes if isinstance(node, ast.Global) for name in node.names}
     aliases = _state_aliases(function, owner, own_parameters(function))
-    for node in statements_of(function.node):
+    for node in function.statements:
         targets = (
             node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
         )
@@ -79,7 +79,7 @@ def _state_aliases(function: Function, owner: str | None, told: Sequence[str] = 
     """Locals that name a piece of the pool's state; and what it is told, and where that leads, is state, too,
     when written into."""
     found = set(told)
-    for node in statements_of(function.node):
+    for node in function.statements:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             if own_state(node.value, owner) or _leads_from(node.value, found):
                 found.add(node.targets[0].id)
@@ -119,7 +119,7 @@ def removes_from_state(function: Function) -> bool:
                 or take_apart(call.func.attr, ACQUIRE_WORDS - {"get", "pop", "take", "fetch"})
             ):
                 return True
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(targets=[target], value=value) if cut_short(target, value, owner):
                 return True
@@ -159,4 +159,4 @@ def called(function: Function) -> set[str]:
 
 
 def _calls(function: Function) -> list[ast.Call]:
-    return [node for node in ast.walk(function.node) if isinstance(node, ast.Call)]
+    return [node for node in function.nodes if isinstance(node, ast.Call)]

@@ -4,13 +4,14 @@ import ast
 import re
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import assignments, own_attribute, statements_of
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.use_counts import asks
 from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
+from auditor.source.nodes import walk
 
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
 """Words in the names of counts of those who need an object."""
@@ -52,7 +53,7 @@ def counts_what_it_returns(function: Function, partners: list[Function]) -> bool
     }
     returned = {
         node.value.id
-        for node in statements_of(function.node)
+        for node in function.statements
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
     }
     told = own_parameters(function)
@@ -153,7 +154,7 @@ def _the_same(method: Function, parameter: str) -> set[str]:
 def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
     """`worker` and `load` of `worker.load += 1`."""
     own = function.owner
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=count), op=op):
                 if isinstance(op, way) and name != own:
@@ -165,7 +166,7 @@ def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     told = own_parameters(method)[:1]
     changed = [
         node.target
-        for node in statements_of(method.node)
+        for node in method.statements
         if isinstance(node, ast.AugAssign) and isinstance(node.op, way)
     ]
     of_object = {
@@ -204,16 +205,11 @@ def returns_what_it_is_told(method: Function) -> bool:
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
     """Not what lies under it: `self.loaded[name]`."""
-    keys = {
-        id(name)
-        for node in ast.walk(value)
-        if isinstance(node, ast.Subscript)
-        for name in ast.walk(node.slice)
-    }
-    calls = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
-    fields = [node for node in ast.walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
+    keys = {id(name) for node in walk(value) if isinstance(node, ast.Subscript) for name in walk(node.slice)}
+    calls = {id(node.func) for node in walk(value) if isinstance(node, ast.Call)}
+    fields = [node for node in walk(value) if isinstance(node, ast.Attribute) and id(node) not in calls]
     parts = {id(node.value) for node in fields}
-    named = (node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id in told)
+    named = (node for node in walk(value) if isinstance(node, ast.Name) and node.id in told)
     return any(id(node) not in parts | keys for node in named)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from auditor.project.code.bindings import given_to
 from auditor.project.shapes.field_work import FieldWork, Put
 from auditor.protocols.vocabulary import undoes
+from auditor.source.nodes import walk
 
 LISTENERS = re.compile(
     r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
@@ -66,4 +67,4 @@ def _is_number(value: ast.expr, counted: set[str]) -> bool:
             return attr in counted
         case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name())]):
             return True
-    return any(isinstance(each, ast.Attribute) and each.attr.startswith("uuid") for each in ast.walk(value))
+    return any(isinstance(each, ast.Attribute) and each.attr.startswith("uuid") for each in walk(value))

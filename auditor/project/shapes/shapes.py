@@ -229,7 +229,7 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
     names = work.derived(frozenset(), taken)
     given = {
         target.id
-        for node in ast.walk(work.method.node)
+        for node in work.method.nodes
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name) and any(is_new(way, counted) for way in ways(node.value))

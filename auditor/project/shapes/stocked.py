@@ -3,10 +3,11 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import given_to, given_to_field, statements_of
+from auditor.project.code.bindings import given_to, given_to_field
 from auditor.project.code.modules import last_part
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.own_helpers import Works, all_put
+from auditor.source.nodes import walk
 
 MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "bytearray", "SharedMemory",
                     "mmap", "pin_memory"})  # fmt: skip
@@ -20,16 +21,16 @@ def stocked_with_memory(begun: Sequence[FieldWork], works: Works, name: str) -> 
 
 
 def _stocks(work: FieldWork, works: Works, name: str) -> bool:
-    loops = [node for node in statements_of(work.method.node) if isinstance(node, ast.For | ast.While)]
+    loops = [node for node in work.method.statements if isinstance(node, ast.For | ast.While)]
     by_loop = any(
         put.field == name and any(_makes_memory(value) for value in _values(work, put.value))
         for put, at in all_put(work, works)
-        if any(each is at for loop in loops for each in ast.walk(loop))
+        if any(each is at for loop in loops for each in walk(loop))
     )
     return by_loop or any(
         isinstance(each, ast.ListComp | ast.GeneratorExp) and _makes_memory(each.elt)
         for value in given_to_field(work.method, name)
-        for each in ast.walk(value)
+        for each in walk(value)
     )
 
 
@@ -40,4 +41,4 @@ def _values(work: FieldWork, value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _makes_memory(value: ast.expr) -> bool:
-    return any(isinstance(node, ast.Call) and last_part(node.func) in MAKERS for node in ast.walk(value))
+    return any(isinstance(node, ast.Call) and last_part(node.func) in MAKERS for node in walk(value))

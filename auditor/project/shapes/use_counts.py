@@ -3,12 +3,13 @@
 import ast
 from collections.abc import Iterable, Iterator, Set
 
-from auditor.project.code.bindings import given_to, given_to_field, own_attribute, statements_of
+from auditor.project.code.bindings import given_to, given_to_field, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.protocols.vocabulary import undoes
+from auditor.source.nodes import walk
 
 
 def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
@@ -63,23 +64,23 @@ def _is_amount(work: FieldWork, value: ast.expr) -> bool:
 def _refuses(work: FieldWork, field: str) -> bool:
     """`if tokens > self.left: return False`, or it raises, or waits."""
     told = set(own_parameters(work.method)[:1])
-    for node in ast.walk(work.method.node):
+    for node in work.method.nodes:
         test = _condition(node)
-        compared = (each for each in ast.walk(test) if isinstance(each, ast.Compare)) if test else ()
+        compared = (each for each in walk(test) if isinstance(each, ast.Compare)) if test else ()
         if any(mentions(each, told, frozenset()) and _mentions_field(each, field) for each in compared):
             return True
     return False
 
 
 def _mentions_field(node: ast.AST, field: str) -> bool:
-    return any(isinstance(each, ast.Attribute) and each.attr == field for each in ast.walk(node))
+    return any(isinstance(each, ast.Attribute) and each.attr == field for each in walk(node))
 
 
 def asks(work: FieldWork, field: str) -> bool:
     return any(
         isinstance(each, ast.Attribute) and each.attr == field
-        for node in ast.walk(work.method.node)
-        for each in ast.walk(_condition(node) or ast.Pass())
+        for node in work.method.nodes
+        for each in walk(_condition(node) or ast.Pass())
     )
 
 
@@ -103,11 +104,11 @@ def _has_room(work: FieldWork, tables: Set[str]) -> bool:
             and any(
                 isinstance(each, ast.Attribute)
                 and (each.attr in tables or _shows(work.method, each.attr, tables))
-                for each in ast.walk(test)
+                for each in walk(test)
             )
-            for test in ast.walk(node.test)
+            for test in walk(node.test)
         )
-        for node in statements_of(work.method.node)
+        for node in work.method.statements
     )
 
 
@@ -160,7 +161,7 @@ def _counted(method: Function, way: type[ast.operator]) -> set[str]:
 def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
     """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, `self.left =
     min(self.limit, self.left + n)`."""
-    for node in ast.walk(method.node):
+    for node in method.nodes:
         match node:
             case ast.AugAssign(target=target, op=op):
                 yield target, op

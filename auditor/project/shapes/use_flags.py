@@ -3,11 +3,11 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from auditor.project.code.bindings import statements_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.markings import FREE, USED, is_nothing, state_of
 from auditor.protocols.vocabulary import ends, split
+from auditor.source.nodes import walk
 
 OWNERS = frozenset({"owner", "holder", "tenant", "occupant", "borrower", "lessee", "client", "user", "rid",
                     "request", "req", "job", "task"})  # fmt: skip
@@ -24,14 +24,14 @@ def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
     entries = {entry for entry, flag in _flags(function) if flag in set_back}
     searched = {
         name.id
-        for node in statements_of(function.node)
+        for node in function.statements
         if isinstance(node, ast.For | ast.AsyncFor)
-        for name in ast.walk(node.target)
+        for name in walk(node.target)
         if isinstance(name, ast.Name)
     }
     return any(
         isinstance(node, ast.Return) and node.value is not None and _root(node.value) in entries & searched
-        for node in statements_of(function.node)
+        for node in function.statements
     )
 
 
@@ -67,7 +67,7 @@ def _set_of_own(work: FieldWork) -> dict[str, Flag]:
     own = work.method.owner
     kept = {
         id(node)
-        for node in (ast.walk(work.method.node) if flags else ())
+        for node in (work.method.nodes if flags else ())
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
     }
     found = work.derived(frozenset(), kept)
@@ -90,7 +90,7 @@ def _says_what_is_used(flag: str, value: bool) -> bool:
 def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
     """`entry.in_use = True`, `entry["in_use"] = True`, `entry.state = State.BUSY`: the entry's name and the
     flag."""
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(
                 targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)],
@@ -110,7 +110,7 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
 
 def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
     """`slot.owner = request`, `slot.owner = None`"""
-    for node in statements_of(function.node):
+    for node in function.statements:
         match node:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=value):
                 if not OWNERS.isdisjoint(split(flag)):
@@ -123,9 +123,9 @@ def _asked_for(function: Function) -> Set[str]:
     """`vessel` of `next(b for b in self.berths if b.vessel is None)`: which of them has none."""
     return {
         test.left.attr
-        for node in ast.walk(function.node)
+        for node in function.nodes
         for each in _conditions(node)
-        for test in ast.walk(each)
+        for test in walk(each)
         if isinstance(test, ast.Compare) and isinstance(test.left, ast.Attribute)
         if isinstance(test.ops[0], ast.Is) and is_nothing(test.comparators[0])
     }
