@@ -35,6 +35,7 @@ SETS = (
     "bystanders",
     "passersby",
     "commuters",
+    "couriers",
 )
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)

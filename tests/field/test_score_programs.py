@@ -28,6 +28,7 @@ KEPT = {
     "bystanders": (348, 116, set()),
     "passersby": (431, 127, {"pipeline_stage.py:50"}),
     "commuters": (424, 134, set()),
+    "couriers": (217, 51, set()),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
