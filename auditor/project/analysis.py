@@ -25,6 +25,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
 from auditor.project.idle.losses import with_idle
+from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.never_ended import NeverEnded
@@ -128,9 +129,20 @@ class Analysis:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
+        self._ask_users()
         self._follow_second_hands()
         self._follow_openers()
         return self._result()
+
+    def _ask_users(self) -> None:
+        """About the pairs that are only proposed."""
+        none = disbelieved(self.recogniser, self.outcomes.values())
+        self.recogniser.forget(none)
+        self.outcomes = {
+            at: each for at, each in self.outcomes.items() if each.acquisition.protocol not in none
+        }
+        for function, received in self.received.items():
+            self.received[function] = [each for each in received if each.acquisition.protocol not in none]
 
     def _follow_second_hands(self) -> None:
         """What comes out of queues that others fill; who gets it from there hands it on like a wrapper."""
@@ -194,7 +206,7 @@ class Analysis:
             self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
             return
         reached = [outcome for outcome in outcomes if outcome is not None]
-        if source.second_hand:
+        if source.second_hand or source.proposed:
             reached = [without_exceptional(outcome) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:

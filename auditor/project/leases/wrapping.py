@@ -40,6 +40,7 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         recorded=outcome.recorded,
         opened=source.opened,
         second_hand=source.second_hand or lists_what_it_counts(outcome),
+        proposed=source.proposed,
         from_zero=outcome.acquisition.from_zero,
         fresh=not (outcome.stored or outcome.beside) and made_for_caller(recogniser, function),
     )

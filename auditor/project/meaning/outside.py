@@ -111,6 +111,8 @@ class OutsideEffects:
             return BORROWED  # `output.copy(region)` reads the region
         if call.method in LOOKING_UP and call.receiver is not None:
             return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
+        if call.method == "setdefault" and position == 0 and len(call.args) > 1 and value is Value.OBJECT:
+            return BORROWED  # `table.setdefault(key, [])`
         if call.method == "open" and call.receiver is None and value is Value.OBJECT:
             return BORROWED  # what is opened is a path, or a number: no file
         if call.method == "run_in_executor" and position == 0:  # it runs the work, it is not the work

@@ -66,6 +66,17 @@ class Recogniser(Releases):
                 self._lent.add(half.function)
                 self.releasing.setdefault(end, (pair, Half(end, half.name, Handle.RECEIVER)))
 
+    def forget(self, protocols: Set[str]) -> None:
+        """Pairs that are none, and whoever hands on what they lend."""
+        for function in [each for each, (pair, _) in self.acquiring.items() if pair.name in protocols]:
+            del self.acquiring[function]
+        for name, known in self._names.items():
+            self._names[name] = [each for each in known if each[0].name not in protocols]
+        for function in [each for each, (pair, _) in self.releasing.items() if pair.name in protocols]:
+            del self.releasing[function]
+        for function in [each for each, source in self.wrappers.items() if source.protocol in protocols]:
+            del self.wrappers[function]
+
     @property
     def pools(self) -> set[Class]:
         """The classes that lend."""
@@ -297,4 +308,6 @@ def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> 
 
 def _discovered(pair: Pair, half: Half) -> Source:
     counts = half.name.verb in COUNTS and half.handle is not Handle.RESULT
-    return Source(pair.name, "discovered", half.handle, half.value, half.argument, counts=counts)
+    return Source(
+        pair.name, "discovered", half.handle, half.value, half.argument, counts=counts, proposed=pair.proposed
+    )

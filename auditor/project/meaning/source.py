@@ -19,7 +19,8 @@ class Source:
     says of the arguments of this call. `recorded`: a table of the object has it too. `fresh`: the object
     around it was made for the caller. `opened`: it holds something open. `from_zero`: the number may be 0.
     `also` are further leases in it. `into`: the parameter of whose argument `rest` is a place, not of the
-    result. `second_hand`: others have put it into the queue that it came out of.
+    result. `second_hand`: others have put it into the queue that it came out of. `proposed`: its
+    pair is.
     """
 
     protocol: str
@@ -42,4 +43,5 @@ class Source:
     from_zero: bool = False
     into: str = ""
     second_hand: bool = False
+    proposed: bool = False
     also: tuple[Source, ...] = ()

@@ -16,6 +16,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
+from auditor.project.pools.by_belief import proposed_pairs
 from auditor.project.pools.counted import counted_pairs
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.ended_objects import ended_objects
@@ -68,11 +69,18 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
-        for pair in counted_pairs(model, cls, methods, paired):
-            yield replace(pair, releases=(*pair.releases, *settling(pair.acquires, methods)))
-        yield from settled_pairs(cls, methods, paired)
-        yield from _handing_on(cls, [m for m in methods if m not in paired])
+        told = [
+            *(
+                replace(pair, releases=(*pair.releases, *settling(pair.acquires, methods)))
+                for pair in counted_pairs(model, cls, methods, paired)
+            ),
+            *settled_pairs(cls, methods, paired),
+            *_handing_on(cls, [m for m in methods if m not in paired]),
+        ]
+        yield from told
         known |= paired
+        halves = {half.function for pair in (*found, *ending, *shaped, *told) for half in _halves(pair)}
+        yield from proposed_pairs(model, cls, methods, paired | halves)
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
     plain = [
@@ -82,6 +90,10 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     ]
     yield from _of_functions(module, plain)
     yield from _of_closures(model, module)
+
+
+def _halves(pair: Pair) -> tuple[Half, ...]:
+    return (*pair.acquires, *pair.releases)
 
 
 def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:

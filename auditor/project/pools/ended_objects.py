@@ -17,7 +17,17 @@ from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
-from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, Way, Ways, changes
+from auditor.project.shapes.changes import (
+    MODULE,
+    SELF,
+    UNDONE_BY,
+    Change,
+    Did,
+    Way,
+    Ways,
+    all_changes,
+    changes,
+)
 from auditor.project.shapes.full_at_first import things_to_do
 from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS
@@ -131,13 +141,13 @@ def _fields_of_parameters(init: Function) -> dict[str, str]:
 
 
 def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
-    begun = [change for change in _all_changes(maker.function) if not _speaks_of_work(maker.function, change)]
+    begun = [change for change in all_changes(maker.function) if not _speaks_of_work(maker.function, change)]
     recorded = any(change.did is Did.IN and _is_made(maker, change.value) for change in begun)
     for end in _methods(model, maker.made) if begun else ():
         named = undoes(end.name, maker.function.name)
         if (recorded and not named) or not _may_end(end, named):
             continue
-        ended = [(done, way) for done in _all_changes(end) if (way := _translated(done, maker.leads))]
+        ended = [(done, way) for done in all_changes(end) if (way := _translated(done, maker.leads))]
         if any(
             _undoes(change, done, way) and (done.did is not Did.SET or _restores(maker, change, done))
             for change in begun
@@ -154,7 +164,7 @@ def _ends_of_made(model: ClassModel, cls: Class, init: Function) -> Iterator[Fun
     if not begun or told or _ends_when_dropped(cls):
         return
     for end in _methods(model, cls):
-        ended = [(done, way) for done in _all_changes(end) if (way := _translated(done, leads))]
+        ended = [(done, way) for done in all_changes(end) if (way := _translated(done, leads))]
         if _may_end(end, named=False) and any(
             _undoes(change, done, way) and done.did is not Did.SET for change in begun for done, way in ended
         ):
@@ -175,18 +185,6 @@ def _may_end(end: Function, named: bool) -> bool:
     if end.is_abstract or LENDING & set(end.decorators) or end.is_static:
         return False
     return named or (needs_nothing(end) and NO_END.isdisjoint(split(end.name)[:1]))
-
-
-def _all_changes(function: Function) -> Iterator[Change]:
-    """With those of the helpers that it calls on its own object."""
-    yield from changes(function)
-    helpers = function.cls.methods if function.cls is not None else {}
-    for call in function.calls:
-        match call.func:
-            case ast.Attribute(value=ast.Name(id=owner), attr=name) if (
-                owner == function.owner and name in helpers and helpers[name] is not function
-            ):
-                yield from (each for each in changes(helpers[name]) if each.way[0] in (SELF, MODULE))
 
 
 def _translated(change: Change, leads: Mapping[str, Way]) -> Way | None:

@@ -54,12 +54,14 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One discovered protocol: the pool it belongs to, its acquiring and its releasing functions."""
+    """One discovered protocol: the pool it belongs to, its acquiring and its releasing functions. `proposed`
+    where it is for those who use it to say whether it is one."""
 
     name: str
     owner: Class | None
     acquires: tuple[Half, ...]
     releases: tuple[Half, ...]
+    proposed: bool = False
 
 
 def acquiring_half(

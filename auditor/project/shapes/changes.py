@@ -65,10 +65,23 @@ def changes(function: Function) -> list[Change]:
     return [change for node in function.statements for change in _of_statement(ways, node)]
 
 
+def all_changes(function: Function) -> Iterator[Change]:
+    """With those of the helpers that it calls on its own object."""
+    yield from changes(function)
+    helpers = function.cls.methods if function.cls is not None else {}
+    for call in function.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if (
+                owner == function.owner and name in helpers and helpers[name] is not function
+            ):
+                yield from (each for each in changes(helpers[name]) if each.way[0] in (SELF, MODULE))
+
+
 class Ways:
     """Where the names of a function lead: parameters, the module's names, and locals for parts of these."""
 
     def __init__(self, function: Function) -> None:
+        self.sums: dict[str, ast.BinOp] = {}  # `left = self.used[key] - n`
         self.known: dict[str, Way] = {name: (MODULE, name) for name in function.module.assigned}
         self.known.update((name, (name,)) for name in function.parameters)
         if function.owner is not None:
@@ -84,6 +97,8 @@ class Ways:
             return
         for target, value in assigned_by(node):
             if isinstance(target, ast.Name):
+                if isinstance(value, ast.BinOp):
+                    self.sums[target.id] = value
                 leads = isinstance(value, (ast.Attribute, ast.Subscript, ast.Call))
                 way = self.of(value) if leads else None
                 if way is not None:
@@ -123,7 +138,7 @@ def _of_statement(ways: Ways, node: ast.stmt) -> Iterator[Change]:
         case ast.Assign() | ast.AnnAssign():
             for written, given in assigned_by(node):
                 if isinstance(written, (ast.Attribute, ast.Subscript)):
-                    yield from _at(ways, written, *_given(written, given))
+                    yield from _at(ways, written, *_given(ways, written, given))
     for call in _calls(node):
         yield from _called(ways, call)
 
@@ -133,11 +148,11 @@ def _at(ways: Ways, target: ast.expr, did: Did, value: ast.expr | None) -> Itera
         yield Change(way, did, value)
 
 
-def _given(target: ast.Attribute | ast.Subscript, value: ast.expr) -> tuple[Did, ast.expr]:
+def _given(ways: Ways, target: ast.Attribute | ast.Subscript, value: ast.expr) -> tuple[Did, ast.expr]:
     """`count[key] = count.get(key, 0) + 1` counts up, `busy[n] = None` and `page.busy = False` unmark."""
-    place = target.value if isinstance(target, ast.Subscript) else target
+    value = ways.sums.get(value.id, value) if isinstance(value, ast.Name) else value
     match value:
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=more) if _shows(left, place):
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=more) if _shows(ways, left, target):
             return (Did.MORE if isinstance(op, ast.Add) else Did.LESS), more
         case ast.Constant(value=None | False | 0):
             return Did.CLEAR, value
@@ -146,11 +161,14 @@ def _given(target: ast.Attribute | ast.Subscript, value: ast.expr) -> tuple[Did,
     return Did.SET, value
 
 
-def _shows(node: ast.expr, place: ast.expr) -> bool:
-    """`counts.get(key, 0)` and `counts[key]` of `counts`, `self.next` of itself."""
+def _shows(ways: Ways, node: ast.expr, target: ast.Attribute | ast.Subscript) -> bool:
+    """`counts.get(key, 0)` and `counts[key]` of `counts`, a name for that, `self.next` of itself."""
+    place = target.value if isinstance(target, ast.Subscript) else target
     match node:
         case ast.Call(func=ast.Attribute(value=inner, attr="get")) | ast.Subscript(value=inner):
             return ast.unparse(inner) == ast.unparse(place)
+        case ast.Name() if isinstance(target, ast.Subscript):
+            return ways.of(node) == ways.of(place) is not None
     return ast.unparse(node) == ast.unparse(place)
 
 

@@ -1,0 +1,34 @@
+"""Which of the proposed pairs are pairs: their users say so (Engler et al., "Bugs as Deviant Behavior", SOSP
+2001).
+
+Who ends on all his ways what he began believes that it has to be ended; who never does believes the
+opposite. Those who do it on some ways only are the ones that the question is about: they count for nothing,
+but must not be all that there is."""
+
+from collections.abc import Iterable, Sequence, Set
+
+from auditor.project.code.bindings import TEST_FILE
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.outcome import Outcome, loses_normally
+
+AT_MOST = 2
+"""So many functions may forget it on one of their ways for each that does not."""
+
+
+def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]:
+    """The proposed pairs, by name, of which this is not believed."""
+    by_pair: dict[str, list[Outcome]] = {
+        pair.name: [] for pair, _ in recogniser.acquiring.values() if pair.proposed
+    }
+    for outcome in outcomes if by_pair else ():
+        if outcome.acquisition.protocol in by_pair and not TEST_FILE.search(outcome.function.module.path):
+            by_pair[outcome.acquisition.protocol].append(outcome)
+    return {name for name, users in by_pair.items() if not _is_believed(users)}
+
+
+def _is_believed(users: Sequence[Outcome]) -> bool:
+    losing = [user for user in users if loses_normally(user.lease)]
+    always = sum(user.lease.released for user in users) - sum(user.lease.released for user in losing)
+    sometimes = sum(user.lease.released for user in losing)
+    never = len(losing) - sometimes
+    return always > 0 and never <= always and sometimes <= AT_MOST * always

@@ -1,0 +1,83 @@
+"""Pairs that no name and no shape tells: one method undoes what another does to the object, and people who
+ask for the one ask for the other.
+
+That is not enough to be sure (`submit` and `cancel`, `add` and `remove`), so what is found here is only
+proposed: `leases/belief` asks those who use it."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.flow.effects import Handle, Position, Value
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function
+from auditor.project.pools.bodies import returns_something
+from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
+from auditor.project.pools.used_together import asked_in_turn
+from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, all_changes
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.project.shapes.registers import LISTENERS
+from auditor.protocols.vocabulary import Name
+
+ACQUIRING = Name("acquire", frozenset())
+RELEASING = Name("release", frozenset())
+
+
+def proposed_pairs(
+    model: ClassModel, cls: Class, methods: list[Function], known: Set[Function]
+) -> Iterator[Pair]:
+    """Of the public methods that are no half of any pair yet."""
+    asked = {m: list(_lasting(m)) for m in methods if m not in known and _may_be_half(m)}
+    for begins, begun in asked.items() if len(asked) > 1 else ():
+        ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, ended)]
+        ends = [each for each in ends if own_parameters(each) and asked_in_turn(model, begins, each)]
+        half = _half(begins, begun, ends) if ends else None
+        if half is not None:
+            back = (Half(each, RELEASING, half.handle, _position(half, each, asked[each])) for each in ends)
+            yield Pair(f"{cls.name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+
+
+def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half | None:
+    amount = next(_amounts(begins, begun), None)
+    returned = {ast.unparse(v) for v in field_work(begins).returned if not isinstance(v, ast.Constant)}
+    if amount is not None:
+        if returned and returned != {amount}:
+            return None
+        handle = Handle.RESULT if returned else Handle.ARGUMENT
+        return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
+    if returns_something(begins):
+        return acquiring_half(begins, ACQUIRING, ends, shaped=True)
+    return Half(begins, ACQUIRING, Handle.ARGUMENT, by_shape=True) if own_parameters(begins) else None
+
+
+def _amounts(method: Function, changed: list[Change]) -> Iterator[str]:
+    """Parameters by which it counts."""
+    for change in changed:
+        counted = change.did in (Did.MORE, Did.LESS)
+        if counted and isinstance(change.value, ast.Name) and change.value.id in own_parameters(method):
+            yield change.value.id
+
+
+def _position(half: Half, end: Function, ended: list[Change]) -> Position:
+    """Where the end is told of it: amounts are what it counts by."""
+    if half.value is Value.AMOUNT:
+        return next(_amounts(end, ended), 0)
+    return half.argument if half.handle is Handle.ARGUMENT else 0
+
+
+def _may_be_half(method: Function) -> bool:
+    private = method.name.startswith("_") or method.is_abstract or method.is_static
+    return not private and LENDING.isdisjoint(method.decorators)
+
+
+def _lasting(method: Function) -> Iterator[Change]:
+    """What it does to its object, and to what that leads to."""
+    for change in all_changes(method):
+        if change.way[0] in (SELF, MODULE) and len(change.way) > 1 and not LISTENERS.search(change.way[-1]):
+            yield change
+
+
+def _undoes(begun: list[Change], ended: list[Change]) -> bool:
+    return any(
+        one.way == other.way and other.did in UNDONE_BY.get(one.did, ()) for one in begun for other in ended
+    )
