@@ -41,12 +41,14 @@ class Usage:
         self._count_releases(project, recogniser)
 
     def _count_releases(self, project: Project, recogniser: Recogniser) -> None:
+        told = {half.name for half in recogniser.releasing}
         for module in project.parsed():
-            lines = [line for line, name in module.called if looks_releasing(name)]
+            lines = [line for line, name in module.called if name in told or looks_releasing(name)]
             for function in module.functions_at(lines):
                 for call in function.calls:
                     name = last_name(call)
-                    found = recogniser.release_source(function, call) if looks_releasing(name) else None
+                    looks = name in told or looks_releasing(name)
+                    found = recogniser.release_source(function, call) if looks else None
                     if found is not None:
                         self.releases[found] += 1
                         self._released_names.add(name)

@@ -31,4 +31,4 @@ def _is_believed(users: Sequence[Outcome]) -> bool:
     always = sum(user.lease.released for user in users) - sum(user.lease.released for user in losing)
     sometimes = sum(user.lease.released for user in losing)
     never = len(losing) - sometimes
-    return always > 0 and never <= always and sometimes <= AT_MOST * always
+    return never < always and sometimes <= AT_MOST * always

@@ -25,7 +25,7 @@ def makes_where_empty(work: FieldWork, name: str, counters: set[str]) -> bool:
     taken = {id(node) for each, node in work.taken if each == name}
     counted = counters.union(work.counters, (field for field, _ in work.counted))
     return hands_out_new(work, work.derived(frozenset(), taken), taken, counted) or any(
-        is_new(value, counted) for value in _also_given(work)
+        is_new(value, counted) and not mentions(value, frozenset(), taken) for value in _also_given(work)
     )
 
 
