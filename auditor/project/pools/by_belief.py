@@ -20,6 +20,7 @@ from auditor.project.shapes.registers import LISTENERS
 from auditor.protocols.vocabulary import Name
 
 ACQUIRING = Name("acquire", frozenset())
+COUNTING = Name("incr", frozenset())
 RELEASING = Name("release", frozenset())
 
 
@@ -30,7 +31,7 @@ def proposed_pairs(
     asked = {m: list(_lasting(m)) for m in methods if m not in known and _may_be_half(m)}
     for begins, begun in asked.items() if len(asked) > 1 else ():
         ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, ended)]
-        ends = [each for each in ends if own_parameters(each) and asked_in_turn(model, begins, each)]
+        ends = [each for each in ends if _may_end(begins, each) and asked_in_turn(model, begins, each)]
         half = _half(begins, begun, ends) if ends else None
         if half is not None:
             back = (Half(each, RELEASING, half.handle, _position(half, each, asked[each])) for each in ends)
@@ -47,7 +48,16 @@ def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half |
         return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
     if returns_something(begins):
         return acquiring_half(begins, ACQUIRING, ends, shaped=True)
-    return Half(begins, ACQUIRING, Handle.ARGUMENT, by_shape=True) if own_parameters(begins) else None
+    if not own_parameters(begins):
+        counts = any(change.did in (Did.MORE, Did.LESS) for change in begun)
+        return Half(begins, COUNTING, Handle.RECEIVER, by_shape=True) if counts else None
+    return Half(begins, ACQUIRING, Handle.ARGUMENT, by_shape=True)
+
+
+def _may_end(begins: Function, ends: Function) -> bool:
+    """Told what the first returned or was told; nothing where there is nothing to tell."""
+    nothing = not own_parameters(begins) and not returns_something(begins)
+    return bool(own_parameters(ends)) is not nothing
 
 
 def _amounts(method: Function, changed: list[Change]) -> Iterator[str]:
