@@ -54,6 +54,10 @@ class Calls:
     def _resolve(
         self, function: Function, call: ast.Call
     ) -> tuple[tuple[Function, ...], Class | None, str | None]:
+        if isinstance(call.func, ast.IfExp):  # `(queue.done if ok else queue.put_back)(item)`
+            ways = [ast.Call(func, call.args, call.keywords) for func in (call.func.body, call.func.orelse)]
+            reached = [self._resolve(function, way)[0] for way in ways]
+            return (tuple(each for found in reached for each in found) if all(reached) else ()), None, None
         found = self.model.callee(function, call.func)
         if isinstance(found, Class):
             init = self.model.method(found, "__init__")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.ir.calls import LOGGING
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute
+from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
@@ -75,7 +75,8 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     said = {id(node) for each in aside for node in walk(each)}
     nodes = [node for node in before(filling) if id(node) not in said]
     own = filling.method.owner
-    if own is None or any(_speaks_of(node, filling.field) for node in nodes):
+    others = _other_entries(filling)
+    if own is None or any(_speaks_of(node, filling.field) for node in nodes if id(node) not in others):
         return True
     found = found_in_a_table(filling.method, filling.owner)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -90,6 +91,20 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             return True
     asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def _other_entries(filling: Filling) -> set[int]:
+    """Where `self.streams[parent]` is read before `self.streams[child]` is filled."""
+    if not isinstance(filling.key, ast.Name):
+        return set()
+    found = set()
+    for node in filling.method.nodes:
+        match node:
+            case ast.Subscript(value=ast.Attribute() as table, slice=ast.Name() as key) if not same(
+                key, filling.key
+            ):
+                found.add(id(table))
+    return found
 
 
 def _decides(test: ast.AST, filling: Filling) -> bool:
@@ -219,6 +234,8 @@ def _calls_who_speaks(
     if called in seen:
         return False
     methods = [method for method in family if method.name == called]
+    if not methods and any(_keeps(method, called) for method in family):
+        return False  # a function that the object was told
     return not methods or any(
         any(_speaks_of(node, field) for node in method.nodes)
         or any(
@@ -227,6 +244,14 @@ def _calls_who_speaks(
         )
         for method in methods
     )
+
+
+def _keeps(method: Function, field: str) -> bool:
+    """`self.fetch = fetch`, or `fetch: Callable` of a dataclass."""
+    declared = method.cls.node.body if method.cls is not None else []
+    return any(
+        isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == field for node in declared
+    ) or any(own_attribute(target, method.owner or "") == field for target, _ in assignments(method))
 
 
 def _is_a_state(asked: ast.Attribute, own: str, method: Function, family: Sequence[Function]) -> bool:

@@ -8,7 +8,7 @@ from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
 from auditor.project.fields.outgrown import LIKENESS
-from auditor.project.fields.reckoning import COMING, SETTING, takes_out
+from auditor.project.fields.reckoning import COMING, SETTING, takes_out, told_by_its_caller
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
@@ -18,23 +18,6 @@ NAMES = re.compile(
 
 RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")
 """Methods after which each key has another one."""
-
-
-def told_by_its_caller(filling: Filling) -> bool:
-    """The key is what a parameter says, and no number that the method draws."""
-    bound = {
-        node.id
-        for node in filling.method.nodes
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    told = set(filling.method.parameters[1:]) - bound
-    key = filling.key
-    for part in key.elts if isinstance(key, ast.Tuple) else [key]:
-        while isinstance(part, ast.Attribute):
-            part = part.value
-        if not isinstance(part, ast.Name) or part.id not in told:
-            return False
-    return True
 
 
 def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:

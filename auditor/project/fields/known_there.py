@@ -8,14 +8,18 @@ from auditor.ir.ops import Store
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
-from auditor.project.fields.filling_again import Filling, before
+from auditor.project.fields.filling_again import Filling, before, same
 from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
 
 
 def replaced_knowingly(filling: Filling, ending: Set[str], family: Sequence[Function]) -> bool:
     """`if self.lane is None: return`, and then `self.lane = park.assign()`: the first is in nobody's hands,
-    where it was only worked with in between."""
-    if filling.key is not None or not _is_there(filling):
+    where it was only worked with in between. Of a table, `if name in self.lanes:` around it."""
+    if filling.key is not None:
+        if not _is_under_it(filling):
+            return False
+    elif not _is_there(filling):
         return False
     place = ast.unparse(filling.target)
     return not any(_may_end_or_keep(node, place, ending, filling, family) for node in before(filling))
@@ -28,6 +32,34 @@ def _is_there(filling: Filling) -> bool:
     known = known_at_nodes(graph) if nodes else {}
     fact = (f"{filling.owner}.{filling.field} is None", False)
     return bool(nodes) and all(fact in known[at] for at in nodes if at in known)
+
+
+def _is_under_it(filling: Filling) -> bool:
+    """On every way to the store, and nobody looks at what is there."""
+    tests = [
+        node.test
+        for node in filling.method.statements
+        if isinstance(node, ast.If)
+        and any(each is filling.statement for part in node.body for each in walk(part))
+    ]
+    if not any(_asks_for_key(test, filling) for test in tests):
+        return False
+    asked = {id(each) for test in tests for each in walk(test)}
+    return not any(
+        isinstance(node, ast.Attribute) and node.attr == filling.field
+        for node in before(filling)
+        if id(node) not in asked
+    )
+
+
+def _asks_for_key(test: ast.expr, filling: Filling) -> bool:
+    match test:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return any(_asks_for_key(value, filling) for value in values)
+        case ast.Compare(left=key, ops=[ast.In()], comparators=[table]):
+            of_table = own_attribute(table, filling.owner) == filling.field
+            return of_table and filling.key is not None and same(key, filling.key)
+    return False
 
 
 def _may_end_or_keep(

@@ -135,15 +135,39 @@ def _is_nothing(value: ast.expr) -> bool:
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Another method that takes from the same pool does look what is in its field, or what stands under the
     same key in its table."""
-    key = None if filling.key is None else ast.unparse(filling.key)
     for method in family:
         own = method.owner
         if method is not filling.method and own is not None and method.name != "__init__":
             for other in all_fillings(method, own):
-                alike = (None if other.key is None else ast.unparse(other.key)) == key
-                if alike and looks_and_takes(other, call):
+                if _under_alike(other, filling) and looks_and_takes(other, call):
                     return True
     return False
+
+
+def _under_alike(one: Filling, other: Filling) -> bool:
+    """The keys are called the same, or told by the callers of both methods into one table."""
+    if one.key is None or other.key is None:
+        return one.key is other.key
+    return same(one.key, other.key) or (
+        one.field == other.field and told_by_its_caller(one) and told_by_its_caller(other)
+    )
+
+
+def told_by_its_caller(filling: Filling) -> bool:
+    """The key is what a parameter says, and no number that the method draws."""
+    bound = {
+        node.id
+        for node in filling.method.nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    told = set(filling.method.parameters[1:]) - bound
+    key = filling.key
+    for part in key.elts if isinstance(key, ast.Tuple) else [key]:
+        while isinstance(part, ast.Attribute):
+            part = part.value
+        if not isinstance(part, ast.Name) or part.id not in told:
+            return False
+    return True
 
 
 def makes_known(filling: Filling, later: Function, family: Sequence[Function]) -> bool:
@@ -189,17 +213,19 @@ def looks_and_takes(other: Filling, call: ast.Call) -> bool:
 def _lent_alike(other: Filling, call: ast.Call) -> bool:
     """What it stores comes out of the same pool, by this method or another one of the pool."""
     stored = getattr(other.statement, "value", None)
-    if not isinstance(stored, ast.expr) or not isinstance(call.func, ast.Attribute):
+    if not isinstance(stored, ast.expr):
         return False
-    pool = ast.unparse(call.func.value)
     values = [stored, *(value for name in names_in(stored) for value in given_to(other.method, name))]
     return any(
-        isinstance(each, ast.Call)
-        and isinstance(each.func, ast.Attribute)
-        and ast.unparse(each.func.value) == pool
+        isinstance(each, ast.Call) and _pool_of(each) == _pool_of(call)
         for value in values
         for each in walk(value)
     )
+
+
+def _pool_of(call: ast.Call) -> str:
+    """`self.pool` of `self.pool.take()`, `open` of `open(path)`."""
+    return ast.unparse(call.func.value if isinstance(call.func, ast.Attribute) else call.func)
 
 
 def _looks_into(node: ast.AST, other: Filling) -> bool:

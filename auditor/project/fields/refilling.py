@@ -49,7 +49,6 @@ from auditor.project.fields.known_keys import (
     names_a_place,
     plain_table,
     replaces_what_is_known,
-    told_by_its_caller,
 )
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.other_words import asked_before_it_is_set
@@ -61,6 +60,7 @@ from auditor.project.fields.reckoning import (
     others_look_first,
     puts_in,
     takes_out,
+    told_by_its_caller,
     turns_over,
 )
 from auditor.project.fields.taken_out import TakenOut

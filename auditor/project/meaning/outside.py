@@ -75,6 +75,8 @@ class OutsideEffects:
         """What such a call does to an operand; `dotted` is its full name where that is known."""
         if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
             return Treatment(result=(SPELT,), maybe=True)
+        if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
+            return BORROWED
         for found in (
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
@@ -111,8 +113,6 @@ class OutsideEffects:
             return BORROWED  # `output.copy(region)` reads the region
         if call.method in LOOKING_UP and call.receiver is not None:
             return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
-        if call.method == "setdefault" and position == 0 and len(call.args) > 1 and value is Value.OBJECT:
-            return BORROWED  # `table.setdefault(key, [])`
         if call.method == "open" and call.receiver is None and value is Value.OBJECT:
             return BORROWED  # what is opened is a path, or a number: no file
         if call.method == "run_in_executor" and position == 0:  # it runs the work, it is not the work
@@ -128,6 +128,11 @@ class OutsideEffects:
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
+
+    def _only_looks_up(self, call: Call) -> bool:
+        """`rows.setdefault(key, {})`; a pool may note so for whom it has taken something."""
+        lends = self.function in self.recogniser.acquiring
+        return call.method == "setdefault" and len(call.args) > 1 and not lends
 
     def _is_missing(self, call: Call) -> bool:
         """`if key not in table: table.setdefault(key, pool.allocate())`: somebody has asked before."""

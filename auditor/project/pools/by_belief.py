@@ -48,9 +48,10 @@ def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half |
         return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
     if returns_something(begins):
         return acquiring_half(begins, ACQUIRING, ends, shaped=True)
+    if not any(change.did in (Did.MORE, Did.LESS) for change in begun):
+        return None  # `put(key, value)` and `delete(key)`: what is stored stays
     if not own_parameters(begins):
-        counts = any(change.did in (Did.MORE, Did.LESS) for change in begun)
-        return Half(begins, COUNTING, Handle.RECEIVER, by_shape=True) if counts else None
+        return Half(begins, COUNTING, Handle.RECEIVER, by_shape=True)
     return Half(begins, ACQUIRING, Handle.ARGUMENT, by_shape=True)
 
 
