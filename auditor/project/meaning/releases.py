@@ -75,9 +75,11 @@ class Releases:
             if position == -1 and protocol and self.closing.get(target) == protocol:
                 return True
             if target in self.releasing:
-                _, half = self.releasing[target]
+                pair, half = self.releasing[target]
                 if protocol and half.name.kind != kind_of(protocol):
                     return None
+                if protocol != pair.name and pair.proposed:
+                    continue  # of what others lend it says nothing
                 if half.handle is Handle.RECEIVER or not told_anything(call):
                     return position == -1
                 return position != -1 and is_told_of_it(half, call, position)
