@@ -145,7 +145,11 @@ def is_bound(function: Function, call: ast.Call) -> bool:
         return False
     if function.name == "__init__":
         return True
-    return function.is_method and not function.is_static and isinstance(call.func, (ast.Attribute, ast.Name))
+    return (
+        function.is_method
+        and not function.is_static
+        and isinstance(call.func, (ast.Attribute, ast.Name, ast.IfExp))
+    )
 
 
 def _through_its_class(function: Function, call: ast.Call) -> bool:

@@ -8,10 +8,12 @@ from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, given_to, own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-BEGINNINGS = frozenset({"__init__", "__post_init__", "__enter__", "__aenter__"})
+ENTERS = frozenset({"__enter__", "__aenter__"})
+BEGINNINGS = ENTERS | {"__init__", "__post_init__"}
 EXITS = frozenset({"__exit__", "__aexit__"})
 ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
@@ -25,23 +27,6 @@ LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 READING = frozenset({"len", "bool", "any", "all", "getattr", "isinstance", "issubclass"})
 
-CHANGING = frozenset({"append", "appendleft", "add", "pop", "popleft", "remove", "discard", "extend", "push"})
-
-
-def measures_only(method: Function, family: Sequence[Function], field: str) -> bool:
-    """It asks for more or less of something, and for nothing else but whether there is anything to give back.
-
-    A flag, or a count of entries, may say that there is nothing; a time and a size say nothing of that."""
-    own = method.owner
-    if own is None:
-        return False
-    tests = [
-        node.test
-        for node in method.nodes
-        if isinstance(node, ASKING) and not _asks_for(node.test, own, field)
-    ]
-    return bool(tests) and all(_is_a_measure(test, method, family, own) for test in tests)
-
 
 def asks_other_things(method: Function, family: Sequence[Function], field: str, begun: ast.Call) -> bool:
     """All its conditions read fields of its object that say nothing of this one: no method but the
@@ -52,7 +37,9 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     if own is None:
         return False
     tests = [test for test in _deciding(method, own, field) if not _is_of_the_exception(test, method)]
-    asked = [set(_own_attributes(test, method, own)) for test in tests]
+    if len(tests) > 1:
+        tests = [test for test in tests if not _says_it_was_called(test, method, own, family)]
+    asked = [set(own_attributes(test, method, own)) for test in tests]
     all_asked = set().union(*asked)
     involved = [each for each in family if each.name != "__init__" and _moves(each, field)]
     others = [each for each in involved if each is not method]
@@ -61,6 +48,8 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     deciding = [each for each in others if each is not beginner] if begins_to_end else involved
     decided = {own_attribute(target, each.owner or "") for each in deciding for target in _written(each)}
     decided |= set(_marked(method, own))
+    births = [each for each in family if each.name == "__init__"]
+    decided |= {flag for each in births for flag, _ in asked_at_birth(each, f".{field}")}
     keeping = (each for each in others if not any(_given_to(each, each.owner or "", field)))
     emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in walk(begun.func) if isinstance(node, ast.Attribute)}
@@ -71,7 +60,21 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
         and (decided.isdisjoint(all_asked) or (len(tests) == 1 and all_asked <= emptied))
         and _has_one_end(method, own, field)
         and not any(_asks_others(test, method, own) for test in tests)
-        and not any(_asks_for(test, own, lender) for test in tests for lender in lenders)
+        and not any(asks_for(test, own, lender) for test in tests for lender in lenders)
+    )
+
+
+def _says_it_was_called(test: ast.expr, method: Function, own: str, family: Sequence[Function]) -> bool:
+    """`self.closed`, which nobody but this method sets to True."""
+    mark = own_attribute(test, own)
+    setting = [
+        (each, value)
+        for each in family
+        for target, value in assignments(each)
+        if mark is not None and own_attribute(target, each.owner or "") == mark
+    ]
+    return any(each is method for each, _ in setting) and all(
+        isinstance(value, ast.Constant) and value.value is (each is method) for each, value in setting
     )
 
 
@@ -140,7 +143,7 @@ def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
         if isinstance(node, ASKING) and any(
             isinstance(inner, LEAVING) or getattr(inner, "attr", "") == field for inner in walk(node)
         ):
-            yield from (part for part in _parts(node.test) if not _asks_for(part, own, field))
+            yield from (part for part in _parts(node.test) if not asks_for(part, own, field))
 
 
 def _emptied(method: Function) -> Iterator[str]:
@@ -201,7 +204,7 @@ def begins_always(function: Function, call: ast.Call, field: str) -> bool:
     own = function.owner or ""
     for statement in function.node.body if isinstance(function.node.body, list) else ():
         parts = list(walk(statement))
-        looks = isinstance(statement, ast.If) and _asks_for(statement.test, own, field)
+        looks = isinstance(statement, ast.If) and asks_for(statement.test, own, field)
         if any(part is call for part in parts):
             choices = (
                 part for part in parts if isinstance(part, CHOOSING) and not (looks and part is statement)
@@ -229,7 +232,7 @@ def overridden(method: Function, family: Sequence[Function]) -> bool:
     return next(each for each in family if each.name == method.name) is not method
 
 
-def _asks_for(test: ast.expr, own: str, field: str) -> bool:
+def asks_for(test: ast.expr, own: str, field: str) -> bool:
     match test:
         case ast.Compare(left=asked, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
             return own_attribute(asked, own) == field
@@ -238,22 +241,7 @@ def _asks_for(test: ast.expr, own: str, field: str) -> bool:
     return own_attribute(test, own) == field
 
 
-def _is_a_measure(test: ast.expr, method: Function, family: Sequence[Function], own: str) -> bool:
-    if isinstance(test, ast.Name):
-        values = list(given_to(method, test.id))
-        return bool(values) and all(_is_a_measure(value, method, family, own) for value in values)
-    if not isinstance(test, ast.Compare) or not all(
-        isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in test.ops
-    ):
-        return False
-    sides = [test.left, *test.comparators]
-    if any(isinstance(side, ast.Constant) and side.value in (0, 1) for side in sides):
-        return False
-    asked = {name for side in sides for name in _own_attributes(side, method, own)}
-    return asked.isdisjoint(_changing(family))
-
-
-def _own_attributes(node: ast.expr, method: Function, own: str) -> Iterator[str]:
+def own_attributes(node: ast.expr, method: Function, own: str) -> Iterator[str]:
     """Also those that a local name was made of."""
     values = [node]
     for inner in walk(node):
@@ -268,24 +256,3 @@ def _own_attributes(node: ast.expr, method: Function, own: str) -> Iterator[str]
                     func=ast.Name(id="getattr"), args=[ast.Name(id=name), ast.Constant(value=str(attr)), *_]
                 ) if name == own:
                     yield attr
-
-
-def _changing(family: Sequence[Function]) -> set[str]:
-    """Fields that change while the object is in use, or count."""
-    found = set()
-    for method in family:
-        own = method.owner or ""
-        for node in method.nodes:
-            match node:
-                case ast.AugAssign(target=ast.Attribute() as changed):
-                    pass
-                case ast.Call(func=ast.Attribute(value=ast.Attribute() as changed, attr=way)) if (
-                    way in CHANGING
-                ):
-                    pass
-                case ast.Attribute(ctx=ast.Store()) as changed if method.name not in BEGINNINGS:
-                    pass
-                case _:
-                    continue
-            found.add(own_attribute(changed, own) or "")
-    return found

@@ -18,14 +18,15 @@ from auditor.project.code.project import Project
 from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
+    ENTERS,
     EXITS,
     asks_how_it_went,
     asks_other_things,
     begins_always,
-    measures_only,
     overridden,
 )
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
+from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.zero import passes_over_zero
@@ -69,8 +70,13 @@ class Families:
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
             ):
                 return True
-            once = answer.sometimes and len(path) == 2 and begins_always(begun, outcome.call, field)
-            if once and asks_other_things(method, family, field, outcome.call):
+            once = len(path) == 2 and begins_always(begun, outcome.call, field)
+            listed = path[2:] == (ANY_ITEM,) and method.name in EXITS and begun.name in ENTERS
+            if (
+                answer.sometimes
+                and (once or listed)
+                and asks_other_things(method, family, field, outcome.call)
+            ):
                 return True
         return False
 

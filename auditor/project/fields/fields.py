@@ -18,6 +18,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.elsewhere import Elsewhere
+from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.forgetting import (
     CLEANUP,
     CLOSING,
@@ -42,8 +43,6 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
                    "train_step",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
-
-ENTERS = frozenset({"__enter__", "__aenter__"})
 
 
 class Fields(Refilling):
@@ -119,7 +118,8 @@ class Fields(Refilling):
             forgotten = outcome.recorded and described.drops and not ended
             if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
                 continue
-            if forgotten or described.overwrite or self._loses_entries(outcome, described):
+            entered = outcome.function.name in ENTERS and described.partly_by and not described.escapes
+            if forgotten or entered or described.overwrite or self._loses_entries(outcome, described):
                 yield described
 
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:

@@ -1,4 +1,5 @@
-"""Objects told at birth that what they are given is not theirs: `Handle(pool, slot, owned=False)`.
+"""Objects told at birth that what they are given is not theirs: `Handle(pool, slot, owned=False)`. Some tell
+themselves: `self.owns = slot is None` says that what somebody gave is his.
 
 All that ends the lease in such a class asks for a field first (`if self.owned:`, `if self.pool:`), and this
 object has the constant there that says no."""
@@ -30,7 +31,7 @@ def is_not_owned(
     """Whether methods of the class give back what an object keeps there, and those of this one never will."""
     if len(kept) != 1 or not kept[0].startswith("."):
         return False
-    told = _told(recogniser.calls, cls, call)
+    told = _told(recogniser.calls, cls, call, kept[0])
     if not told:
         return False
     ends = False
@@ -42,19 +43,21 @@ def is_not_owned(
         place = (own, *kept)
         by_others = summaries.answer(Question(method, place, value, protocol))
         by_this = summaries.answer(Question(method, place, value, protocol, here))
-        kept_here = by_this.fate is Fate.BORROW and by_this.result is None
-        if not kept_here or _hands_out(method, f"{own}{kept[0]}"):
+        helper = method.name.startswith("_") and not method.name.startswith("__")
+        shown = by_this.result is not None or _hands_out(method, f"{own}{kept[0]}")
+        if by_this.fate is not Fate.BORROW or (shown and not helper):
             return False
         ends = ends or by_others.fate is Fate.RELEASE
-    return ends and not _is_reached(recogniser, kept[0], protocol)
+    return ends and not _is_reached(recogniser, cls, kept[0], protocol)
 
 
-def _told(calls: Calls, cls: Class, call: ast.Call) -> Constants:
+def _told(calls: Calls, cls: Class, call: ast.Call, kept: str) -> Constants:
     """The fields that say no in this object, and in every other until somebody sets them to no again."""
     init = calls.model.method(cls, "__init__")
     passed = constants_passed(init, call, True) if init else _told_by_name(calls, cls, call)
     fields = dict(_fields(init)) if init else {name: name for name in fields_of(calls.model, cls)}
     no = {(fields[name], constant) for name, constant in passed if not constant and name in fields}
+    no |= set(asked_at_birth(init, kept)) if init else set()
     set_later = {
         target.attr
         for method in _methods(calls, cls)
@@ -71,6 +74,19 @@ def _fields(init: Function) -> Iterator[tuple[str, str]]:
     for target, source in assignments(init):
         if isinstance(target, ast.Attribute) and isinstance(source, ast.Name):
             yield source.id, target.attr
+
+
+def asked_at_birth(init: Function, kept: str) -> Iterator[tuple[str, bool]]:
+    """`self.owns = slot is None`, of a slot that is there and stays in that field."""
+    given = {name for name, field in _fields(init) if f".{field}" == kept}
+    for target, source in assignments(init):
+        match target, source:
+            case ast.Attribute(attr=field), ast.Compare(
+                left=ast.Name(id=name),
+                ops=[ast.Is() | ast.IsNot() as op],
+                comparators=[ast.Constant(value=None)],
+            ) if name in given:
+                yield field, isinstance(op, ast.IsNot)
 
 
 def _told_by_name(calls: Calls, cls: Class, call: ast.Call) -> Constants:
@@ -98,7 +114,7 @@ def _methods(calls: Calls, cls: Class) -> Iterator[Function]:
         yield from each.methods.values()
 
 
-def _is_reached(recogniser: Recogniser, kept: str, protocol: str) -> bool:
+def _is_reached(recogniser: Recogniser, cls: Class, kept: str, protocol: str) -> bool:
     """Whether somebody gives back what lies in a field so named of an object that is not his own."""
     for module in recogniser.calls.model.project.parsed():
         if kept not in module.text:
@@ -106,20 +122,23 @@ def _is_reached(recogniser: Recogniser, kept: str, protocol: str) -> bool:
         for function in list(module.by_node.values()):
             for call in function.calls:
                 for position, argument in enumerate(call.args):
-                    if _reaches(argument, kept, function) and (
+                    if _reaches(recogniser.calls, argument, cls, kept, function) and (
                         looks_releasing(call) or recogniser.releases(function, call, position, protocol)
                     ):
                         return True
     return False
 
 
-def _reaches(argument: ast.expr, kept: str, function: Function) -> bool:
-    return any(
-        isinstance(node, ast.Attribute)
-        and f".{node.attr}" == kept
-        and not (isinstance(node.value, ast.Name) and node.value.id == function.owner)
-        for node in walk(argument)
-    )
+def _reaches(calls: Calls, argument: ast.expr, cls: Class, kept: str, function: Function) -> bool:
+    for node in walk(argument):
+        if isinstance(node, ast.Attribute) and f".{node.attr}" == kept:
+            owner = node.value
+            if isinstance(owner, ast.Name) and owner.id == function.owner:
+                continue
+            held = calls.model.type_of(function, owner)
+            if not isinstance(held, Class) or cls in calls.model.lineage(held):
+                return True
+    return False
 
 
 def _hands_out(method: Function, place: str) -> bool:
