@@ -220,6 +220,10 @@ class Holding:
             self.endings.unknown.add(node)  # others can reach the object now
             self.endings.kept.add(node)
             return None
+        inside = (place for place in held.places - sure if place[: len(target)] == target != place)
+        if sure and any(map(self._outlives, inside)):
+            self.endings.unknown.add(node)  # `self.last.next = chunk`, and `self.last = chunk`: in a chain
+            return None
         if sure or maybe:
             if (to := self._for_others(node, target)) is not None:
                 return self._escape(node, held, to, sure | {to + place[len(target) :] for place in sure})

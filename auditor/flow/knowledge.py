@@ -37,6 +37,9 @@ EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"}
 `blocks.append`."""
 
 OWN = frozenset({"self", "cls"})
+CLASS = re.compile(r"_*[A-Z]\w*[a-z]\w*")
+"""What is called by such a name makes an object."""
+
 LITERAL = re.compile(r"-?\d[\w.]*|'[^']*'|\"[^\"]*\"")
 """All of a side, for of `x == "a" and y` no side is a literal."""
 
@@ -90,6 +93,8 @@ def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
     """A list that is filled is not empty; one that something is taken from may be."""
     for written in graph.rewrites.get(id(call), ()):
         known = forget(graph, ("", written), known)
+    if CLASS.fullmatch(call.method) and len(call.target) == 1:
+        known |= {(f"{call.target[0].lstrip('@')} is None", False)}
     if call.receiver is None or len(call.receiver) != 1:
         return known
     name = call.receiver[0]
