@@ -27,6 +27,7 @@ from auditor.project.pools.halves import (
     acquiring_half,
     only_passes,
 )
+from auditor.project.pools.instead import with_others
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
@@ -59,13 +60,13 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     known: set[Function] = set()
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-        found = list(_pairs_of(cls.name, cls, methods))
+        found = [with_others(pair, methods) for pair in _pairs_of(cls.name, cls, methods)]
         yield from found
         paired = {half.function for pair in found for half in pair.acquires}
         ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
-        shaped = list(_by_shape(cls.name, cls, methods, paired))
+        shaped = [with_others(pair, methods) for pair in _by_shape(cls.name, cls, methods, paired)]
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
