@@ -36,6 +36,7 @@ SETS = (
     "passersby",
     "commuters",
     "couriers",
+    "trainers",
 )
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)

@@ -94,7 +94,8 @@ class Follower(Following):
         if endings.only_yielded:
             endings.returned = endings.yielded  # its consumers'
         leaks = tuple(self.losses.leaks(node, followed))
-        elsewhere = self._only_rolled_back(acquisition, followed) and self._ended_elsewhere(op, acquisition)
+        rolled_back = self._only_rolled_back(acquisition, followed)
+        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed
         kept = bool(endings.kept) or (known_to_others and bool(endings.returned))
         refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
@@ -102,7 +103,8 @@ class Follower(Following):
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
-        elsewhere = elsewhere or self._still_to_run(op, acquisition) or counts_places(op.at, self.function)
+        elsewhere = elsewhere or self._still_to_run(op, acquisition)
+        elsewhere = elsewhere or counts_places(op.at, self.function, ended_here=not rolled_back)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings)
         detached = not endings.released and left_detached(op.at, self.function)
