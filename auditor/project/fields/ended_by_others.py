@@ -26,18 +26,25 @@ DETACHING = frozenset({"start_new_session", "process_group", "preexec_fn", "crea
 """How a process is told that it is no part of whatever ends those that its parent started."""
 
 
+QUEUEING = frozenset({"put", "put_nowait", "append", "appendleft", "push", "add", "submit", "send", "start",
+                      "create_task", "ensure_future", "run_in_executor"})  # fmt: skip
+"""Methods by which others get to work, or something to work with."""
+
+
 def counts_places(acquire: ast.Call, function: Function, *, ended_here: bool) -> bool:
     """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
-    back when it is free again, unless it is `ended_here` on one way. A semaphore that begins at 0 counts
-    arrivals, which nobody gives back."""
+    back when it is free again, unless it is `ended_here` on one way and nothing is queued. A semaphore that
+    begins at 0 counts arrivals, which nobody gives back."""
     match acquire.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr)) if (
             function.cls is not None and any(_begins_empty(m, attr) for m in function.cls.methods.values())
         ):
             return True
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr) as semaphore) if (
-            "sem" in attr.lower() and function.cls is not None and not ended_here
+            "sem" in attr.lower() and function.cls is not None
         ):
+            if ended_here and not any(last_part(call.func) in QUEUEING for call in function.calls):
+                return False
             others = (method for method in function.cls.methods.values() if method is not function)
             return any(_called_on(method, semaphore) == {"release"} for method in others)
     return False

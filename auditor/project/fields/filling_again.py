@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING
 from auditor.source.nodes import walk
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
@@ -118,7 +119,7 @@ def _decides(test: ast.AST, filling: Filling) -> bool:
 
 
 def only_says(filling: Filling) -> list[ast.If]:
-    """`if self.buffer is not None: log.warning("still there")`, and goes on."""
+    """`if self.buffer is not None: log.warning("still there")`, or `self.buffer.flush()`, and goes on."""
     return [
         node
         for node in filling.method.statements
@@ -126,7 +127,7 @@ def only_says(filling: Filling) -> list[ast.If]:
         and (node.end_lineno or node.lineno) < filling.line
         and not node.orelse
         and _asks_for(node.test, filling)
-        and all(map(_says, node.body))
+        and all(_says(each) or _works_with(each, filling) for each in node.body)
     ]
 
 
@@ -150,6 +151,18 @@ def _asks_for(test: ast.expr, filling: Filling) -> bool:
         case ast.Compare(left=asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
             return filling.key is None and own_attribute(asked, filling.owner) == filling.field
     return filling.key is None and own_attribute(test, filling.owner) == filling.field
+
+
+def _works_with(statement: ast.stmt, filling: Filling) -> bool:
+    """A call of its own, `self.files[path].flush()`, or one that has nothing to do with it; no end of it."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=of, attr=way), args=args)):
+            its = ast.unparse(of) == ast.unparse(filling.target)
+            own = {filling.owner, filling.method.owner}
+            told = any(isinstance(n, ast.Name) and n.id in own for each in args for n in walk(each))
+            elsewhere = not its and names_in(of).isdisjoint(own)
+            return ENDING.search(way) is None and not told and (its or elsewhere)
+    return False
 
 
 def _says(statement: ast.stmt) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
+from auditor.project.fields.given_objects import RENEWING
 from auditor.project.fields.outgrown import LIKENESS
-from auditor.project.fields.reckoning import COMING, SETTING, takes_out, told_by_its_caller
+from auditor.project.fields.reckoning import COMING, SETTING, all_fillings, takes_out, told_by_its_caller
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
@@ -74,6 +75,16 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     ]
     itself = any(isinstance(each.iter, ast.expr) and own_attribute(each.iter, own) for each in over)
     return itself and RESETTING.match(method.name) is not None
+
+
+def renews(filling: Filling, family: Sequence[Function]) -> bool:
+    """`reload(name)` of a table that another method fills under what it is told: there is one already."""
+    return RENEWING.match(filling.method.name) is not None and any(
+        other.field == filling.field and other.key is not None and told_by_its_caller(other)
+        for method in family
+        if method is not filling.method and method.owner is not None
+        for other in all_fillings(method, method.owner)
+    )
 
 
 def _adds(node: ast.AST, own: str, field: str) -> bool:

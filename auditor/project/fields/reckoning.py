@@ -154,13 +154,19 @@ def _under_alike(one: Filling, other: Filling) -> bool:
 
 
 def told_by_its_caller(filling: Filling) -> bool:
-    """The key is what a parameter says, and no number that the method draws."""
+    """The key is what a parameter says, or one of several, and no number that the method draws."""
     bound = {
         node.id
         for node in filling.method.nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     told = set(filling.method.parameters[1:]) - bound
+    told |= {
+        node.target.id
+        for node in filling.method.statements
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+        if isinstance(node.iter, ast.Name) and node.iter.id in told
+    }
     key = filling.key
     for part in key.elts if isinstance(key, ast.Tuple) else [key]:
         while isinstance(part, ast.Attribute):

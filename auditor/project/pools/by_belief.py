@@ -48,11 +48,18 @@ def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half |
         return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
     if returns_something(begins):
         return acquiring_half(begins, ACQUIRING, ends, shaped=True)
-    if not any(change.did in (Did.MORE, Did.LESS) for change in begun):
-        return None  # `put(key, value)` and `delete(key)`: what is stored stays
+    if not any(change.did in (Did.MORE, Did.LESS) for change in begun) or _stores(begins, begun):
+        return None
     if not own_parameters(begins):
         return Half(begins, COUNTING, Handle.RECEIVER, by_shape=True)
     return Half(begins, ACQUIRING, Handle.ARGUMENT, by_shape=True)
+
+
+def _stores(begins: Function, begun: list[Change]) -> bool:
+    """`put(key, value)`, beside `delete(key)`: what is stored stays, whatever is counted by the way."""
+    told = own_parameters(begins)
+    values = (change.value for change in begun if change.did is Did.IN)
+    return any(isinstance(value, ast.Name) and value.id in told for value in values)
 
 
 def _may_end(begins: Function, ends: Function) -> bool:

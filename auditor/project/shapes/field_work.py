@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
 from auditor.project.shapes.counting_up import counts_by_itself, raised_by
+from auditor.project.shapes.found_in import found_in
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.owners import owners_of, shared_by
@@ -276,6 +277,8 @@ class _Reader:
                 if way in ("remove", "discard", "pop") and args:
                     self.work.removed.append((name, args[0]))
                     self._taken_in_loop(name)
+                    of_field = found_in(self.work, args[0], lambda node: self.field_of(node) == name)
+                    self.work.taken += [(name, value) for value in of_field]
 
 
 def _key_within(container: ast.expr) -> ast.expr | None:
