@@ -234,8 +234,10 @@ class Holding:
         return held
 
     def _same_amount(self, op: Constant | Fresh | Call, held: Held) -> tuple[Places, Places]:
-        """`credits.give(4)` gives back what `credits.take(4)` took, `give(len(x))` what `take(len(x))`."""
-        same = self.acquisition.value is Value.AMOUNT and spelled_out(op) in held.places
+        """`credits.give(4)` gives back what `credits.take(4)` took, `give(len(x))` what `take(len(x))`; so
+        does `close("gather")` of `open("gather")`."""
+        named = isinstance(op, Constant) and isinstance(op.value, str)
+        same = (named or self.acquisition.value is Value.AMOUNT) and spelled_out(op) in held.places
         return (frozenset({op.target}) if same else NOWHERE), NOWHERE
 
     def _summed(self, op: InPlace, held: Held) -> Held | None:

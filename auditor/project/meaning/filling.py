@@ -38,7 +38,8 @@ def told_of(function: Function, path: Path, value: Value) -> tuple[Path, ...]:
         if isinstance(op, Make) and op.target == path and op.items:
             return tuple(element for _, element in op.items)
         measured = isinstance(op, Constant | Fresh | Call) and op.target == path
-        if measured and value is Value.AMOUNT and (place := spelled_out(op)):
+        named = isinstance(op, Constant) and isinstance(op.value, str)  # `windows.open_window("gather")`
+        if measured and (value is Value.AMOUNT or named) and (place := spelled_out(op)):
             return (place,)
     return (path,)
 
