@@ -224,6 +224,8 @@ class Holding:
         if sure and any(map(self._outlives, inside)):
             self.endings.unknown.add(node)  # `self.last.next = chunk`, and `self.last = chunk`: in a chain
             return None
+        if not sure and any(len(target) > len(place) and begins_with(target, place) for place in held.places):
+            return held  # `self.segments[:n] = self.count`: a part of it in another part
         if sure or maybe:
             if (to := self._for_others(node, target)) is not None:
                 return self._escape(node, held, to, sure | {to + place[len(target) :] for place in sure})

@@ -23,13 +23,15 @@ def is_kept_by_others(acquired: Acquisition) -> bool:
 
 
 def undone_at(function: Function) -> set[int]:
-    """Calls of `budget.unreserve(n); return None`, where another way answers otherwise: what they undo is
-    kept there."""
+    """Calls of `budget.unreserve(n); return None`, where another way answers otherwise, or `raise` in its
+    place: what they undo is kept there."""
     answers = {_text(node) for node in function.statements if isinstance(node, ast.Return)}
     found: set[int] = set()
-    for node in function.statements if not answers <= NOTHING else ():
+    for node in function.statements:
         match node:
-            case ast.If(body=[*undoing, ast.Return() as last]) if _text(last) in NOTHING:
+            case ast.If(body=[*undoing, ast.Return() as last]) if _text(last) in NOTHING and answers - NOTHING:
+                found.update(id(each) for statement in undoing for each in walk(statement))
+            case ast.If(body=[*undoing, ast.Raise()]):
                 found.update(id(each) for statement in undoing for each in walk(statement))
     return found
 
