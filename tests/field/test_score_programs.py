@@ -26,9 +26,10 @@ KEPT = {
     "verdicts": (453, 150, {"pipeline_stages.py:187", "ring_attn.py:69"}),
     "outsiders": (398, 142, {"moe_dispatch.py:45", "zerocomm/shards.py:103"}),
     "bystanders": (348, 116, set()),
-    "passersby": (431, 127, {"pipeline_stage.py:50"}),
+    "passersby": (431, 128, {"pipeline_stage.py:50"}),
     "commuters": (424, 134, set()),
-    "couriers": (217, 51, set()),
+    "couriers": (217, 67, set()),
+    "trainers": (238, 71, set()),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 

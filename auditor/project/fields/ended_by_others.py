@@ -43,11 +43,19 @@ def counts_places(acquire: ast.Call, function: Function, *, ended_here: bool) ->
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr) as semaphore) if (
             "sem" in attr.lower() and function.cls is not None
         ):
-            if ended_here and not any(last_part(call.func) in QUEUEING for call in function.calls):
+            if ended_here and not any(_queues(call, function.owner) for call in function.calls):
                 return False
             others = (method for method in function.cls.methods.values() if method is not function)
             return any(_called_on(method, semaphore) == {"release"} for method in others)
     return False
+
+
+def _queues(call: ast.Call, own: str | None) -> bool:
+    """`self.inbox.put(item)`"""
+    root = call.func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return last_part(call.func) in QUEUEING and isinstance(root, ast.Name) and root.id == own
 
 
 def _begins_empty(method: Function, field: str) -> bool:

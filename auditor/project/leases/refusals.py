@@ -27,9 +27,10 @@ def undone_at(function: Function) -> set[int]:
     place: what they undo is kept there."""
     answers = {_text(node) for node in function.statements if isinstance(node, ast.Return)}
     found: set[int] = set()
+    refusing = NOTHING if not answers <= NOTHING else frozenset[str]()
     for node in function.statements:
         match node:
-            case ast.If(body=[*undoing, ast.Return() as last]) if _text(last) in NOTHING and answers - NOTHING:
+            case ast.If(body=[*undoing, ast.Return() as last]) if _text(last) in refusing:
                 found.update(id(each) for statement in undoing for each in walk(statement))
             case ast.If(body=[*undoing, ast.Raise()]):
                 found.update(id(each) for statement in undoing for each in walk(statement))
