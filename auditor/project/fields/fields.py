@@ -212,7 +212,7 @@ class Fields(Refilling):
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
                 escapes = True
             answer = self._asked(outcome, method, path)
-            if len(path) > 2 and (method is outcome.function or not self._fills(method, attribute)):
+            if len(path) > 2:
                 drops += self._cut_off(method, attribute)
                 drops += self._lost_entries(outcome, family, method, path)
             if answer.fate is Fate.RELEASE:

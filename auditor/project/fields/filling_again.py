@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.code.release_names import ENDING
 from auditor.source.nodes import walk
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
 """Decorators under which a method is not what its callers call, or is called once."""
 
+
+WORKING = re.compile(r"flush|wait(?:_\w+)?|sync(?:hroni[sz]e)?|write\w*|record|touch")
+"""Methods of a thing that leave it as it is."""
 
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -161,7 +163,7 @@ def _works_with(statement: ast.stmt, filling: Filling) -> bool:
             own = {filling.owner, filling.method.owner}
             told = any(isinstance(n, ast.Name) and n.id in own for each in args for n in walk(each))
             elsewhere = not its and names_in(of).isdisjoint(own)
-            return ENDING.search(way) is None and not told and (its or elsewhere)
+            return not told and (WORKING.fullmatch(way) is not None if its else elsewhere)
     return False
 
 

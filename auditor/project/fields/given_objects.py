@@ -20,7 +20,7 @@ from auditor.source.nodes import walk
 RENEWING = re.compile(
     r"_*(?:switch|change|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload|regrow|refill|re_?assign"
     r"|re_?alloc\w*|re_?generate|re_?map|reset|restart|re_?target|re_?bind|re_?seat|re_?place|relocate|migrate"
-    r"|move|heal|recover|promote|upgrade|re_?run|redo)(?:_|$)"
+    r"|move|heal|recover|promote|upgrade)(?:_|$)"
 )
 """Methods that are given what has been there for a while."""
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
-from auditor.project.fields.given_objects import RENEWING
 from auditor.project.fields.outgrown import LIKENESS
 from auditor.project.fields.reckoning import COMING, SETTING, all_fillings, takes_out, told_by_its_caller
 from auditor.source.nodes import walk
@@ -19,6 +18,11 @@ NAMES = re.compile(
 
 RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")
 """Methods after which each key has another one."""
+
+FOR_A_KNOWN_KEY = re.compile(
+    r"_*(?:re_?(?:load|run|start|place|fresh|new|build|assign|alloc\w*|bind|map|locate|do)|rotate|swap(?!_(?:in|out)))(?:_|$)"
+)
+"""Methods after which what stands under the key is another one."""
 
 
 def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
@@ -66,6 +70,8 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     `reset_peaks()` of each name that another table of the object has."""
     method, key = filling.method, filling.key
     own = method.owner or ""
+    if told_by_its_caller(filling) and _renews(filling, family):
+        return True
     if SETTING.match(method.name) and told_by_its_caller(filling):
         return any(
             _adds(node, each.owner or "", filling.field) for each in family for node in walk(each.node)
@@ -77,9 +83,9 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     return itself and RESETTING.match(method.name) is not None
 
 
-def renews(filling: Filling, family: Sequence[Function]) -> bool:
+def _renews(filling: Filling, family: Sequence[Function]) -> bool:
     """`reload(name)` of a table that another method fills under what it is told: there is one already."""
-    return RENEWING.match(filling.method.name) is not None and any(
+    return FOR_A_KNOWN_KEY.match(filling.method.name) is not None and any(
         other.field == filling.field and other.key is not None and told_by_its_caller(other)
         for method in family
         if method is not filling.method and method.owner is not None

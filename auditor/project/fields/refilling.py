@@ -48,7 +48,6 @@ from auditor.project.fields.known_keys import (
     known_under_it,
     names_a_place,
     plain_table,
-    renews,
     replaces_what_is_known,
 )
 from auditor.project.fields.known_there import replaced_knowingly
@@ -76,6 +75,9 @@ LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 
 class Refilling(TakenOut):
     """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
+
+    wanted: Sequence[Outcome] = ()
+    """All of them, of which some say what others leave behind."""
 
     def _filled_again(self, outcome: Outcome, path: Path) -> Filling | None:
         """The store, where the next call of the method stores there again, and nothing has ended the last."""
@@ -166,8 +168,7 @@ class Refilling(TakenOut):
             return True
         comes = _comes_in_pairs(filling.method.name)
         alike = [each for each in family if not (comes and makes_known(filling, each, family))]
-        known = known_elsewhere(filling) or known_under_it(filling) or renews(filling, family)
-        again = known or others_look_first(filling, call, alike)
+        again = known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, alike)
         return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:

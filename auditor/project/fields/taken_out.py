@@ -7,7 +7,7 @@ said then: whoever calls the method and gives things back himself, or whoever wr
 (`if timer.cancelled: continue`)."""
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 
 from auditor.flow.decisive import decisive
 from auditor.flow.effects import Value
@@ -39,14 +39,6 @@ TAKING = frozenset(
 
 class TakenOut(Families):
     """Asks of the methods of a class which entries of a container they lose."""
-
-    wanted: Sequence[Outcome] = ()
-    """All leases, of which some say what others leave behind."""
-
-    def _fills(self, method: Function, attribute: str) -> bool:
-        """It stores leases there, too, and is asked about those that it drops."""
-        stored = (path for each in self.wanted if each.function is method for _, path in each.stored)
-        return any(own_field(method, path) and path[1] == f".{attribute}" for path in stored)
 
     def _lost_entries(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path
