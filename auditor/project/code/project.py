@@ -17,12 +17,20 @@ class Project:
         self.failed: dict[str, tuple[int, str]] = {}
         self._modules: dict[str, Module | None] = {}
         self._by_suffix: dict[str, list[str]] | None = None
+        self._calling: dict[str, list[str]] = {}
 
     def module(self, path: str) -> Module | None:
         """The parsed module; None where it could not be parsed (noted in `failed`)."""
         if path not in self._modules:
             self._modules[path] = self._parse(path)
         return self._modules[path]
+
+    def calling(self, method: str) -> list[str]:
+        """The files that call a method of this name, by their text."""
+        if method not in self._calling:
+            call = f".{method}("
+            self._calling[method] = [path for path in sorted(self.sources) if call in self.sources[path]]
+        return self._calling[method]
 
     def parsed(self) -> list[Module]:
         return [module for _, module in sorted(self._modules.items()) if module is not None]

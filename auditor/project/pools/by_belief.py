@@ -5,6 +5,7 @@ That is not enough to be sure (`submit` and `cancel`, `add` and `remove`), so wh
 proposed: `leases/belief` asks those who use it."""
 
 import ast
+import re
 from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Handle, Position, Value
@@ -19,6 +20,9 @@ from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.registers import LISTENERS
 from auditor.protocols.vocabulary import Name
 
+ENDING = re.compile(r"-= |\.pop|\bdel |\.remove\(|\.discard\(|heappop")
+"""What some method of such a class does, asked of its text before its methods are read."""
+
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
 RELEASING = Name("release", frozenset())
@@ -28,6 +32,8 @@ def proposed_pairs(
     model: ClassModel, cls: Class, methods: list[Function], known: Set[Function]
 ) -> Iterator[Pair]:
     """Of the public methods that are no half of any pair yet."""
+    if ENDING.search(cls.text) is None:
+        return
     asked = {m: list(_lasting(m)) for m in methods if m not in known and _may_be_half(m)}
     for begins, begun in asked.items() if len(asked) > 1 else ():
         ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, ended)]

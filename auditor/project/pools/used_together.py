@@ -44,10 +44,9 @@ def _turns(function: Function, begins: Function, ends: Function) -> Iterator[tup
 
 
 def _modules(model: ClassModel, home: Module, names: tuple[str, str]) -> Iterator[Module]:
-    calls = [f".{name}(" for name in names]
     yield home
-    sources = model.project.sources
-    others = [path for path in sorted(sources) if all(call in sources[path] for call in calls)]
+    sources, ending = model.project.sources, f".{names[1]}("
+    others = [path for path in model.project.calling(names[0]) if ending in sources[path]]
     for path in others if len(others) <= MOST else ():
         if path != home.path and (module := model.project.module(path)) is not None:
             yield module
