@@ -37,6 +37,8 @@ SETS = (
     "commuters",
     "couriers",
     "trainers",
+    "operators",
+    "makers",
 )
 _HERE = Path(__file__).parent
 SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)

@@ -30,6 +30,8 @@ KEPT = {
     "commuters": (424, 134, set()),
     "couriers": (217, 67, set()),
     "trainers": (238, 71, {"optim_offload.py:142"}),
+    "operators": (219, 55, {"kv_offload.py:130", "kv_offload.py:140", "sampling_buffers.py:93"}),
+    "makers": (180, 46, {"p05_slab/cache.py:24", "p13_async_workers.py:61"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
