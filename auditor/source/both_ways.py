@@ -63,8 +63,12 @@ _STATE = re.compile(
     rb"|[\"'](?:idle|free|available|unused|vacant))\b"
 )
 _USED = re.compile(
-    rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers))$"
+    rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers"
+    rb"|load|active|in_?flight|outstanding|pending|running|leases|sessions|streams))$"
 )
+_RINGED = re.compile(rb"(\.next\w*+) = \w++\1\b")
+"""A node that is left out of a list of nodes."""
+
 _TAKING = (b".pop", b"heappop(", b".get_nowait(")
 _CALLERS_OWN = frozenset({b"self", b"kwargs", b"args", b"config", b"state_dict"})
 """Names of what is taken apart everywhere, and is no store."""
@@ -96,6 +100,7 @@ def works_both_ways(data: bytes) -> bool:
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data)
+        or any(_RINGED.match(data, at) for _, at in _places(b".next", data))
         or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
     )
 

@@ -142,12 +142,15 @@ class Fields(Refilling):
         return first
 
     def _of_the_pool(self, outcome: Outcome) -> bool:
-        """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life."""
+        """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life; not
+        what a method of it gets from another one."""
         function, op = outcome.function, outcome.call.func
         own = (
             isinstance(op, ast.Attribute) and isinstance(op.value, ast.Name) and op.value.id == function.owner
         )
-        return own and function.cls in self.pools
+        lender = outcome.acquisition.protocol.partition(".")[0]
+        its = function.cls is not None and any(c.name == lender for c in self.model.lineage(function.cls))
+        return own and its and function.cls in self.pools
 
     def _entered(self, outcome: Outcome) -> Iterator[StoredField]:
         """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""

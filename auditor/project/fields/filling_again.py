@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.source.nodes import walk
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
@@ -17,6 +17,9 @@ ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|regis
 
 WORKING = re.compile(r"flush|wait(?:_\w+)?|sync(?:hroni[sz]e)?|write\w*|record|touch")
 """Methods of a thing that leave it as it is."""
+
+MAKING_ROOM = re.compile(r"evict|reclaim|make_(?:room|space)")
+"""Methods that put out whatever is least needed."""
 
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -83,6 +86,7 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
         return True
     found = found_in_a_table(filling.method, filling.owner)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
+    aside_from = _making_room(filling, family)
     for call in calls:
         if any(getattr(argument, "id", None) == own for argument in call.args):
             return True
@@ -90,10 +94,23 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             named = getattr(call.func, "attr", "")
             if any(m.name == named and filling.field in map(_attr, attributes_in(m.node)) for m in family):
                 return True
-        elif _calls_who_speaks(call, own, filling.field, family):
+        elif _calls_who_speaks(call, own, filling.field, family, aside_from):
             return True
     asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def _making_room(filling: Filling, family: Sequence[Function]) -> frozenset[str]:
+    """Methods that put out some entries, whichever, and leave this one on some of their ways."""
+    if filling.key is None:
+        return frozenset()
+    making = {method.name for method in family if MAKING_ROOM.search(method.name)}
+    told = {
+        last_part(call.func)
+        for call in filling.method.calls
+        if any(same(made_of(filling.method, argument), filling.key) for argument in call.args)
+    }
+    return frozenset(making - told)
 
 
 def _other_entries(filling: Filling) -> set[int]:

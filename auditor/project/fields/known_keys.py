@@ -8,7 +8,14 @@ from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
 from auditor.project.fields.outgrown import LIKENESS
-from auditor.project.fields.reckoning import COMING, SETTING, all_fillings, takes_out, told_by_its_caller
+from auditor.project.fields.reckoning import (
+    COMING,
+    SETTING,
+    all_fillings,
+    looks_into,
+    takes_out,
+    told_by_its_caller,
+)
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
@@ -84,9 +91,12 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
 
 
 def _renews(filling: Filling, family: Sequence[Function]) -> bool:
-    """`reload(name)` of a table that another method fills under what it is told: there is one already."""
+    """`reload(name)` of a table that another method fills under what it is told, or where there is none:
+    there is one already."""
     return FOR_A_KNOWN_KEY.match(filling.method.name) is not None and any(
-        other.field == filling.field and other.key is not None and told_by_its_caller(other)
+        other.field == filling.field
+        and other.key is not None
+        and (told_by_its_caller(other) or any(looks_into(node, other) for node in before(other)))
         for method in family
         if method is not filling.method and method.owner is not None
         for other in all_fillings(method, method.owner)

@@ -213,7 +213,7 @@ def all_fillings(method: Function, owner: str) -> Iterator[Filling]:
 
 
 def looks_and_takes(other: Filling, call: ast.Call) -> bool:
-    return _lent_alike(other, call) and any(_looks_into(node, other) for node in before(other))
+    return _lent_alike(other, call) and any(looks_into(node, other) for node in before(other))
 
 
 def _lent_alike(other: Filling, call: ast.Call) -> bool:
@@ -234,7 +234,7 @@ def _pool_of(call: ast.Call) -> str:
     return ast.unparse(call.func.value if isinstance(call.func, ast.Attribute) else call.func)
 
 
-def _looks_into(node: ast.AST, other: Filling) -> bool:
+def looks_into(node: ast.AST, other: Filling) -> bool:
     """The field is read; of a table, whether the key is in it, or what stands there."""
     if other.key is None:
         return isinstance(node, ast.Attribute) and own_attribute(node, other.owner) == other.field

@@ -51,6 +51,7 @@ from auditor.project.fields.known_keys import (
     replaces_what_is_known,
 )
 from auditor.project.fields.known_there import replaced_knowingly
+from auditor.project.fields.looked_up import replaces_what_it_saw
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
@@ -88,6 +89,8 @@ class Refilling(TakenOut):
         enders = self._enders(outcome, family, path)
         if not enders or self._handed_on(outcome, family, path):
             return None
+        if replaces_what_it_saw(filling, enders, self._ends(outcome)):
+            return None if self._in_step(filling, enders) else filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
         again = known or decide(filling, outcome.call, family, enders)
@@ -129,6 +132,7 @@ class Refilling(TakenOut):
         if len(found) != 1:
             return None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
+        known = known or replaces_what_it_saw(found[0], (), self._ends(outcome))
         return found[0] if known or not looks_first(found[0], family) else None
 
     def _ends(self, outcome: Outcome) -> Set[str]:

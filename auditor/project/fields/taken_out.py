@@ -7,7 +7,7 @@ said then: whoever calls the method and gives things back himself, or whoever wr
 (`if timer.cancelled: continue`)."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 from auditor.flow.decisive import decisive
 from auditor.flow.effects import Value
@@ -18,6 +18,7 @@ from auditor.flow.trace import Station, shortest_path, span_of
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Call, Delete, Leave, Op, Path, Store
 from auditor.model import Span
+from auditor.project.code.bindings import assignments
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
@@ -56,6 +57,8 @@ class TakenOut(Families):
         told: set[Span] = set()
         for way in self._ways(outcome, method, path):
             if way.taken is None or not way.is_sure() or way.is_told_apart():
+                continue
+            if way.is_for_others(_flags_set(outcome.function)):
                 continue
             within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
             if within and way.is_worked_with():
@@ -171,6 +174,16 @@ def _may_end(call: ast.Call) -> bool:
     return hinted or looks_releasing(call)
 
 
+def _flags_set(function: Function) -> Mapping[str, bool]:
+    """`entry.owned = True`, beside the lease that it puts into the entry."""
+    return {
+        target.attr: value.value
+        for target, value in assignments(function)
+        if isinstance(target, ast.Attribute)
+        if isinstance(value, ast.Constant) and isinstance(value.value, bool)
+    }
+
+
 def _changed(function: Function) -> Iterator[str]:
     """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
     for node in function.nodes:
@@ -235,6 +248,15 @@ class _Way:
             for each in ast.iter_child_nodes(node)
         ]
         return any(isinstance(each, ast.Name) and each.id in names for each in asked)
+
+    def is_for_others(self, flags: Mapping[str, bool]) -> bool:
+        """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so."""
+        assumed = (op for station in self.since if isinstance(op := self.ops[station.node], Assume))
+        return any(
+            op.kind == "truth" and flags.get(op.subject[-1][1:], op.value) is not op.value
+            for op in assumed
+            if op.subject is not None and len(op.subject) > 1
+        )
 
     def is_sure(self) -> bool:
         """Where the method also gives entries back, the same turn of the same loop decides which of them."""

@@ -38,6 +38,7 @@ from auditor.project.leases.following import Following
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
@@ -97,7 +98,8 @@ class Follower(Following):
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed
-        kept = bool(endings.kept) or (known_to_others and bool(endings.returned))
+        noted = acquisition.value is Value.AMOUNT and bool(endings.stored)
+        kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
         refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
@@ -114,7 +116,9 @@ class Follower(Following):
         if elsewhere:
             leaks = ()
         elif acquisition.value is Value.AMOUNT:
-            leaks = tuple(map(of_an_amount, leaks))
+            takers = self.effects.recogniser.calls.targets(self.function, op.at)[0]
+            granted = of_what_was_granted(self.function, op.at, takers, leaks)
+            leaks = tuple(map(of_an_amount, granted))
         elif acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
             leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         elif acquisition.keyed and endings.released:

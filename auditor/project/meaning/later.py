@@ -29,7 +29,8 @@ class Later:
         if nested is not None:
             question = Question(nested, (f"@{rest[0][1:-1]}", *rest[1:]), value, protocol)
             answer = self.summaries.answer(question)
-            if _is_left_undone(nested, answer) and not answer.decided_by:
+            left = _is_left_undone(nested, answer) and not _returns(nested, rest[0][1:-1])
+            if left and not answer.decided_by:
                 return ON_SOME_WAYS
         return RELEASED if position == -1 and call.receiver is None else TAKEN
 
@@ -64,6 +65,12 @@ def _is_left_undone(function: Function, answer: Answer) -> bool:
     """It gives the lease back on some ways only, and not because it does so once."""
     undone = answer.fate is Fate.RELEASE and answer.sometimes
     return undone and not _asks_what_it_sets(function)
+
+
+def _returns(function: Function, name: str) -> bool:
+    """On some ways, to whoever waits for it."""
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
+    return any(isinstance(each, ast.Name) and each.id == name for each in returned)
 
 
 def _asks_what_it_sets(function: Function) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Handle, Position, Value
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import returns_something
@@ -34,7 +35,7 @@ def proposed_pairs(
     """Of the public methods that are no half of any pair yet."""
     if ENDING.search(cls.text) is None:
         return
-    asked = {m: list(_lasting(m)) for m in methods if m not in known and _may_be_half(m)}
+    asked = {m: list(_lasting(m)) for m in methods if m not in known and _may_be_half(m, known)}
     for begins, begun in asked.items() if len(asked) > 1 else ():
         ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, ended)]
         ends = [each for each in ends if _may_end(begins, each) and asked_in_turn(model, begins, each)]
@@ -89,9 +90,15 @@ def _position(half: Half, end: Function, ended: list[Change]) -> Position:
     return half.argument if half.handle is Handle.ARGUMENT else 0
 
 
-def _may_be_half(method: Function) -> bool:
+def _may_be_half(method: Function, known: Set[Function]) -> bool:
+    """What asks a known half of its own class is that one's user."""
     private = method.name.startswith("_") or method.is_abstract or method.is_static
-    return not private and LENDING.isdisjoint(method.decorators)
+    return not private and LENDING.isdisjoint(method.decorators) and not _asks_one_of(method, known)
+
+
+def _asks_one_of(method: Function, known: Set[Function]) -> bool:
+    names = {half.name for half in known if half.cls is method.cls} if method.owner is not None else set()
+    return any(own_attribute(call.func, method.owner or "") in names for call in method.calls if names)
 
 
 def _lasting(method: Function) -> Iterator[Change]:

@@ -80,8 +80,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         ]
         yield from told
         known |= paired
-        halves = {half.function for pair in (*found, *ending, *shaped, *told) for half in _halves(pair)}
-        yield from proposed_pairs(model, cls, methods, paired | halves)
+        taking = paired | {half.function for pair in told for half in pair.acquires}
+        ends = {half.function for pair in (*found, *ending, *shaped, *told) for half in pair.releases}
+        yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
     plain = [
@@ -91,10 +92,6 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     ]
     yield from _of_functions(module, plain)
     yield from _of_closures(model, module)
-
-
-def _halves(pair: Pair) -> tuple[Half, ...]:
-    return (*pair.acquires, *pair.releases)
 
 
 def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:

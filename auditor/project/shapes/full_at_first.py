@@ -110,7 +110,10 @@ def _fills(method: Function, name: str) -> bool:
     for node in method.statements:
         match node:
             case (
-                ast.Assign(targets=[ast.Attribute(attr=attr)], value=value)
+                ast.Assign(
+                    targets=[ast.Attribute(attr=attr) | ast.Subscript(value=ast.Attribute(attr=attr))],
+                    value=value,
+                )
                 | ast.AnnAssign(target=ast.Attribute(attr=attr), value=ast.expr() as value)
             ) if attr == name and (_counts(value) or _makes_each(value)):
                 return True

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import ways
+from auditor.project.code.bindings import assignments, ways
 from auditor.project.code.modules import last_part
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.name_bindings import mentions
@@ -44,10 +44,9 @@ def _also_given(work: FieldWork) -> Iterator[ast.expr]:
     what a view is returned of."""
     values = (node for each in work.returned for node in walk(each))
     returned = {node.id for node in values if isinstance(node, ast.Name)} - work.told
-    for node in work.method.nodes:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound in returned:
-                yield from ways(value)
+    for target, value in assignments(work.method) if returned else ():
+        if isinstance(target, ast.Name) and target.id in returned:
+            yield from ways(value)
 
 
 def is_new(value: ast.expr, counted: Set[str]) -> bool:

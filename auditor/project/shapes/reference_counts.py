@@ -84,7 +84,7 @@ def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Funct
             both = {
                 count: told
                 for count, told in raised[id(begins)].items()
-                if count in lowered and _decides(ends, count, told)
+                if count in lowered and (_decides(ends, count, told) or _is_full(begins, count))
             }
             if begins is not ends and both and not raised[id(ends)].keys() & lowered.keys():
                 count = min(both)
@@ -108,6 +108,22 @@ def _decides(ends: Function, count: str, told: bool) -> bool:
     asked = re.search(rf"\.{count}\b\s*(?:==|!=|<=|>)|not (?:\w+\.)+{count}\b", text) is not None
     words = set(split(count))
     return bool(REFERENCES & words) or (asked and (not told or bool(USERS & words)))
+
+
+def _is_full(begins: Function, count: str) -> bool:
+    """`if worker.load >= worker.limit: return False`: there is room for so many."""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue)
+        and any(
+            isinstance(test, ast.Compare)
+            and isinstance(test.left, ast.Attribute)
+            and test.left.attr == count
+            and isinstance(test.ops[0], ast.Gt | ast.GtE)
+            for test in walk(node.test)
+        )
+        for node in begins.statements
+    )
 
 
 def _raised_of_objects(method: Function) -> dict[str, bool]:

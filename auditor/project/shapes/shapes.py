@@ -41,6 +41,7 @@ from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import is_cut
 from auditor.project.shapes.registers import registers, strikes
+from auditor.project.shapes.rings import ringed_again
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
 from auditor.protocols.vocabulary import ends, negates, split, undoes
@@ -87,7 +88,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     given = [work for work in named if work.method.name not in queues]
     yield from _places(lending, given)
     yield from _marked(lending, given, begun)
-    yield from _undone(lending, given)
+    yield from _undone(lending, given, begun)
     yield from _counts(lending, given)
     for taker, giver in registers(lending, given):
         yield from _shape([taker], [giver])
@@ -197,11 +198,15 @@ def _marked(
             yield from _shape([taker], givers)
 
 
-def _undone(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+def _undone(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork], begun: Sequence[FieldWork]
+) -> Iterator[Shape]:
     """Linked places, piles with a number for their top, entries that say whether they are in use."""
     for undone in (linked_again, piled_again, entries):
         for taker, givers in undone(lending, given):
             yield from _shape([taker], [work for work in givers if work is not taker])
+    for taker, givers in ringed_again(lending, given, begun):
+        yield from _shape([taker], givers)
 
 
 def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:

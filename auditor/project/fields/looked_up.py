@@ -1,0 +1,139 @@
+"""Entries of tables that a method has in its hands, only reads, and puts another one over.
+
+`old = self.slots[name]` is there; so is, on some way to the store, what is asked `if old is not None:`. Nobody
+asks whether a thing is there that he believes has been given back."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.flow.follow import known_at_nodes
+from auditor.ir.calls import LOGGING
+from auditor.ir.ops import Store
+from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.field_paths import mentions
+from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.filling_again import Filling, fillings, made_of, same
+from auditor.project.fields.reckoning import takes_out
+from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
+
+
+def replaces_what_it_saw(filling: Filling, enders: Sequence[Function], ending: Set[str]) -> bool:
+    """The entry may be there when it is replaced, and is left to nobody. Where others end what is in the table
+    and leave it there, an old one may be an empty shell."""
+    at_work = (each for each in enders if mentions(each, filling.field))
+    if filling.key is None or not all(_replaces(each, filling.field) for each in at_work):
+        return False
+    return any(
+        _may_be_there(filling, name, surely) and _only_read(filling, name, ending)
+        for name, surely in _seen(filling)
+    )
+
+
+def _replaces(ender: Function, field: str) -> bool:
+    return takes_out(ender, field) or bool(fillings(ender, ender.owner or "", field))
+
+
+def _seen(filling: Filling) -> Iterator[tuple[str, bool]]:
+    """Names that are given once what stands under the key, and whether that must be something."""
+    bound = [n.id for n in filling.method.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    for target, value in assignments(filling.method):
+        match value:
+            case ast.Subscript(value=table, slice=key):
+                surely = True
+            case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[key]):
+                surely = False
+            case _:
+                continue
+        under = own_attribute(table, filling.owner) == filling.field and _same_key(filling, key)
+        if under and isinstance(target, ast.Name) and bound.count(target.id) == 1:
+            if value.lineno < filling.line:
+                yield target.id, surely
+
+
+def _same_key(filling: Filling, key: ast.expr) -> bool:
+    return filling.key is not None and same(made_of(filling.method, key), filling.key)
+
+
+def _may_be_there(filling: Filling, name: str, surely: bool) -> bool:
+    """On some way to the store, and somebody reckons with it."""
+    graph = filling.method.graph
+    nodes = [at for at, op in enumerate(graph.ops) if isinstance(op, Store) and op.at is filling.target]
+    known = known_at_nodes(graph) if nodes else {}
+    missing = {(f"{name} is None", True), (name, False)}
+    asked = surely or any(name in _asked(node) for node in filling.method.statements)
+    return asked and any(missing.isdisjoint(known[at]) for at in nodes if at in known)
+
+
+def _asked(statement: ast.stmt) -> set[str]:
+    """Names of which a test asks whether there is anything."""
+    test = statement.test if isinstance(statement, ast.If | ast.While) else None
+    return {each.id for part in _parts(test) for each in (_of_none(part),) if isinstance(each, ast.Name)}
+
+
+def _parts(test: ast.expr | None) -> Iterator[ast.expr]:
+    match test:
+        case ast.BoolOp(values=values):
+            for value in values:
+                yield from _parts(value)
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            yield from _parts(inner)
+        case ast.expr():
+            yield test
+
+
+def _of_none(test: ast.expr) -> ast.expr:
+    match test:
+        case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return left
+    return test
+
+
+def _only_read(filling: Filling, name: str, ending: Set[str]) -> bool:
+    """It is asked for, compared, and its fields are read; none of them is kept, handed on or ended."""
+    harmless: set[int] = set()
+    for node in filling.method.nodes:
+        match node:
+            case ast.If(test=test) | ast.While(test=test):
+                harmless |= {id(_of_none(part)) for part in _parts(test)}
+            case ast.Attribute(value=ast.Name(id=read) as of) if read == name:
+                harmless.add(id(of))
+    loads = [n for n in filling.method.nodes if isinstance(n, ast.Name) and n.id == name]
+    unread = [n for n in loads if isinstance(n.ctx, ast.Load) and id(n) not in harmless]
+    return not unread and not any(_goes_on(node, name, ending) for node in filling.method.nodes)
+
+
+def _goes_on(node: ast.AST, name: str, ending: Set[str]) -> bool:
+    """A field of it gets a name of its own, is returned, or given to who may end it; a method of it runs."""
+    match node:
+        case ast.Assign(targets=[target], value=value):
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=False))
+            else:
+                pairs = [(target, value)]
+            return any(_is_field(given, name) and not _copies(to, given) for to, given in pairs)
+        case ast.Return(value=value) | ast.Yield(value=value) if value is not None:
+            return any(_is_field(each, name) for each in walk(value) if isinstance(each, ast.expr))
+        case ast.Call(func=func):
+            told = [*node.args, *(keyword.value for keyword in node.keywords)]
+            its = isinstance(func, ast.Attribute) and _mentions(func.value, name)
+            if its or any(_mentions(each, name) for each in told):
+                logs = last_name(node) in LOGGING
+                return not logs and (its or last_name(node) in ending or looks_releasing(node))
+    return False
+
+
+def _copies(target: ast.expr, value: ast.expr) -> bool:
+    """`slot.users = old.users`: what is known of the old one holds of the new one."""
+    return (
+        isinstance(target, ast.Attribute) and isinstance(value, ast.Attribute) and target.attr == value.attr
+    )
+
+
+def _is_field(value: ast.expr, name: str) -> bool:
+    return isinstance(value, ast.Attribute) and _mentions(value.value, name)
+
+
+def _mentions(value: ast.expr, name: str) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == name for each in walk(value))
