@@ -128,7 +128,7 @@ def _follow(
         if trusted:
             domain, solution = followed(trusted | shown.lent, shown.others)
     others = _gone_on_with(graph, domain.endings) | shown.others
-    if others != shown.others and _perhaps_returned(graph, domain.endings):
+    if others != shown.others and domain.endings.unknown:
         domain, solution = followed(domain.trusted, others)
     return Followed(domain.endings, solution, Shown(frozenset(domain.trusting), others))
 
@@ -136,10 +136,6 @@ def _follow(
 def doubtful(graph: Graph, endings: Endings) -> frozenset[int]:
     """Calls of which it cannot be told what they did to the lease."""
     return frozenset(node for node in endings.unknown if isinstance(graph.ops[node], Call))
-
-
-def _perhaps_returned(graph: Graph, endings: Endings) -> bool:
-    return any(isinstance(graph.ops[node], Leave) for node in endings.unknown)
 
 
 def _all_calls(graph: Graph) -> frozenset[int]:

@@ -80,6 +80,10 @@ class Passing(Perhaps):
             if perhaps and any(self._inside(held, other) is not None for _, other in given):
                 # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
                 perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
+            listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
+            perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
+            if edge not in RAISING and listed:
+                after = replace(after, maybe=after.maybe | {place for place in listed if place is not None})
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
                 if not self._lent_perhaps(node, operand, held, perhaps):
                     self.endings.unknown.add(node)
@@ -109,6 +113,11 @@ class Passing(Perhaps):
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
+
+    def _is_listed_here(self, treatment: Treatment) -> bool:
+        """`parts.append(buffer.to(device))`: it is the list that may hold it now."""
+        to = treatment.moved_to
+        return to is not None and treatment.fate is Fate.BORROW and not self._outlives(to)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)

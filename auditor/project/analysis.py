@@ -32,6 +32,7 @@ from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
+from auditor.project.leases.taken_again import told_where_taken
 from auditor.project.leases.wrapping import lists_what_it_counts, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
@@ -247,8 +248,10 @@ class Analysis:
 
     def _result(self) -> FlowResult:
         believe_receivers(self.outcomes, self.received, self.recogniser.wrappers)
-        outcomes = sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
-        fields = Fields(self.project, self.summaries, self.effects, self.recogniser).stored(outcomes)
+        asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
+        fields = asked.stored(self._in_order())
+        fields = told_where_taken(asked.takings, fields, self.outcomes, self._follow_taking)
+        outcomes = self._in_order()
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self.relevant, decided)
@@ -270,6 +273,13 @@ class Analysis:
             pool_calls=usage.pool_calls(),
             misuses=self._misuses(outcomes),
         )
+
+    def _in_order(self) -> list[Outcome]:
+        return sorted(self.outcomes.values(), key=lambda outcome: outcome.lease.span)
+
+    def _follow_taking(self, function: Function, call: ast.Call, source: Source) -> None:
+        self.recogniser.second_hand[call] = source
+        self._follow(function, call, source)
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         unasked = self.never_ended.of(outcome)

@@ -62,6 +62,7 @@ class Fields(Refilling):
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
         wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
         self.wanted = wanted
+        self.takings = []
         attributes = frozenset(
             path[1][1:]
             for outcome in wanted

@@ -1,7 +1,7 @@
 """Entries of tables that a method has in its hands, only reads, and puts another one over.
 
-`old = self.slots[name]` is there; so is, on some way to the store, what is asked `if old is not None:`. Nobody
-asks whether a thing is there that he believes has been given back."""
+`old = self.slots[name]` is there; so is, on some way to the store, what is asked `if old is not None:`.
+Nobody asks whether a thing is there that he believes has been given back."""
 
 import ast
 from collections.abc import Iterator, Sequence, Set
@@ -20,8 +20,8 @@ from auditor.source.nodes import walk
 
 
 def replaces_what_it_saw(filling: Filling, enders: Sequence[Function], ending: Set[str]) -> bool:
-    """The entry may be there when it is replaced, and is left to nobody. Where others end what is in the table
-    and leave it there, an old one may be an empty shell."""
+    """The entry may be there when it is replaced, and is left to nobody. Where others end what is in the
+    table and leave it there, an old one may be an empty shell."""
     at_work = (each for each in enders if mentions(each, filling.field))
     if filling.key is None or not all(_replaces(each, filling.field) for each in at_work):
         return False
@@ -47,9 +47,9 @@ def _seen(filling: Filling) -> Iterator[tuple[str, bool]]:
             case _:
                 continue
         under = own_attribute(table, filling.owner) == filling.field and _same_key(filling, key)
-        if under and isinstance(target, ast.Name) and bound.count(target.id) == 1:
-            if value.lineno < filling.line:
-                yield target.id, surely
+        before = under and value.lineno < filling.line
+        if before and isinstance(target, ast.Name) and bound.count(target.id) == 1:
+            yield target.id, surely
 
 
 def _same_key(filling: Filling, key: ast.expr) -> bool:

@@ -26,8 +26,10 @@ from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, for_good, starts_anew
 from auditor.project.fields.own_records import sees_to_its_records
+from auditor.project.leases.taken_again import Taking
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
+from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
@@ -39,7 +41,10 @@ TAKING = frozenset(
 
 
 class TakenOut(Families):
-    """Asks of the methods of a class which entries of a container they lose."""
+    """Asks of the methods of a class which entries of a container they lose. `takings` are the calls that
+    take those out which the method gives back or keeps on another way."""
+
+    takings: list[Taking]
 
     def _lost_entries(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path
@@ -66,6 +71,8 @@ class TakenOut(Families):
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
                 told.add(span)
+                if (call := way.taken_again()) is not None:
+                    self.takings.append(Taking(outcome, method, call, self.whole.get(path, path), span))
                 yield Leak(Loss.DELETED, span, "", (), parted=True)
 
     def _listed_with_it(self, outcome: Outcome) -> Iterator[StoredField]:
@@ -221,6 +228,21 @@ class _Way:
             case Delete(target=target) | Store(target=target):
                 return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
         return False
+
+    def taken_again(self) -> ast.Call | None:
+        """The call that takes it out, under a name, where other ways give it back or put it in again."""
+        bound = [
+            (target, each)
+            for target, value in assignments(self.method)
+            for each in walk(value)
+            if each is self.taken and isinstance(each, ast.Call)
+        ]
+        if not bound:
+            return None
+        names = {node.id for node in walk(bound[0][0]) if isinstance(node, ast.Name)}
+        work = field_work(self.method)
+        kept = any(isinstance(put.value, ast.Name) and put.value.id in names for put in work.put)
+        return bound[0][1] if kept or self.followed.endings.released else None
 
     def asked(self) -> frozenset[str]:
         """What the conditions ask that decide about it."""

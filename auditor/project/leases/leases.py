@@ -37,8 +37,8 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.following import Following
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
-from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.not_granted import of_what_was_granted
+from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects

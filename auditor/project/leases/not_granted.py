@@ -1,5 +1,5 @@
-"""Branches on which an amount was not granted: `got = budget.take(n)` grants all or nothing, and `if got < n:`
-asks for nothing else."""
+"""Branches on which an amount was not granted: `got = budget.take(n)` grants all or nothing, and `if got <
+n:` asks for nothing else."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
