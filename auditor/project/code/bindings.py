@@ -9,6 +9,9 @@ from auditor.source.nodes import statements_below
 
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
+TEST_NAME = re.compile(r"test(?:\d+|_\w+)?")
+"""Functions that are tests wherever they stand."""
+
 
 def own_attribute(target: ast.expr, owner: str) -> str | None:
     """`attr` of `owner.attr`."""

@@ -12,7 +12,7 @@ from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
-from auditor.project.code.bindings import TEST_FILE
+from auditor.project.code.bindings import TEST_FILE, TEST_NAME
 from auditor.project.code.modules import Function
 from auditor.project.code.rewriting import note_rewritten_flags
 from auditor.project.fields.ended_by_others import (
@@ -63,7 +63,8 @@ class Follower(Following):
 
     def __init__(self, function: Function, effects: FunctionEffects, exceptions: str) -> None:
         super().__init__(function, effects, EDGES[exceptions])
-        self.in_test = TEST_FILE.search(function.module.path) is not None
+        of_tests = TEST_FILE.search(function.module.path) is not None
+        self.in_test = of_tests or TEST_NAME.fullmatch(function.name) is not None
         self.losses = Losses(function, effects, exceptions)
         note_rewritten_flags(function, effects.recogniser.calls)
 

@@ -4,22 +4,24 @@ import ast
 from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
-from auditor.project.code.bindings import given_to
+from auditor.ir.ops import Path
+from auditor.project.code.bindings import assigned_by, given_to
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.shapes.pool_state import own_parameters
 from auditor.protocols.vocabulary import split
 
 CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
 """Words in the names of decorators by which whoever calls is shown the same object."""
 
 
-def made_for_caller(recogniser: Recogniser, function: Function) -> bool:
+def made_for_caller(recogniser: Recogniser, function: Function, place: Path = ()) -> bool:
     """Every return gives None or an object of the project made right there: `return Context(lease)`, or
     `context = Context(lease)`, of which only fields are touched before `return context`. What another
     function has made for this one is as good, and so is a list of nothing but those: `[Beam(row) for row in
-    rows]`, `beams.append(Beam(row))`."""
-    given = map(_given, function.statements)
-    made = [value for value in given if value is not None and not _is_none(value)]
+    rows]`, `beams.append(Beam(row))`. Of a tuple it is asked of the part at `place`."""
+    given = (_part(value, place) for value in map(_given, function.statements) if value is not None)
+    made = [value for value in given if not _is_none(value)]
     return bool(made) and all(_is_made(recogniser, function, value) for value in made)
 
 
@@ -28,6 +30,13 @@ def _given(statement: ast.stmt) -> ast.expr | None:
         case ast.Return(value=value) | ast.Expr(value=ast.Yield(value=value)):
             return value
     return None
+
+
+def _part(value: ast.expr, place: Path) -> ast.expr:
+    if isinstance(value, ast.Tuple) and place[1:]:
+        index = place[0].strip("[]")
+        return value.elts[int(index)] if index.isdecimal() and int(index) < len(value.elts) else value
+    return value
 
 
 def shows_the_same(function: Function) -> bool:
@@ -47,7 +56,7 @@ def _is_made(recogniser: Recogniser, function: Function, value: ast.expr, seen: 
     return value.id in seen or (
         any(not _is_none(each) for each in given)
         and all(_is_made(recogniser, function, each, (*seen, value.id)) for each in given)
-        and _is_known_to_nobody(function, value.id)
+        and _is_known_to_nobody(recogniser, function, value.id)
     )
 
 
@@ -85,15 +94,33 @@ def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> 
     return bool(sources) and all(source is not None and source.fresh for source in sources)
 
 
-def _is_known_to_nobody(function: Function, name: str) -> bool:
+def _is_known_to_nobody(recogniser: Recogniser, function: Function, name: str) -> bool:
     """Plain assignments bind the name, and all that is done with it is `context.engine`, a question whether
-    it is there, another name for it, and `return context`."""
+    it is there, another name for it, `return context`, and calls of functions that only touch it."""
     nodes = list(function.nodes)
     named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
     harmless = {id(part) for node in nodes for part in _touched(node)}
+    harmless.update(id(part) for call in function.calls for part in _shown(recogniser, function, call))
     read = [node for node in named if isinstance(node.ctx, ast.Load)]
     bound = len(list(given_to(function, name))) + sum(_is_declared(node, name) for node in nodes)
     return len(named) - len(read) == bound and all(id(node) in harmless for node in read)
+
+
+def _shown(recogniser: Recogniser, function: Function, call: ast.Call) -> Iterator[ast.expr]:
+    """Arguments that no function it may call does anything with but touch their fields."""
+    named = [(n, each) for n, each in enumerate(call.args) if isinstance(each, ast.Name)]
+    targets = recogniser.calls.targets(function, call)[0] if named else ()
+    for position, argument in named if targets else ():
+        told = [own_parameters(target)[position : position + 1] for target in targets]
+        if all(one and _only_touches(target, one[0]) for target, one in zip(targets, told, strict=True)):
+            yield argument
+
+
+def _only_touches(target: Function, name: str) -> bool:
+    returned = {id(each) for node in target.nodes if isinstance(node, ast.Return) for each in _touched(node)}
+    harmless = {id(part) for node in target.nodes for part in _touched(node)} - returned
+    named = (node for node in target.nodes if isinstance(node, ast.Name) and node.id == name)
+    return all(isinstance(node.ctx, ast.Load) and id(node) in harmless for node in named)
 
 
 def _is_declared(node: ast.AST, name: str) -> bool:
@@ -103,12 +130,14 @@ def _is_declared(node: ast.AST, name: str) -> bool:
 
 def _touched(node: ast.AST) -> list[ast.expr | None]:
     match node:
+        case ast.Return(value=ast.Tuple(elts=values)):
+            return list(values)
         case ast.Attribute(value=value) | ast.Return(value=value) | ast.UnaryOp(op=ast.Not(), operand=value):
             return [value]
         case ast.Compare(left=value, comparators=[ast.Constant(value=None)]):
             return [value]
-        case ast.Assign(targets=[ast.Name()], value=ast.Name() as value):
-            return [value]
+        case ast.Assign():
+            return [value for target, value in assigned_by(node) if isinstance(target, ast.Name)]
         case ast.If(test=test):
             return [test]
         case ast.BoolOp(values=values):

@@ -25,6 +25,9 @@ from auditor.source.nodes import walk
 QUEUED = frozenset({"get", "get_nowait", "popleft", "recv"})
 """Methods that take the next thing out, whichever it is."""
 
+MANY = 4
+"""Receivers who all forget the same are not mistaken."""
+
 FROM_QUEUES = frozenset({"get", "get_nowait"})
 
 
@@ -64,12 +67,14 @@ def believe_receivers(
     received: Mapping[Function, Sequence[Outcome]],
     wrappers: Mapping[Function, Source],
 ) -> None:
-    """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody."""
+    """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody. So it
+    is where many are handed one user more of something, and none of them cares."""
     for outcome in list(outcomes.values()):
         wrapper = wrappers.get(outcome.function)
-        counted = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
-        got = received.get(outcome.function, ()) if counted else ()
-        if not any(each.lease.released for each in got):
+        listed = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
+        got = received.get(outcome.function, ()) if wrapper is not None else ()
+        many = outcome.acquisition.counts and len(got) >= MANY
+        if (listed or many) and not any(each.lease.released for each in got):
             for each in (*got, *(outcomes[id(other.call)] for other in got)):
                 each.lease = replace(each.lease, leaks=())
 

@@ -42,7 +42,8 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         second_hand=source.second_hand or lists_what_it_counts(outcome),
         proposed=source.proposed,
         from_zero=outcome.acquisition.from_zero,
-        fresh=not (outcome.stored or outcome.beside) and made_for_caller(recogniser, function),
+        fresh=not (outcome.stored or outcome.beside)
+        and made_for_caller(recogniser, function, outcome.returned),
     )
 
 
