@@ -45,13 +45,14 @@ _HEAPED = b"heappop(self."
 _ANY_OF = b"next(iter(self."
 _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
+_KEYED = re.compile(rb"(\w+)\[")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
 _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
     rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
-    rb"|available|unused|spare|vacant|flight|outstanding|holes|gaps)"
+    rb"|available|unused|spare|vacant|live|flight|outstanding|holes|gaps)"
 )
 _SAID = re.compile(_SAYING)
 _OWNED = re.compile(
@@ -180,7 +181,9 @@ def _notes(data: bytes) -> Notes:
     for needle, way, name in (
         (_HEAPED, "taken", _NAME),
         (_ANY_OF, "first", _NAME),
-        (b".next = self.", "head", _HEAD),
+        (b"next = self.", "head", _HEAD),
+        (b"nxt = self.", "head", _HEAD),
+        (b"del self.", "taken", _KEYED),
     ):
         for _, at in _places(needle, data):
             if found := name.match(data, at + len(needle)):

@@ -34,6 +34,7 @@ from auditor.project.leases.beginnings import (
 )
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
+from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.following import Following
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
@@ -95,6 +96,10 @@ class Follower(Following):
         endings = followed.endings
         if endings.only_yielded:
             endings.returned = endings.yielded  # its consumers'
+        recogniser = self.effects.recogniser
+        ending = recogniser.ending_names(acquisition.protocol)
+        refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
+        endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = tuple(self.losses.leaks(node, followed))
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)

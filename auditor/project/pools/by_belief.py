@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Handle, Position, Value
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import returns_something
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
 from auditor.project.pools.used_together import asked_in_turn
-from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, all_changes
+from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, Ways, all_changes
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.registers import LISTENERS
@@ -48,9 +48,13 @@ def proposed_pairs(
 def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half | None:
     amount = next(_amounts(begins, begun), None)
     returned = {ast.unparse(v) for v in field_work(begins).returned if not isinstance(v, ast.Constant)}
+    if _hands_out_what_was(begins, begun):
+        return Half(begins, ACQUIRING, value=Value.INDEX, by_shape=True)
     if amount is not None:
         if returned and returned != {amount}:
             return None
+        if not returned and _of_each(begins, amount, ends):
+            return Half(begins, COUNTING, Handle.ARGUMENT, by_shape=True)
         handle = Handle.RESULT if returned else Handle.ARGUMENT
         return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
     if returns_something(begins):
@@ -60,6 +64,20 @@ def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half |
     if not own_parameters(begins):
         return Half(begins, COUNTING, Handle.RECEIVER, by_shape=True)
     return Half(begins, ACQUIRING, Handle.ARGUMENT, by_shape=True)
+
+
+def _hands_out_what_was(begins: Function, begun: list[Change]) -> bool:
+    """`mark = self.top; self.top += n; return mark`, for `leave(mark)`, which sets it back."""
+    own = Ways(begins)
+    raised = {change.way for change in begun if change.did is Did.MORE}
+    names = {value.id for value in field_work(begins).returned if isinstance(value, ast.Name)}
+    return any(own.of(value) in raised for name in names for value in given_to(begins, name))
+
+
+def _of_each(begins: Function, amount: str, ends: list[Function]) -> bool:
+    """`spend(peer, n=1)` and `earn(peer, n=1)` of what each peer has left."""
+    key = own_parameters(begins)[:1]
+    return key != (amount,) and all(own_parameters(each)[:1] == key for each in ends)
 
 
 def _stores(begins: Function, begun: list[Change]) -> bool:

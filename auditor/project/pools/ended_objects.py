@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle
-from auditor.project.code.bindings import given_to, own_attribute, ways
+from auditor.project.code.bindings import assignments, given_to, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
@@ -125,16 +125,12 @@ def _kept(model: ClassModel, cls: Class, call: ast.Call) -> dict[str, ast.expr]:
 
 def _fields_of_parameters(init: Function) -> dict[str, str]:
     """`self.server = server`"""
-    found: dict[str, str] = {}
-    for node in init.statements:
-        match node:
-            case (
-                ast.Assign(targets=[target], value=ast.Name(id=name))
-                | ast.AnnAssign(target=target, value=ast.Name(id=name))
-            ) if name in init.parameters:
-                if (field := own_attribute(target, init.owner or "")) is not None:
-                    found[field] = name
-    return found
+    return {
+        field: value.id
+        for target, value in assignments(init)
+        if isinstance(value, ast.Name) and value.id in init.parameters
+        if (field := own_attribute(target, init.owner or "")) is not None
+    }
 
 
 # Who ends it ------------------------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ def is_new(value: ast.expr, counted: Set[str]) -> bool:
     match value:
         case ast.Attribute(value=ast.Name()) | ast.Name():
             return last_part(value) in counted
+        case ast.BinOp(left=count, op=ast.Sub(), right=ast.Constant(value=1)):
+            return is_new(count, counted)
         case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name()) | ast.Name() as count]):
             return last_part(count) in counted
         case ast.Call(func=ast.Name(id=name)):

@@ -13,7 +13,7 @@ FREE = frozenset({"free", "freelist", "idle", "available", "avail", "unused", "s
 """Words in the names of fields that hold what nobody uses, and of states in which nobody uses it."""
 
 USED = frozenset({"taken", "used", "use", "busy", "allocated", "leased", "borrowed", "reserved", "occupied",
-                  "claimed", "lent", "assigned", "ref", "refs", "refcount", "refcounts", "refcnt",
+                  "claimed", "lent", "live", "assigned", "ref", "refs", "refcount", "refcounts", "refcnt",
                   "flight", "inflight", "outstanding"})  # fmt: skip
 """Words in the names of fields that hold what somebody uses."""
 

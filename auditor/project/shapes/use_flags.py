@@ -77,7 +77,7 @@ def _set_of_own(work: FieldWork) -> dict[str, Flag]:
 def _takes_an_entry(taker: FieldWork, up: dict[str, Flag], giver: FieldWork, back: set[Flag]) -> bool:
     named = ends(giver.method.name, taker.method.name)
     return any(
-        (named or _says_what_is_used(*flag)) and any(_root(value) == entry for value in taker.returned)
+        (named or _says_what_is_used(*flag)) and any(entry in _roots(value) for value in taker.returned)
         for entry, flag in up.items()
         if flag in back
     )
@@ -137,6 +137,11 @@ def _conditions(node: ast.AST) -> Iterator[ast.expr]:
             yield from (each.test for each in body if isinstance(each, ast.If))
         case ast.comprehension(ifs=ifs):
             yield from ifs
+
+
+def _roots(node: ast.expr) -> set[str]:
+    """Of `(number, entry.generation)` both."""
+    return {_root(each) for each in (node.elts if isinstance(node, ast.Tuple) else [node])}
 
 
 def _root(node: ast.expr) -> str:

@@ -1,0 +1,116 @@
+"""Requests that a method fills with a lease and refuses all the same.
+
+`req.slot = self.slots.take()`, then `return False` on one way and `self.running[req.rid] = req; return True` on
+another: what ends the leases of requests goes over `self.running`, and this one is not there. Where a caller
+has the request from a table or a list, that may be gone over, too, and nothing is said."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.flow.follow import Followed
+from auditor.flow.held import Held
+from auditor.ir.ops import ANY_ITEM, Leave, Path, Way
+from auditor.project.code.bindings import given_to
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Function
+from auditor.project.leases.refusals import NOTHING
+from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
+
+Way_out = tuple[int, Held]
+
+
+def refused_with_it(
+    model: ClassModel, function: Function, followed: Followed, ending: frozenset[str]
+) -> list[Way_out]:
+    """The ways out that say that nothing came of it, with the lease in a field of what the method was told."""
+    if function.cls is None or function.owner is None:
+        return []
+    ways = [
+        (node, held) for node in followed.endings.stored for held in followed.solution.states.get(node, ())
+    ]
+    entered = [node for node, held in ways if _is_entered(function, held)]
+    answers = {_answer(function, node) for node in entered}
+    if not answers or not answers.isdisjoint({*NOTHING, ""}):
+        return []
+    return [
+        (node, held)
+        for node, held in ways
+        if node not in entered and _answer(function, node) in NOTHING
+        if (place := _in_what_it_is_told(function, held)) is not None
+        if _is_ended_by_its_class(function, place[1][1:], ending)
+        if not _is_known(function, place[0]) and all(_is_new_there(*call) for call in _calls(model, function))
+    ]
+
+
+def _answer(function: Function, node: int) -> str:
+    op = function.graph.ops[node]
+    if not isinstance(op, Leave) or op.way is not Way.RETURN:
+        return ""
+    value = getattr(op.at, "value", None)
+    return ast.unparse(value) if isinstance(value, ast.expr) else "None"
+
+
+def _is_entered(function: Function, held: Held) -> bool:
+    """`self.running[req.rid]` holds it as well."""
+    return any(place[0] == function.owner and ANY_ITEM in place for place in held.places)
+
+
+def _in_what_it_is_told(function: Function, held: Held) -> Path | None:
+    """`req.slot`, and nowhere else but in its own names."""
+    told = set(function.parameters[1:])
+    outside = [place for place in sorted(held.places) if place[0] in told or place[0] == function.owner]
+    match outside:
+        case [(_, field) as place] if place[0] in told and field.startswith("."):
+            return place
+    return None
+
+
+def _is_ended_by_its_class(function: Function, field: str, ending: frozenset[str]) -> bool:
+    methods = function.cls.methods.values() if function.cls is not None else ()
+    return any(
+        isinstance(argument, ast.Attribute) and argument.attr == field
+        for method in methods
+        if method is not function
+        for call in method.calls
+        if last_name(call) in ending
+        for argument in call.args
+    )
+
+
+def _is_known(function: Function, name: str) -> bool:
+    """`self.waiting.remove(req)`, `req in self.waiting`: it comes from there."""
+    for node in function.nodes:
+        match node:
+            case ast.Compare(left=ast.Name(id=asked), ops=[ast.In() | ast.NotIn()]) if asked == name:
+                return True
+            case ast.Call(func=ast.Attribute(attr="remove" | "discard"), args=[ast.Name(id=told)]):
+                if told == name:
+                    return True
+    return False
+
+
+def _calls(model: ClassModel, function: Function) -> Iterator[tuple[Function, ast.Call]]:
+    for path in model.project.calling(function.name):
+        module = model.project.module(path)
+        for caller in module.by_node.values() if module is not None else ():
+            yield from ((caller, call) for call in caller.calls if last_name(call) == function.name)
+
+
+def _is_new_there(caller: Function, call: ast.Call) -> bool:
+    """The caller was told of it, or has made it, and does nothing about a refusal."""
+    told = [each for each in call.args if isinstance(each, ast.Name)]
+    asks = any(
+        isinstance(node, ast.If | ast.While) and any(each is call for each in walk(node.test))
+        for node in caller.statements
+    )
+    made = (
+        each.id in caller.parameters
+        or any(isinstance(value, ast.Call) and _is_class(value) for value in given_to(caller, each.id))
+        for each in told
+    )
+    return bool(told) and len(told) == len(call.args) and all(made) and not asks
+
+
+def _is_class(made: ast.Call) -> bool:
+    return last_name(made)[:1].isupper()
