@@ -9,7 +9,7 @@ from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, RESULT, Call, Edge, Leave, Move, Next, Path, Unpack, is_temporary
+from auditor.ir.ops import RAISING, RESULT, Call, Edge, Move, Next, Path, Unpack, is_temporary
 
 ENTRY = 0
 EDGES = {

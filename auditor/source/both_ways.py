@@ -60,9 +60,10 @@ _OWNED = re.compile(
 )
 _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
 _STATE = re.compile(
-    rb"\.(?:state|status) = (?:(?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)"
+    rb"\.\w++ = (?:(?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)"
     rb"|[\"'](?:idle|free|available|unused|vacant))\b"
 )
+_SIGNS = (b".state = ", b".status = ", b".IDLE", b".FREE")
 _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers"
     rb"|load|active|in_?flight|outstanding|pending|running|leases|sessions|streams))$"
@@ -217,7 +218,7 @@ def _flagged(data: bytes) -> bool:
     flags = set(_before(b" = True", _FLAG, data))
     if flags and not flags.isdisjoint(_before(b" = False", _FLAG, data)):
         return True
-    if (b".state = " in data or b".status = " in data) and _STATE.search(data):
+    if any(sign in data for sign in _SIGNS) and _STATE.search(data):
         return True
     owners = set(_before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)

@@ -2,7 +2,7 @@
 slow, the share was large, the layer is frozen."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, given_to, own_attribute, suites_of
@@ -22,6 +22,9 @@ PROMISING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "b
                        "leave", "auto", "close", "closed", "delete", "managed", "detached",
                        "released"})  # fmt: skip
 """Words of flags by which somebody else may have to end it."""
+
+OWNING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "borrowed", "managed", "auto"})
+"""Those of them that say whose it is."""
 
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
@@ -109,17 +112,39 @@ def _marked(method: Function, own: str) -> Iterator[str]:
                 yield from (own_attribute(target, own) or "" for target in targets)
 
 
-def asks_how_it_went(method: Function, field: str) -> bool:
-    """All its conditions are about the exception that `__exit__` is told of."""
+def asks_how_it_went(method: Function, family: Sequence[Function], field: str) -> bool:
+    """All its conditions are about the exception that `__exit__` is told of, or about what the object was
+    told when it was made: `issubclass(kind, self.expected)`, `kind is not None and not self.strict`."""
     own = method.owner
     tests = list(_deciding(method, own, field)) if own is not None else []
-    return bool(tests) and all(_is_of_the_exception(test, method) for test in tests)
+    told = _told_at_birth(family, tests, method)
+    of_it = [test for test in tests if _is_of_the_exception(test, method, {own or ""} if told else set())]
+    settings = (test for test in tests if test not in of_it)
+    return bool(of_it) and told and all(_names_in(test) == {own} for test in settings)
 
 
-def _is_of_the_exception(test: ast.expr, method: Function) -> bool:
-    """`kind is not None` of `__exit__(self, kind, error, trace)`."""
+def _told_at_birth(family: Sequence[Function], tests: Sequence[ast.expr], method: Function) -> bool:
+    """Nobody but the constructor sets what of its own the tests read, and it has no say in who owns what."""
+    own = method.owner or ""
+    asked = {attr for test in tests for attr in own_attributes(test, method, own)}
+    later = [each for each in family if each.name not in ("__init__", "__post_init__")]
+    written = {own_attribute(target, each.owner or "") for each in later for target in _written(each)}
+    return asked.isdisjoint(written) and not any(OWNING & set(split(attr)) for attr in asked)
+
+
+def _is_of_the_exception(test: ast.expr, method: Function, beside: Set[str] = frozenset()) -> bool:
+    """`kind is not None` of `__exit__(self, kind, error, trace)`, `issubclass(kind, sqlite3.Error)`."""
     told = set(parameters_of(method.node)[1:]) if method.name in EXITS else set()
-    return bool(_names_in(test)) and _names_in(test) <= told
+    names = _names_in(test)
+    sorts = {
+        node.id
+        for call in walk(test)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("issubclass", "isinstance")
+        for each in call.args[1:]
+        for node in walk(each)
+        if isinstance(node, ast.Name)
+    }
+    return bool(names & told) and names - sorts <= told | beside
 
 
 def _moves(method: Function, field: str) -> bool:

@@ -263,4 +263,4 @@ def _ends_by_name(method: Function) -> bool:
 
 
 def _exits_without(method: Function, family: list[Function], field: str) -> bool:
-    return measures_only(method, family, field) or asks_how_it_went(method, field)
+    return measures_only(method, family, field) or asks_how_it_went(method, family, field)

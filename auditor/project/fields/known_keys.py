@@ -27,7 +27,7 @@ RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)
 """Methods after which each key has another one."""
 
 FOR_A_KNOWN_KEY = re.compile(
-    r"_*(?:re_?(?:load|run|start|place|fresh|new|build|assign|alloc\w*|bind|map|locate|do)|rotate|swap(?!_(?:in|out)))(?:_|$)"
+    r"_*(?:re_?(?:load|set|run|start|place|fresh|new|build|assign|alloc\w*|bind|map|locate|do)|rotate|swap(?!_(?:in|out)))(?:_|$)"
 )
 """Methods after which what stands under the key is another one."""
 

@@ -169,11 +169,17 @@ def told_by_its_caller(filling: Filling) -> bool:
     }
     key = filling.key
     for part in key.elts if isinstance(key, ast.Tuple) else [key]:
-        while isinstance(part, ast.Attribute):
-            part = part.value
+        while isinstance(part, ast.Attribute | ast.Call):
+            part = _told_of(part) if isinstance(part, ast.Call) else part.value
         if not isinstance(part, ast.Name) or part.id not in told:
             return False
     return True
+
+
+def _told_of(key: ast.Call) -> ast.expr | None:
+    """`parameter` of `id(parameter)`, which is another way to say which one."""
+    named = isinstance(key.func, ast.Name) and key.func.id in ("id", "str", "int", "hash", "tuple")
+    return key.args[0] if named and len(key.args) == 1 else None
 
 
 def makes_known(filling: Filling, later: Function, family: Sequence[Function]) -> bool:

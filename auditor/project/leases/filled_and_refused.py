@@ -1,8 +1,8 @@
 """Requests that a method fills with a lease and refuses all the same.
 
-`req.slot = self.slots.take()`, then `return False` on one way and `self.running[req.rid] = req; return True` on
-another: what ends the leases of requests goes over `self.running`, and this one is not there. Where a caller
-has the request from a table or a list, that may be gone over, too, and nothing is said."""
+`req.slot = self.slots.take()`, then `return False` on one way and `self.running[req.rid] = req; return True`
+on another: what ends the leases of requests goes over `self.running`, and this one is not there. Where a
+caller has the request from a table or a list, that may be gone over, too, and nothing is said."""
 
 import ast
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from auditor.project.leases.refusals import NOTHING
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
-Way_out = tuple[int, Held]
+WayOut = tuple[int, Held]
 
 
 def refused_with_it(
     model: ClassModel, function: Function, followed: Followed, ending: frozenset[str]
-) -> list[Way_out]:
-    """The ways out that say that nothing came of it, with the lease in a field of what the method was told."""
+) -> list[WayOut]:
+    """The ways out that say that nothing came of it, with the lease in a field of what it was told."""
     if function.cls is None or function.owner is None:
         return []
     ways = [

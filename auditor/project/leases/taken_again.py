@@ -47,7 +47,7 @@ def told_where_taken(
     found: Found,
     outcomes: Mapping[int, Outcome],
     follow: Callable[[Function, ast.Call, Source], None],
-) -> Found:
+) -> dict[int, tuple[StoredField, ...]]:
     """Without the entries whose loss is told of the call that takes them; where that loses nothing, the first
     acquire tells of it as before."""
     moved: set[Span] = set()
