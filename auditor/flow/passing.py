@@ -15,6 +15,9 @@ from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
+CONVERTING = frozenset({"to", "cpu", "cuda"})
+"""Methods of a tensor whose result is itself where it is so already."""
+
 MEMORY = frozenset({".data", ".tensor", ".buf", ".buffer", ".mem", ".memory", ".view", ".storage", ".kv"})
 """Fields of an object that is handed out which hold what the user writes to, and no numbers."""
 
@@ -80,10 +83,11 @@ class Passing(Perhaps):
             if perhaps and any(self._inside(held, other) is not None for _, other in given):
                 # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
                 perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
-            listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
-            perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
-            if edge not in RAISING and listed:
-                after = replace(after, maybe=after.maybe | {place for place in listed if place is not None})
+            if perhaps and self._is_converted(operand):
+                listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
+                perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
+                to = frozenset(place for place in listed if place is not None and edge not in RAISING)
+                after = replace(after, maybe=after.maybe | to)
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
                 if not self._lent_perhaps(node, operand, held, perhaps):
                     self.endings.unknown.add(node)
@@ -113,6 +117,15 @@ class Passing(Perhaps):
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
+
+    def _is_converted(self, operand: Path) -> bool:
+        """`buffer.to(device)`, by itself or under a name."""
+        names = {operand[:1]}
+        for op in self.graph.ops:
+            if isinstance(op, Move) and op.target == operand[:1] and len(op.source) == 1:
+                names.add(op.source)
+        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.target in names)
+        return any(call.method in CONVERTING for call in calls)
 
     def _is_listed_here(self, treatment: Treatment) -> bool:
         """`parts.append(buffer.to(device))`: it is the list that may hold it now."""

@@ -24,6 +24,7 @@ from auditor.project.code.given_functions import names_given
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.fields import Fields
+from auditor.project.fields.taken_again import told_where_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.filled import note_filled
@@ -32,7 +33,6 @@ from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
-from auditor.project.leases.taken_again import told_where_taken
 from auditor.project.leases.wrapping import lists_what_it_counts, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary

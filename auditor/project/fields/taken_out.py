@@ -26,7 +26,7 @@ from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, for_good, starts_anew
 from auditor.project.fields.own_records import sees_to_its_records
-from auditor.project.leases.taken_again import Taking
+from auditor.project.fields.taken_again import Taking
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.project.shapes.field_work import field_work
