@@ -3,7 +3,8 @@
     python -m tests.field.score_programs [strangers] [--verbose]
 
 The sets, strangers/ and others, are by authors who know nothing of the analysis.
-Each program is audited alone, without configuration but for the built-in protocols of files and locks.
+Each program is audited alone, with the built-in protocols of files and locks and what the set's own
+protocols.toml declares.
 Findings on exceptions (PA103) and context managers (PA111) are not counted, as in score.py.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +41,13 @@ SETS = (
     "trainers",
     "operators",
     "makers",
+    "declared",
+    "engines",
+    "libraries",
+    "postmortems",
 )
 _HERE = Path(__file__).parent
-SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
+JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
 _LABEL = re.compile(r"#\s*(leak|clean):\s*(.*)$")
 
 
@@ -66,9 +72,15 @@ def programs(of: str) -> list[Path]:
     )
 
 
+def settings(of: str) -> Settings:
+    declared = _HERE / of / "protocols.toml"
+    protocols = tomllib.loads(declared.read_text(encoding="utf-8")) if declared.exists() else {}
+    return msgspec.convert(JUDGED | protocols, Settings)
+
+
 def judged(program: Path) -> tuple[list[Labelled], list[str]]:
     """Its labels with what was reported there, and what was reported elsewhere."""
-    run = audited(program.parent, program.name, SETTINGS)
+    run = audited(program.parent, program.name, settings(program.parent.name))
     assert not run.failures, run.failures
     codes: dict[tuple[str, int], list[str]] = {}
     told: set[tuple[str, int]] = set()

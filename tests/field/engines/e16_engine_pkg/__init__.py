@@ -1,0 +1,1 @@
+"""A small engine: block manager, request state, worker-side staging, driver."""
