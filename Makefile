@@ -28,7 +28,7 @@ audit: $(VENV)/.installed
 	@$(BIN)/poolaudit audit --exit-zero $(TARGET)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/generated --ignore tests/leaktests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/generated --ignore tests/leaktests $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/generated tests/leaktests $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev

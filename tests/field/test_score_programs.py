@@ -36,6 +36,7 @@ KEPT = {
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", KEPT)
 def test_the_score_of_the_programs_is_kept(of: str) -> None:
     sites, found_at_least, wrongly_said = KEPT[of]
