@@ -45,6 +45,8 @@ SETS = (
     "engines",
     "libraries",
     "postmortems",
+    "backends",
+    "runtimes",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,1 @@
+"""Hosts fine-tuned adapters on one base model: banks, requests, router."""

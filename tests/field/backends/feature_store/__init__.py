@@ -1,0 +1,1 @@
+"""A small online feature store: connections, cursors, cached rows."""

@@ -1,0 +1,1 @@
+"""A small serving loop: request table, page pool, scheduler."""
