@@ -1,9 +1,10 @@
 """Which functions a call may reach, and which operand becomes which parameter."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from auditor.flow.effects import Position
+from auditor.project.code.asked_of import asked_of, is_called_like
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.protocols.vocabulary import POOLS, split
@@ -66,7 +67,7 @@ class Calls:
             return self._with_overrides(found), None, None
         if isinstance(found, str):
             return (), None, found
-        return self._by_method_name(call), None, None
+        return self._by_method_name(function, call), None, None
 
     def _with_overrides(self, found: Function) -> tuple[Function, ...]:
         """An abstract method stands for what its subclasses do."""
@@ -88,18 +89,37 @@ class Calls:
             if function.cls not in (None, protocol) and protocol.methods.keys() <= function.cls.methods.keys()
         ]
 
-    def _by_method_name(self, call: ast.Call) -> tuple[Function, ...]:
-        if (
-            self._by_name is None
-            or not isinstance(call.func, ast.Attribute)
-            or call.func.attr in COMMON_NAMES
-        ):
+    def _by_method_name(self, function: Function, call: ast.Call) -> tuple[Function, ...]:
+        if self._by_name is None or not isinstance(call.func, ast.Attribute):
             return ()
+        if call.func.attr in COMMON_NAMES:
+            return self._by_all_that_is_asked(function, call.func.value, call)
         named = [f for f in self._by_name.get(call.func.attr, ()) if not f.is_abstract]
         named = [f for f in named if accepts(f, call)]
         if len(named) > MAX_CANDIDATES:
             return ()
         return tuple(f for f in named if not _called_otherwise(call.func.value, f))
+
+    def _by_all_that_is_asked(
+        self, function: Function, receiver: ast.expr, call: ast.Call
+    ) -> tuple[Function, ...]:
+        """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; so is
+        of `pool.get()` and `pool.put(connection)` a `ConnectionPool`, if no other class has both."""
+        named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
+        asked = asked_of(function, receiver) if named else frozenset()
+        fitting = [
+            each
+            for each in named
+            if not each.is_abstract
+            and each.cls is not None
+            and asked <= self._methods(each.cls)
+            and (not asked <= COMMON_NAMES or (len(asked) > 1 and is_called_like(receiver, each.cls)))
+            and accepts(each, call)
+        ]
+        return tuple(fitting) if len(fitting) == 1 else ()
+
+    def _methods(self, cls: Class) -> Set[str]:
+        return {name for each in self.model.lineage(cls) for name in each.methods}
 
 
 def accepts(function: Function, call: ast.Call) -> bool:
