@@ -103,8 +103,8 @@ class Calls:
     def _by_all_that_is_asked(
         self, function: Function, receiver: ast.expr, call: ast.Call
     ) -> tuple[Function, ...]:
-        """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; so is
-        of `pool.get()` and `pool.put(connection)` a `ConnectionPool`, if no other class has both."""
+        """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; who
+        is asked for `pool.get()` and `pool.put(link)` a `LinkPool`, if no other class has both."""
         named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
         asked = asked_of(function, receiver) if named else frozenset()
         fitting = [
@@ -113,9 +113,11 @@ class Calls:
             if not each.is_abstract
             and each.cls is not None
             and asked <= self._methods(each.cls)
-            and (not asked <= COMMON_NAMES or (len(asked) > 1 and is_called_like(receiver, each.cls)))
             and accepts(each, call)
         ]
+        if len(fitting) > 1 or asked <= COMMON_NAMES:
+            alike = len(asked) > 1
+            fitting = [each for each in fitting if alike and each.cls and is_called_like(receiver, each.cls)]
         return tuple(fitting) if len(fitting) == 1 else ()
 
     def _methods(self, cls: Class) -> Set[str]:

@@ -4,13 +4,10 @@ import ast
 
 from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.halves import Pair
-from auditor.protocols.vocabulary import singular, split
+from auditor.protocols.vocabulary import GUARDS, singular, split
 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
 """Words of classes' names by which no pool is told from another thing."""
-
-GUARDS = frozenset({"lock", "mutex", "semaphore", "condition", "event", "queue"})
-"""Last words of names that say what a thing is."""
 
 
 def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:

@@ -18,6 +18,7 @@ from auditor.project.pools.bodies import (
 )
 from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.locks_within import locks_through
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
 from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
 from auditor.project.shapes.full_at_first import takes_work
@@ -102,7 +103,7 @@ def _told_value(function: Function) -> Value:
 
 def marking_half(function: Function, name: Name, partners: list[Function]) -> Half | None:
     """It marks an object that exists: its first argument, or the receiver (`acquire(block)`, `release()`)."""
-    marks = changes_state(function) or counts_through(function, partners)
+    marks = changes_state(function) or counts_through(function, partners) or locks_through(function, partners)
     if not (marks or lowered_by(function, partners)):
         return None
     if name.verb not in COUNTING and lowered_by(function, partners):
