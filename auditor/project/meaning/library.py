@@ -229,7 +229,8 @@ def _is_a_call(given: list[ast.expr]) -> bool:
 def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     """A builtin or well-known function, by its last name."""
     name = call.method
-    if name in BORROWING:
+    joins = name in CHAINING or (name == "sum" and _starts_with_a_list(call))
+    if name in BORROWING and not joins:
         return BORROWED
     if name in COPIES and position != 0:
         return BORROWED  # `copy(source, target)` is no copy module's
@@ -247,7 +248,7 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         if isinstance(position, int) and position < len(call.args) and call.args[position][1]:
             return Treatment(result=(ANY_ITEM, ANY_ITEM, *rest[1:]))  # zip(*rows)
         return Treatment(result=(_each(rest), index, *inner))
-    if name in CHAINING and position != -1:
+    if joins and position != -1:
         return Treatment(result=(_each(rest), *(rest[1:] if rest and rest[0].startswith("[") else rest)))
     if name in PASSED_ON and position in PASSED_AS:
         return Treatment(result=rest)
@@ -268,6 +269,11 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     if name in ("create_task", "ensure_future") and position == 0:
         return TAKEN
     return None
+
+
+def _starts_with_a_list(call: Call) -> bool:
+    """`sum(self.tables.values(), [])`: one list of all that the tables have."""
+    return len(call.at.args) == 2 and isinstance(call.at.args[1], (ast.List, ast.Tuple))
 
 
 def _each(rest: Path) -> str:
