@@ -229,7 +229,7 @@ def _is_a_call(given: list[ast.expr]) -> bool:
 def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     """A builtin or well-known function, by its last name."""
     name = call.method
-    joins = name in CHAINING or (name == "sum" and _starts_with_a_list(call))
+    joins = name in CHAINING or (name == "sum" and any(isinstance(a, ast.List) for a in call.at.args[1:]))
     if name in BORROWING and not joins:
         return BORROWED
     if name in COPIES and position != 0:
@@ -269,11 +269,6 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
     if name in ("create_task", "ensure_future") and position == 0:
         return TAKEN
     return None
-
-
-def _starts_with_a_list(call: Call) -> bool:
-    """`sum(self.tables.values(), [])`: one list of all that the tables have."""
-    return len(call.at.args) == 2 and isinstance(call.at.args[1], (ast.List, ast.Tuple))
 
 
 def _each(rest: Path) -> str:
