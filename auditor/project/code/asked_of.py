@@ -1,4 +1,4 @@
-"""What a function, or the methods of a class, ask of one receiver: by all of that together its class is known."""
+"""What a function, or the methods of a class, ask of one receiver: all of that tells its class."""
 
 import ast
 from collections.abc import Set
@@ -8,7 +8,7 @@ from auditor.protocols.vocabulary import singular, split
 
 
 def asked_of(function: Function, receiver: ast.expr) -> Set[str]:
-    """Names of the methods that are called of the same name here, or of the same field anywhere in the class."""
+    """Methods that are called of the same name here, or of the same field anywhere in the class."""
     text = ast.unparse(receiver)
     of_own = function.cls is not None and text.startswith(f"{function.owner}.")
     near = function.cls.methods.values() if of_own and function.cls is not None else (function,)

@@ -103,8 +103,8 @@ class Calls:
     def _by_all_that_is_asked(
         self, function: Function, receiver: ast.expr, call: ast.Call
     ) -> tuple[Function, ...]:
-        """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; so is
-        of `pool.get()` and `pool.put(connection)` a `ConnectionPool`, if no other class has both."""
+        """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; who
+        is called `pool` and asked to `get()` and `put(line)` is a `LinePool`, if no other class has both."""
         named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
         asked = asked_of(function, receiver) if named else frozenset()
         fitting = [
