@@ -46,7 +46,7 @@ TIDYING = frozenset({"defrag", "defragment", "compact", "coalesce", "merge", "so
 """Words in the names of methods that put a store in order: what was in it is in it afterwards."""
 
 OTHER_WAYS = re.compile(
-    r"self\.\w+\.(?:remove|discard|get\((?:block|timeout|True|False))\b"
+    r"self\.\w+\.(?:remove|discard|update|get\((?:block|timeout|True|False))\b"
     r"|del self\.\w+\[|self\.(\w+) = self\.\1\["
 )
 """What `works_both_ways` does not look for: `self.free.remove(page)`, `del self.free[:n]`."""

@@ -17,7 +17,7 @@ from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
-from auditor.project.pools.counted import counted_pairs
+from auditor.project.pools.counted import counted_pairs, counting_functions
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.ended_objects import ended_objects
 from auditor.project.pools.halves import (
@@ -36,7 +36,7 @@ from auditor.project.pools.settled import settled_pairs, settling
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
-from auditor.project.shapes.reference_counts import counts_what_it_returns, reference_counts
+from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.project.shapes.shapes import shapes
 from auditor.project.shapes.use_counts import lowered_by, noted_under, struck_off
 from auditor.project.shapes.use_flags import marks_an_entry
@@ -116,18 +116,10 @@ def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
     rest = [function for function in plain if function.qualname not in taken]
     named = list(_pairs_of(name, None, rest))
     yield from named
-    yield from _counting(name, rest, {half.function for pair in named for half in pair.acquires})
+    paired = {half.function for pair in named for half in pair.acquires}
+    yield from counting_functions(name, [each for each in rest if each not in paired])
     if module.assigned and len(rest) > 1:
-        paired = {half.function for pair in named for half in pair.acquires}
         yield from _by_shape(name, None, [f for f in rest if has_opposite(f, rest)], paired)
-
-
-def _counting(name: str, functions: list[Function], paired: set[Function]) -> Iterator[Pair]:
-    """`share(page)` raises the `page.refs` that `unshare(page)` lowers: what they are told they have in common."""
-    up, down = Name("incr", frozenset()), Name("decr", frozenset())
-    for begins, ends in reference_counts([each for each in functions if each not in paired]):
-        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
-        yield Pair(name, None, (half,), (Half(ends, down, Handle.ARGUMENT),))
 
 
 def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
