@@ -15,7 +15,7 @@ from auditor.flow.solve import solve
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.flow.untouched import Ends, Forgetting, Untouched
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop
+from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop, Op
 from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
@@ -46,7 +46,7 @@ TIDYING = frozenset({"defrag", "defragment", "compact", "coalesce", "merge", "so
 """Words in the names of methods that put a store in order: what was in it is in it afterwards."""
 
 OTHER_WAYS = re.compile(
-    r"self\.\w+\.(?:remove|discard|get\((?:block|timeout|True|False))\b"
+    r"self\.\w+\.(?:remove|discard|update|get\((?:block|timeout|True|False))\b"
     r"|del self\.\w+\[|self\.(\w+) = self\.\1\["
 )
 """What `works_both_ways` does not look for: `self.free.remove(page)`, `del self.free[:n]`."""
@@ -150,7 +150,8 @@ class _Judge:
         asked = self.graph.ops[held.asked]
         test = self.here.tests.get(id(asked.at))
         named = held.roots | ({self.take.name} - {""})
-        if not (ends.handed_out or ends.passed_on or self._is_booked()):
+        hands_out = ends.handed_out or self._counts_and_hands_out(asked)
+        if not (hands_out or ends.passed_on or self._is_booked()):
             return test is not None and self._was_to_stay(test, named, path)
         if isinstance(asked, Call):
             return self._caught(ends, loss, path) if not held.boxed else not self._enough()
@@ -158,10 +159,14 @@ class _Judge:
             return False
         if held.boxed and asks_how_many(self.store, self.function, test, named):
             return for_want(self.store, self.function, test, named, self.take.shown) and not self._enough()
-        hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         good = suits_others(self.store, self.function, test, named, self.take.shown)
         kept = held.boxed and puts_back(self.work, named, frozenset(), self.store.fields)
+        hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         return good and (hands_out or kept or self._keeps_all())
+
+    def _counts_and_hands_out(self, asked: Op) -> bool:
+        """`self.lent += 1` before `return buffer`, on another way of the condition."""
+        return isinstance(asked, Assume) and self.work.hands_out({id(self.take.shown)})
 
     def _caught(self, ends: Ends, loss: Loss, path: list[Station]) -> bool:
         """A handler that is meant for the failure goes on as if nothing had been taken, or raises something

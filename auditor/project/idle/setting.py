@@ -52,12 +52,27 @@ class TakenHere:
         return counter and isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add)
 
     def says_nothing(self, op: InPlace | Store) -> bool:
-        """Also `self.dirty[page] = False` of what its methods note of those that come back."""
+        """Also `self.dirty[page] = False` of what its methods note of those that come back, and
+        `page.refs = 1` of one that is about to be lent."""
         if isinstance(op, InPlace):
             return self.counts_another(op)
+        if self._counts_its_first_user(op.at):
+            return True
         place = getattr(op.at, "slice", None)
         marked = (mark for mark in field_work(self.function).marked if mark.place is place)
         return any(mark.field in self.store.idle_marks and not mark.on for mark in marked)
+
+    def _counts_its_first_user(self, at: ast.AST) -> bool:
+        return any(
+            isinstance(node, ast.Assign)
+            and node.targets == [at]
+            and isinstance(node.value, ast.Constant)
+            and node.value.value == 1
+            and isinstance(at, ast.Attribute)
+            and isinstance(at.value, ast.Name)
+            and at.value.id != self.own
+            for node in self.function.statements
+        )
 
     def may_fail(self, call: Call) -> bool:
         """In a `try` that begins after the take, whose failure a handler is for."""
@@ -134,12 +149,13 @@ class TakenHere:
         return bool(given) and all(map(is_empty, given)) and not self.mentioned_before(name)
 
     def mentioned_before(self, name: str) -> bool:
-        """Whether anything but a condition, or the head of a loop, has to do with it before."""
+        """Whether anything but a condition, the head of a loop, or what asks for its length has to do with it
+        before."""
         harmless = set(self.tests).union(
             id(part)
             for node in self.function.nodes
-            if isinstance(node, (ast.For, ast.AsyncFor))
-            for part in walk(node.iter)
+            if isinstance(node, (ast.For, ast.AsyncFor)) or _measures(node)
+            for part in (walk(node.iter) if isinstance(node, (ast.For, ast.AsyncFor)) else walk(node))
         )
         line = getattr(self.take.at, "lineno", 0)
         return any(node.lineno < line and id(node) not in harmless for node in self._reads_of(name))
@@ -178,3 +194,7 @@ class TakenHere:
             for node in self.function.nodes
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
         ]
+
+
+def _measures(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"

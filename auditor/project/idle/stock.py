@@ -93,6 +93,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
         put.field for work in later for put in work.put
     }
     full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name)}
+    full = {name for name in full if not _is_only_looked_into(name, later)}
     fields = _circulating(frozenset(full), later)
     lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later) or any(
         puts_back(work, frozenset(), read_off(work, frozenset(full)), fields - full) for work in later
@@ -107,7 +108,8 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     if not (fields and lends and givers) or comes_back_by_itself(cls, makers):
         return None
     lending = {work.method.name for work in later if work.hands_out(taken_ids(work, fields))}
-    supplies = [Supply(work, fields, makers, lending) for work in later]
+    numbered = bool(made_by & NUMBERING) and not makers and full <= filled.keys()
+    supplies = [Supply(work, fields, makers, lending, numbered=numbered) for work in later]
     if any(supply.grows() for supply in supplies):
         return None
     return Stock(
@@ -119,6 +121,14 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
         given=not full <= filled.keys() or any(supply.joins for supply in supplies),
         replaces=any(supply.makes for supply in supplies),
         full=fields & full,
+    )
+
+
+def _is_only_looked_into(name: str, works: Iterable[FieldWork]) -> bool:
+    """Of `self.slabs[slot][:size]` the slab stays where it is."""
+    taken = [node for work in works for each, node in work.taken if each == name]
+    return bool(taken) and all(
+        isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript) for node in taken
     )
 
 

@@ -59,12 +59,21 @@ def comes_back_by_itself(cls: Class, makers: Set[str]) -> bool:
 
 class Supply:
     """What one method does to the stock in `fields`, whose things `makers` make and the methods `lending`
-    hand out."""
+    hand out. Where all of them are numbers, `numbered`, no object that is made is one of them."""
 
-    def __init__(self, work: FieldWork, fields: Set[str], makers: Set[str], lending: Set[str]) -> None:
+    def __init__(
+        self,
+        work: FieldWork,
+        fields: Set[str],
+        makers: Set[str],
+        lending: Set[str],
+        *,
+        numbered: bool = False,
+    ) -> None:
         self.work = work
         self.fields = fields
         self.makers = makers
+        self.numbered = numbered
         self.own = work.method.owner or ""
         asked = (call for call in work.method.calls if own_attribute(call.func, self.own) in lending)
         self.marked = read_off(work, fields) | {id(call) for call in asked}
@@ -105,7 +114,9 @@ class Supply:
 
     def _makes_where_empty(self) -> bool:
         takes = bool(taken_ids(self.work, self.fields))
-        return takes and hands_out_new(self.work, self.of_stock, self.marked, frozenset())
+        return (
+            takes and not self.numbered and hands_out_new(self.work, self.of_stock, self.marked, frozenset())
+        )
 
     def _conserves(self, call: ast.Call) -> bool:
         """`Worker(worker.rank)`, `Gap(gap.start, n)`; `Connection(host)` where another one is broken."""

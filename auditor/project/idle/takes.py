@@ -62,7 +62,7 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
     found = [
         Take(node, node)
         for name, node in work.taken
-        if name in fields and isinstance(node, ast.Call) and id(node) not in dropped
+        if name in fields and isinstance(node, ast.Call) and id(node) not in dropped and _takes_itself(node)
     ]
     own = work.method.owner or ""
     found += [
@@ -73,6 +73,11 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
     for node in work.method.statements:
         found += reader.named_first(node)
     return found
+
+
+def _takes_itself(call: ast.Call) -> bool:
+    """Not `min(self.free)`, which only chooses what `self.free.remove(page)` takes."""
+    return not (isinstance(call.func, ast.Name) and call.func.id in ("min", "max", "next", "sorted"))
 
 
 class _Reader:

@@ -176,6 +176,8 @@ class Recogniser(Releases):
             return False
         if not self.calls.guessed(function, call) or called_like_pool(call.func.value, pair):
             return False
+        if take_apart(target.name, ACQUIRE_WORDS - WEAK) is not None:
+            return False  # `lib.borrow()` says what it does
         return not given_back_near(function, call.func.value, pair)
 
     def _is_inner(self, function: Function, target: Function) -> bool:

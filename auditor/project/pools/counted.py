@@ -63,6 +63,14 @@ def counted_pairs(
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
 
 
+def counting_functions(name: str, functions: list[Function]) -> Iterator[Pair]:
+    """`share(page)` raises the `page.refs` that `unshare(page)` lowers."""
+    up, down = Name("incr", frozenset()), Name("decr", frozenset())
+    for begins, ends in reference_counts(functions):
+        half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
+        yield Pair(name, None, (half,), (Half(ends, down, Handle.ARGUMENT),))
+
+
 def _counts(cls: Class, begins: Function, ends: Function, parameter: str, of_told: bool) -> Pair:
     """The object itself is the lease, whether it is told of it or looks it up."""
     handle = Handle.ARGUMENT if of_told and not returns_what_it_is_told(begins) else Handle.RESULT

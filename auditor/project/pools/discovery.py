@@ -17,7 +17,7 @@ from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
-from auditor.project.pools.counted import counted_pairs
+from auditor.project.pools.counted import counted_pairs, counting_functions
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.ended_objects import ended_objects
 from auditor.project.pools.halves import (
@@ -116,8 +116,9 @@ def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
     rest = [function for function in plain if function.qualname not in taken]
     named = list(_pairs_of(name, None, rest))
     yield from named
+    paired = {half.function for pair in named for half in pair.acquires}
+    yield from counting_functions(name, [each for each in rest if each not in paired])
     if module.assigned and len(rest) > 1:
-        paired = {half.function for pair in named for half in pair.acquires}
         yield from _by_shape(name, None, [f for f in rest if has_opposite(f, rest)], paired)
 
 

@@ -40,6 +40,9 @@ NO_END = frozenset(
 )  # fmt: skip
 """First words of methods that take back what somebody meant to last, or go on with it."""
 
+LEAVING = frozenset({"__exit__", "__aexit__"})
+"""What a `with` calls at its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Maker:
@@ -171,7 +174,7 @@ def _methods(model: ClassModel, cls: Class) -> Iterator[Function]:
     seen: set[str] = set()
     for each in model.lineage(cls):
         for name, method in sorted(each.methods.items()):
-            if name not in seen and not name.startswith("__"):
+            if name not in seen and (name in LEAVING or not name.startswith("__")):
                 seen.add(name)
                 yield method
 
@@ -180,7 +183,8 @@ def _may_end(end: Function, named: bool) -> bool:
     """Told nothing, unless its name says what it ends; no property, and no promise."""
     if end.is_abstract or LENDING & set(end.decorators) or end.is_static:
         return False
-    return named or (needs_nothing(end) and NO_END.isdisjoint(split(end.name)[:1]))
+    told_nothing = needs_nothing(end) or end.name in LEAVING
+    return named or (told_nothing and NO_END.isdisjoint(split(end.name)[:1]))
 
 
 def _translated(change: Change, leads: Mapping[str, Way]) -> Way | None:

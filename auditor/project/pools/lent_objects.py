@@ -42,7 +42,10 @@ def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Itera
         if weak or not (hands_out(method, name, []) if name is not None else changes_state(method)):
             continue
         lent = lent_class(model, cls, method)
-        ends = list(endings_of(lent)) if lent is not None and lent is not cls else []
+        other = (
+            lent is not cls or "classmethod" in method.decorators
+        )  # `acquire()` may return the object itself
+        ends = list(endings_of(lent)) if lent is not None and other else []
         if name is None:
             name = Name("acquire", frozenset())
             ends = [end for end in ends if undoes(end.name, method.name)]

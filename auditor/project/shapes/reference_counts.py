@@ -33,9 +33,9 @@ def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Functi
     raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
     lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
     for begins in methods:
-        for ends in methods:
-            called = undoes(ends.name, begins.name)
+        for ends in methods if raised[id(begins)] else ():
             changed = raised[id(begins)] & lowered[id(ends)]
+            called = bool(changed) and undoes(ends.name, begins.name)
             both = {
                 name for name in changed if _of_users(ends, name) or (called and asks(field_work(ends), name))
             }
@@ -84,7 +84,8 @@ def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Funct
             both = {
                 count: told
                 for count, told in raised[id(begins)].items()
-                if count in lowered and (_decides(ends, count, told) or _is_full(begins, count))
+                if count in lowered
+                and (_decides(ends, count, told) or _is_full(begins, count) or _is_chosen_by(begins, count))
             }
             if begins is not ends and both and not raised[id(ends)].keys() & lowered.keys():
                 count = min(both)
@@ -126,9 +127,21 @@ def _is_full(begins: Function, count: str) -> bool:
     )
 
 
+def _is_chosen_by(begins: Function, count: str) -> bool:
+    """`min(self.workers, key=lambda worker: worker.load)`: who has the fewest gets the next."""
+    keys = (
+        keyword.value
+        for call in begins.calls
+        if isinstance(call.func, ast.Name) and call.func.id in ("min", "sorted")
+        for keyword in call.keywords
+        if keyword.arg == "key"
+    )
+    return any(isinstance(each, ast.Attribute) and each.attr == count for key in keys for each in walk(key))
+
+
 def _raised_of_objects(method: Function) -> dict[str, bool]:
     """Counts of what it returns, by their names; true for those of what it is told."""
-    counted = [] if "+= 1" not in method.text else list(_counts_of_names(method, ast.Add))
+    counted = [*_counts_of_names(method, ast.Add), *_counts_by_helpers(method, ast.Add)]
     if not counted:
         return {}
     work = field_work(method)
@@ -146,13 +159,22 @@ def _lowered_of_told(method: Function) -> Iterator[tuple[str, str]]:
     for parameter in told:
         names = _the_same(method, parameter)
         yield from ((count, parameter) for name, count in _counts_of_names(method, ast.Sub) if name in names)
-    for call in method.calls if told and method.cls is not None else ():
-        name = own_attribute(call.func, method.owner or "")
-        helper = method.cls.methods.get(name or "") if method.cls is not None else None
-        for parameter, given in zip(own_parameters(helper), call.args, strict=False) if helper else ():
-            if helper is not method and isinstance(given, ast.Name) and given.id in told:
-                lowered = _counts_of_names(helper, ast.Sub) if helper else ()
-                yield from ((count, given.id) for named, count in lowered if named == parameter)
+    yield from ((count, name) for name, count in _counts_by_helpers(method, ast.Sub) if name in told)
+
+
+def _counts_by_helpers(method: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
+    """`node` and `readers` of `self._hold(node)`, which raises that of the node and of its parents."""
+    helpers = method.cls.methods if method.cls is not None else {}
+    for call in method.calls if helpers else ():
+        helper = helpers.get(own_attribute(call.func, method.owner or "") or "")
+        if helper is None or helper is method:
+            continue
+        for parameter, given in zip(own_parameters(helper), call.args, strict=False):
+            if isinstance(given, ast.Name):
+                names = _the_same(helper, parameter)
+                yield from (
+                    (given.id, count) for name, count in _counts_of_names(helper, way) if name in names
+                )
 
 
 def _the_same(method: Function, parameter: str) -> set[str]:

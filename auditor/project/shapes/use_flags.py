@@ -77,10 +77,19 @@ def _set_of_own(work: FieldWork) -> dict[str, Flag]:
 def _takes_an_entry(taker: FieldWork, up: dict[str, Flag], giver: FieldWork, back: set[Flag]) -> bool:
     named = ends(giver.method.name, taker.method.name)
     return any(
-        (named or _says_what_is_used(*flag)) and any(entry in _roots(value) for value in taker.returned)
+        (named or _says_what_is_used(*flag))
+        and any(not {entry, *_with(taker, entry)}.isdisjoint(_roots(value)) for value in taker.returned)
         for entry, flag in up.items()
         if flag in back
     )
+
+
+def _with(taker: FieldWork, entry: str) -> Iterator[str]:
+    """`place` of `for place, slot in enumerate(self.slots)`, which says which slot it is."""
+    for node in taker.method.statements:
+        match node:
+            case ast.For(target=ast.Tuple(elts=[ast.Name(id=place), ast.Name(id=name)])) if name == entry:
+                yield place
 
 
 def _says_what_is_used(flag: str, value: bool) -> bool:
@@ -93,26 +102,35 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
     for node in function.statements:
         match node:
             case ast.Assign(
-                targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)],
-                value=ast.Constant(value=bool() as value),
-            ):
+                targets=[ast.Attribute(value=of, attr=flag)], value=ast.Constant(value=bool() as value)
+            ) if (entry := _entry(of)) is not None:
                 yield entry, (flag, value)
             case ast.Assign(
                 targets=[ast.Subscript(value=ast.Name(id=entry), slice=ast.Constant(value=str() as flag))],
                 value=ast.Constant(value=bool() as value),
             ):
                 yield entry, (flag, value)
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=state) if (
-                used := state_of(state)
-            ) is not None:
+            case ast.Assign(targets=[ast.Attribute(value=of, attr=flag)], value=state) if (
+                entry := _entry(of)
+            ) is not None and (used := state_of(state)) is not None:
                 yield entry, (f"{flag}_in_use", used)
+
+
+def _entry(node: ast.expr) -> str | None:
+    """`slot` itself, or the `place` of `self.slots[place]`."""
+    match node:
+        case ast.Name(id=name) | ast.Subscript(value=ast.Attribute(), slice=ast.Name(id=name)):
+            return name
+    return None
 
 
 def _owners(function: Function) -> Iterator[tuple[str, Flag]]:
     """`slot.owner = request`, `slot.owner = None`"""
     for node in function.statements:
         match node:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=entry), attr=flag)], value=value):
+            case ast.Assign(targets=[ast.Attribute(value=of, attr=flag)], value=value) if (
+                entry := _entry(of)
+            ) is not None:
                 if not OWNERS.isdisjoint(split(flag)):
                     yield entry, (flag, not is_nothing(value))
                 elif is_nothing(value) or flag in _asked_for(function):
