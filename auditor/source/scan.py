@@ -15,6 +15,7 @@ from auditor.source.index import FileIndex, Need, index_file, prefilter
 from auditor.source.lifetime.read import suspects
 from auditor.source.load import Unreadable, decode, digest, read
 from auditor.source.newer_syntax import in_older_syntax
+from auditor.source.searched import Searched
 from auditor.source.suppress import Suppression, suppressions
 
 _NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -49,7 +50,7 @@ class ScanJob:
 def is_worth_following(job: ScanJob) -> bool:
     """Whether the flow analysis must read the file, by its bytes alone."""
     try:
-        return is_relevant(job.read(), job.clues)
+        return is_relevant(Searched(job.read()), job.clues)
     except Unreadable:
         return False  # its scan will say why
 
@@ -67,8 +68,9 @@ def _scan(job: ScanJob) -> Scanned:
         data = job.read()
         checked = digest(data)
         text = decode(data)
-        relevant = is_relevant(data, job.clues) if job.relevant is None else job.relevant
-        index = _index(path, data, text, relevant=relevant)
+        file = Searched(data)
+        relevant = is_relevant(file, job.clues) if job.relevant is None else job.relevant
+        index = _index(path, file, text, relevant=relevant)
         return Scanned(path, checked, index, suppressions(path, text), relevant)
     except Exception as error:  # whatever is wrong with one file, or with us, costs that file alone
         return Scanned(path, checked or str(error), failure=_failure(path, error))
@@ -90,10 +92,10 @@ def _failure(path: str, error: Exception) -> Failure:
             return Failure(path, 0, f"internal error: {type(error).__name__}: {error}")
 
 
-def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
+def _index(path: str, file: Searched, text: str, *, relevant: bool) -> FileIndex:
     """The index of a file that is valid Python, or would be to a newer one."""
-    need = Need.WHOLE if relevant else prefilter(data)
-    readers = suspects(path, data)
+    need = Need.WHOLE if relevant else prefilter(file)
+    readers = suspects(path, file)
     try:
         return _checked_index(path, text, need, readers)
     except SyntaxError:
