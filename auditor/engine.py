@@ -83,13 +83,12 @@ def remembered_or_new(
     name = "run-with-effort" if request.effort else "run"
     if digests and (run := cache.get(name, _key(tool, found, digests), Run)):
         return run, digests
-    from auditor.examine import Order, examine  # imports the analysis, which a remembered run does not need
+    from auditor.examine import Order, examine  # which a remembered run does not need
 
     order = Order(
-        found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress, request.effort
-    )
-    if request.analyse is not None:
-        order = replace(order, analyse=request.analyse)
+        found, texts, digests, request.settings.analysis, tool, request.jobs, request.progress,
+        request.effort, request.analyse,
+    )  # fmt: skip
     with without_collecting():
         examined = examine(order, cache)
     cache.put(name, _key(tool, found, examined.digests), examined.run)

@@ -11,7 +11,7 @@ from auditor.judge import judge
 from auditor.model import ClassRow, Failure, Run, Summary
 from auditor.progress import Progress
 from auditor.project.adoption.adoption import Adoption, Followed, adoption
-from auditor.project.analysis import FlowResult, analyse
+from auditor.project.result import FlowResult
 from auditor.protocols.clues import clues
 from auditor.protocols.load import in_force
 from auditor.scanning import Scan, scan_all
@@ -35,7 +35,7 @@ class Order:
     jobs: int
     progress: Progress
     effort: bool = False
-    analyse: Analyse = analyse
+    analyse: Analyse | None = None  # None is that of `project.analysis`
     repair_in: frozenset[str] | None = None  # where findings want their fix; everywhere, if not said
 
 
@@ -84,7 +84,7 @@ def _scan(order: Order, cache: Cache) -> Scan:
     remembered = (cache.get("scan", order.tool, dict[str, Scanned]) if order.digests else None) or {}
     earlier = {path: old for path, old in remembered.items() if order.digests.get(path) == old.digest}
     looked_for = clues(in_force(order.settings))
-    follow = order.settings if order.analyse is analyse else None
+    follow = order.settings if order.analyse is None else None
     scan = scan_all(order.texts, earlier, looked_for, order.jobs, order.progress, follow)
     if scan.new or len(scan.files) != len(remembered):
         cache.put("scan", order.tool, {file.path: file for file in scan.files})
@@ -100,9 +100,19 @@ def _flow(order: Order, scan: Scan, cache: Cache) -> FlowResult:
     flow = scan.flow
     if flow is None:
         order.progress("Following leases", 0, len(scan.relevant))
-        flow = order.analyse(order.texts.readable(scan.digests), order.settings, scan.relevant)
+        flow = _analyse(order)(order.texts.readable(scan.digests), order.settings, scan.relevant)
     cache.put("flow", key, flow)
     return flow
+
+
+def _analyse(order: Order) -> Analyse:
+    if order.analyse is not None:
+        return order.analyse
+    from auditor.project.analysis import (
+        analyse,  # which takes long, and a worker or the cache may know its result
+    )
+
+    return analyse
 
 
 def _adoption(order: Order, scan: Scan, flow: FlowResult) -> Adoption:

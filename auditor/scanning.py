@@ -8,10 +8,10 @@ import msgspec
 from auditor.config import AnalysisSettings
 from auditor.model import Failure
 from auditor.progress import Progress
-from auditor.project.analysis import FlowResult, analyse
+from auditor.project.result import FlowResult
 from auditor.source.clue import Clue
 from auditor.source.index import FileIndex
-from auditor.source.scan import ScanJob, Scanned, is_worth_following, scan
+from auditor.source.scan import ScanJob, Scanned, Sight, look_at, scan
 from auditor.source.suppress import Suppression
 from auditor.texts import Texts
 from auditor.workers import Died, run_all
@@ -81,25 +81,37 @@ def scan_all(
         done[path] = _died(path, result) if isinstance(result, Died) else _decoder.decode(result)
         progress("Reading", len(done), total)
     scan = Scan(tuple(done[path] for path in sorted(done)), new=len(waiting), flow=flow)
-    foreseen = [job.relevant for job in following] == [scan.relevant]  # no file of them has failed
-    return scan if foreseen else replace(scan, flow=None)
+    foreseen = [job.relevant for job in following if isinstance(job, FlowJob)] == [scan.relevant]
+    return scan if foreseen else replace(scan, flow=None)  # what was followed has failed to be read
 
 
 def _sighted(waiting: list[ScanJob], jobs: int) -> list[ScanJob]:
-    """The same, and of each whether the flow analysis must read it."""
-    relevant = {job.file.path: yes is True for job, yes in run_all(is_worth_following, waiting, jobs)}
-    return [replace(job, relevant=relevant[job.file.path]) for job in waiting]
+    """The same, looked at: by their bytes it is known which of them the flow analysis must read."""
+    seen = {job.file.path: sight for job, sight in run_all(look_at, waiting, jobs)}
+    return [replace(job, sight=_unless_died(seen[job.file.path])) for job in waiting]
+
+
+def _unless_died(sight: Sight | Died | None) -> Sight | None:
+    return None if isinstance(sight, Died) else sight
 
 
 def _flow_job(texts: Texts, files: Iterable[ScanJob | Scanned], settings: AnalysisSettings) -> FlowJob:
-    known = {each.file.path if isinstance(each, ScanJob) else each.path: each.relevant for each in files}
+    known = dict(map(_relevance, files))
     paths = sorted(known)
     return FlowJob(texts, tuple(paths), tuple(path for path in paths if known[path]), settings)
+
+
+def _relevance(file: ScanJob | Scanned) -> tuple[str, bool]:
+    if isinstance(file, Scanned):
+        return file.path, file.relevant
+    return file.file.path, file.sight is not None and file.sight.relevant
 
 
 def _work(job: ScanJob | FlowJob) -> bytes:
     if isinstance(job, ScanJob):
         return scan(job)
+    from auditor.project.analysis import analyse  # half of what starting costs, and one worker alone needs it
+
     return msgspec.json.encode(analyse(job.texts.readable(job.paths), job.settings, job.relevant))
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from auditor.model import Span
 from auditor.source.index import FileIndex, LargeAllocation, Need, index_bytes, index_file, prefilter
+from auditor.source.searched import Searched
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").rglob("*.py"))
 
@@ -35,7 +36,7 @@ def _allocations(body: str, parameters: str = "q, k, v, x, mask") -> list[LargeA
     ],
 )
 def test_the_prefilter_decides_from_bytes(text: bytes, need: Need) -> None:
-    assert prefilter(text) is need
+    assert prefilter(Searched(text)) is need
 
 
 @pytest.mark.parametrize(

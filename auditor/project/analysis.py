@@ -3,7 +3,7 @@
 import ast
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 from auditor.config import AnalysisSettings
@@ -13,8 +13,7 @@ from auditor.flow.lease import GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
-from auditor.model import Failure, ProtocolUse
-from auditor.project.adoption.pool_call import PoolCall
+from auditor.model import Failure
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
@@ -47,21 +46,8 @@ from auditor.project.misuse.uses import Endings
 from auditor.project.outcome import Outcome, lie_apart, merged_outcome
 from auditor.project.pools.discovery import discover
 from auditor.project.pools.halves import Pair
+from auditor.project.result import FlowResult
 from auditor.protocols.load import in_force
-
-
-@dataclass(frozen=True, slots=True)
-class FlowResult:
-    leases: tuple[Lease, ...] = ()
-    protocols: tuple[ProtocolUse, ...] = ()
-    acquires: int = 0
-    followed: int = 0
-    acquire_names: tuple[str, ...] = ()
-    release_names: tuple[str, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    unfollowed: tuple[Failure, ...] = ()
-    pool_calls: tuple[PoolCall, ...] = ()
-    misuses: tuple[Misuse, ...] = ()
 
 
 def analyse(

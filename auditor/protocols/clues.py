@@ -68,4 +68,4 @@ def _called(name: str) -> Clue:
     """`name`, or a longer one with it between underscores: called, defined or taken from an object."""
     word = re.escape(name.encode())
     whole = rb"%b(?<![A-Za-z]%b)(?![a-z])" % (word, word)  # the literal first, or the search is slow
-    return Clue(name.encode(), rb"%b(?:\w*\s*\(|(?<=\.%b))" % (whole, word))
+    return Clue(name.encode(), rb"%b(?:\w*\s*\(|(?<=\.%b))" % (whole, word), whole)

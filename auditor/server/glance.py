@@ -7,7 +7,6 @@ from itertools import chain
 from auditor.model import Failure
 from auditor.project.adoption.pool_call import PoolCall
 from auditor.project.adoption.usage import Usage
-from auditor.project.analysis import FlowResult
 from auditor.project.code.aliases import other_names
 from auditor.project.code.candidates import called_as
 from auditor.project.code.modules import Class, Function, Module
@@ -19,6 +18,7 @@ from auditor.project.meaning.contexts import words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.outcome import Outcome
 from auditor.project.pools.halves import Pair
+from auditor.project.result import FlowResult
 from auditor.server.edited import Edited
 from auditor.server.recurring import Recurring
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from auditor.config import AnalysisSettings
 from auditor.examine import Analyse
-from auditor.project.analysis import FlowResult
+from auditor.project.result import FlowResult
 from auditor.server.edited import Edited
 from auditor.server.glance import Glance
 from auditor.server.recurring import Recurring, Watch

@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from auditor.source.searched import Searched
+
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
     (?:\[(?:[^][\n]|\[[^]\n]*+\])*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
@@ -41,12 +43,19 @@ _UNDONE_OF_FREE = ((("cut",), _JOINED), (("struck", "less"), ("added", "updated"
 """Of these the field has to be called what is free or in use, or may be full at first."""
 
 _BITS = ("also", "lit")
-_HEAPED = b"heappop(self."
-_ANY_OF = b"next(iter(self."
 _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _KEYED = re.compile(rb"(\w+)\[")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
+_OTHERWISE = (
+    (b"heappop(", b"heappop(self.", "taken", _NAME),
+    (b"iter(", b"next(iter(self.", "first", _NAME),
+    (b"next ", b"next = self.", "head", _HEAD),
+    (b"nxt ", b"nxt = self.", "head", _HEAD),
+    (b"del ", b"del self.", "taken", _KEYED),
+)
+"""A word that is quickly looked for, what stands before the field, and what that does to it."""
+
 _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
@@ -89,31 +98,33 @@ LONGEST = 24
 Notes = defaultdict[str, set[bytes]]
 
 
-def works_both_ways(data: bytes) -> bool:
+def works_both_ways(text: Searched) -> bool:
     """Whether what it does to one field it undoes somewhere."""
-    data = _shared_as_fields(data) if any(way in data for way in _TAKING) else data
+    data = _shared_as_fields(text) if any(map(text.has, _TAKING)) else text.data
     if b"self." not in data:
         return False
-    notes = _notes(data)
+    notes = _notes(data, text)
     return (
         any(_both(notes, *ways) for ways in _UNDONE)
         or any(_is_said(_both(notes, *ways), data) for ways in _UNDONE_OF_FREE)
         or any(map(_SAID.search, _both(notes, ("struck",), _PUT)))
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
-        or _flagged(data)
-        or any(_RINGED.match(data, at) for _, at in _places(b".next", data))
+        or _flagged(data, text)
+        or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in _places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
     )
 
 
-def _shared_as_fields(data: bytes) -> bytes:
-    """With the containers of classes and of the module written as those of an object."""
+def _shared_as_fields(text: Searched) -> bytes:
+    """With the containers of classes and of the module written as those of an object; their names are still
+    among the words of the text."""
+    data = text.data
     taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))} - _CALLERS_OWN
-    owners = set(_OF_THREAD.findall(data)) if b"local()" in data else set()
+    owners = set(_OF_THREAD.findall(data)) if text.has(b"local()") else set()
     stores = _of_module(taken, data) | _of_closures(taken, data) if taken else set()
     shown = bool(owners or stores)
-    if b"@classmethod" in data or b"@staticmethod" in data:
+    if text.has(b"@classmethod") or text.has(b"@staticmethod"):
         owners |= {owner for owner in _classes(taken, data) if owner == b"cls" or b"class " + owner in data}
     for owner in sorted(owners):
         data = re.sub(_WHOLE % (owner, owner) + rb"\.", b"self.", data)
@@ -172,27 +183,21 @@ def _is_set_by_module(name: bytes, data: bytes) -> bool:
     return b"\n%b = " % name in data or b"\n%b: " % name in data
 
 
-def _notes(data: bytes) -> Notes:
+def _notes(data: bytes, text: Searched) -> Notes:
     """The fields by what is done to them; heads of linked lists by themselves."""
     notes: Notes = defaultdict(set)
     for done in _DONE.finditer(data):
         notes[done.lastgroup or ""].add(done[1])
         if done["linked"]:
             notes["head"].update(_HEAD.findall(done["linked"]))
-    for needle, way, name in (
-        (_HEAPED, "taken", _NAME),
-        (_ANY_OF, "first", _NAME),
-        (b"next = self.", "head", _HEAD),
-        (b"nxt = self.", "head", _HEAD),
-        (b"del self.", "taken", _KEYED),
-    ):
-        for _, at in _places(needle, data):
+    for word, needle, way, name in _OTHERWISE:
+        for _, at in _places(needle, data) if text.has(word) else ():
             if found := name.match(data, at + len(needle)):
                 notes[way].add(found[name.groups])
-    for local in _popped(data):
+    for local in _popped(data) if text.has(b"pop") else ():
         if local + b" = self." in data:
             notes["taken"].update(re.findall(_OF_FIELD % local, data))
-    if notes["taken"]:
+    if notes["taken"] and (text.has(b"heappush(") or text.has(b"insort")):
         notes["put"].update(re.findall(_INTO_ORDER, data))
     return notes
 
@@ -212,13 +217,13 @@ def _popped(data: bytes) -> set[bytes]:
     return {each[1] for each in found if each} - {b"kwargs"}
 
 
-def _flagged(data: bytes) -> bool:
+def _flagged(data: bytes, text: Searched) -> bool:
     """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`;
     `slot.state = State.IDLE`."""
     flags = set(_before(b" = True", _FLAG, data))
     if flags and not flags.isdisjoint(_before(b" = False", _FLAG, data)):
         return True
-    if any(sign in data for sign in _SIGNS) and _STATE.search(data):
+    if any(map(text.has, _SIGNS)) and _STATE.search(data):
         return True
     owners = set(_before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)

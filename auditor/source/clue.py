@@ -7,26 +7,35 @@ from functools import cache
 from auditor.protocols.vocabulary import some_undo_others
 from auditor.source.both_ways import works_both_ways
 from auditor.source.ended_elsewhere import ends_elsewhere
+from auditor.source.searched import Searched
 
 _DEFINED = re.compile(rb"def(?<!\wdef)[ \t]+(\w+)\(")  # a literal first: searched several times as fast
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """A file is relevant if `pattern` is found in it; that starts with `needle`, which is quickly found."""
+    """A file is relevant if `pattern` is found in it. That starts with `needle`, which is quickly found; if
+    given, `word` matches in one of the file's words where `pattern` does in the file."""
 
     needle: bytes
     pattern: bytes
+    word: bytes = b""
 
 
-def is_relevant(data: bytes, looked_for: tuple[Clue, ...]) -> bool:
-    """Substring search first, which runs at memory speed; a regular expression only where that succeeds."""
+def is_relevant(file: Searched, looked_for: tuple[Clue, ...]) -> bool:
+    """Its words are asked first, and the file itself only for what is among them."""
     for root, clues in _by_root(looked_for):
-        if root in data:
-            for clue in clues:
-                if clue.needle in data and _compiled(clue.pattern).search(data):
-                    return True
-    return bool(looked_for) and (_defines_opposites(data) or works_both_ways(data) or ends_elsewhere(data))
+        if file.has(root) and any(_is_found(clue, file) for clue in clues):
+            return True
+    if not looked_for:
+        return False
+    return _defines_opposites(file.data) or works_both_ways(file) or ends_elsewhere(file)
+
+
+def _is_found(clue: Clue, file: Searched) -> bool:
+    if not file.has(clue.needle) or (clue.word and not file.says(_compiled(clue.word))):
+        return False
+    return _compiled(clue.pattern).search(file.data) is not None
 
 
 def _defines_opposites(data: bytes) -> bool:

@@ -6,6 +6,8 @@ method is told nothing, so what it takes out, puts back or counts by is a field 
 import re
 from collections.abc import Iterator
 
+from auditor.source.searched import Searched
+
 _THROUGH = rb"[ \t]*self\.\w+\.(?:\w+\.)?(\w+)"
 _FIELD = re.compile(_THROUGH + rb"(?:\[[^\]\n]*\])?(?=[. ])")
 _OF_MODULE = re.compile(rb"[ \t]*(?:del )?(_?[A-Z][A-Z0-9_]+)(?=[.\[])")
@@ -34,11 +36,11 @@ _BEFORE = {
 """What must stand elsewhere, by what is done in the end."""
 
 
-def ends_elsewhere(data: bytes) -> bool:
+def ends_elsewhere(text: Searched) -> bool:
     """Whether what one object does to a field of another has its opposite in the same file."""
-    if b"self." not in data:
+    if b"self." not in text.data:
         return False
-    return any(_is_done(way, name, data) for way, name in sorted(set(_ended(data))))
+    return any(_is_done(way, name, text.data) for way, name in sorted(set(_ended(text))))
 
 
 def _is_done(way: str, name: bytes, data: bytes) -> bool:
@@ -46,8 +48,9 @@ def _is_done(way: str, name: bytes, data: bytes) -> bool:
     return re.search(pattern % ((name,) * pattern.count(b"%b")), data) is not None
 
 
-def _ended(data: bytes) -> Iterator[tuple[str, bytes]]:
-    for removing in (b".discard(", b".remove("):
+def _ended(text: Searched) -> Iterator[tuple[str, bytes]]:
+    data = text.data
+    for removing in filter(text.has, (b".discard(", b".remove(")):
         at = data.find(removing)
         while at >= 0:
             start = data.rfind(b"\n", 0, at) + 1

@@ -15,6 +15,7 @@ from auditor.source.index import FileIndex, Need, index_file, prefilter
 from auditor.source.lifetime.read import suspects
 from auditor.source.load import Unreadable, decode, digest, read
 from auditor.source.newer_syntax import in_older_syntax
+from auditor.source.searched import Searched
 from auditor.source.suppress import Suppression, suppressions
 
 _NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -33,25 +34,41 @@ class Scanned:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What the bytes of a file tell: whether the flow analysis must read it, what the index needs of it, and
+    who may find in it what outlives its use."""
+
+    relevant: bool
+    need: Need
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ScanJob:
-    """A file to scan and the clues that make it relevant, if that is not known yet; `data` where its bytes
-    are at hand (stdin)."""
+    """A file to scan and the clues that make it relevant; `data` where its bytes are at hand (stdin), `sight`
+    where it has been looked at before."""
 
     file: SourceFile
     clues: tuple[Clue, ...]
     data: bytes | None = None
-    relevant: bool | None = None
+    sight: Sight | None = None
 
     def read(self) -> bytes:
         return read(self.file) if self.data is None else self.data
 
 
-def is_worth_following(job: ScanJob) -> bool:
-    """Whether the flow analysis must read the file, by its bytes alone."""
+def look_at(job: ScanJob) -> Sight | None:
+    """What the bytes of the file tell; nothing where it cannot be read, and its scan will say why."""
     try:
-        return is_relevant(job.read(), job.clues)
+        return _sight(job, job.read())
     except Unreadable:
-        return False  # its scan will say why
+        return None
+
+
+def _sight(job: ScanJob, data: bytes) -> Sight:
+    file = Searched(data)
+    relevant = is_relevant(file, job.clues)
+    return Sight(relevant, Need.WHOLE if relevant else prefilter(file), suspects(job.file.path, file))
 
 
 def scan(job: ScanJob) -> bytes:
@@ -67,9 +84,9 @@ def _scan(job: ScanJob) -> Scanned:
         data = job.read()
         checked = digest(data)
         text = decode(data)
-        relevant = is_relevant(data, job.clues) if job.relevant is None else job.relevant
-        index = _index(path, data, text, relevant=relevant)
-        return Scanned(path, checked, index, suppressions(path, text), relevant)
+        sight = job.sight or _sight(job, data)
+        index = _index(path, text, sight)
+        return Scanned(path, checked, index, suppressions(path, text), sight.relevant)
     except Exception as error:  # whatever is wrong with one file, or with us, costs that file alone
         return Scanned(path, checked or str(error), failure=_failure(path, error))
 
@@ -90,21 +107,19 @@ def _failure(path: str, error: Exception) -> Failure:
             return Failure(path, 0, f"internal error: {type(error).__name__}: {error}")
 
 
-def _index(path: str, data: bytes, text: str, *, relevant: bool) -> FileIndex:
+def _index(path: str, text: str, sight: Sight) -> FileIndex:
     """The index of a file that is valid Python, or would be to a newer one."""
-    need = Need.WHOLE if relevant else prefilter(data)
-    readers = suspects(path, data)
     try:
-        return _checked_index(path, text, need, readers)
+        return _checked_index(path, text, sight)
     except SyntaxError:
         older = in_older_syntax(text)
         if older is None:
             raise
-        return _checked_index(path, older, need, readers)
+        return _checked_index(path, older, sight)
 
 
-def _checked_index(path: str, text: str, need: Need, readers: tuple[int, ...]) -> FileIndex:
+def _checked_index(path: str, text: str, sight: Sight) -> FileIndex:
     """Whether a file is valid has to be asked where it is not parsed for its index."""
-    if need is Need.NOTHING and not readers:
+    if sight.need is Need.NOTHING and not sight.readers:
         symtable.symtable(text, path, "exec")  # two thirds of what ast.parse costs, and it checks as much
-    return index_file(path, text, need, readers)
+    return index_file(path, text, sight.need, sight.readers)

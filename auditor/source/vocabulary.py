@@ -3,10 +3,12 @@
 import re
 from enum import Enum
 
+from auditor.source.searched import Searched
+
 # The contract counts imports and attributes by these words, so they are looked for exactly.
 POOL_WORDS = (b"memory_pool", b"MemoryPool")
 
-_POOL_CLASS = re.compile(rb"^class +\w*(?:Pool|PoolMixin|Arena|Workspace)\b", re.MULTILINE)
+_POOL_CLASS = re.compile(rb"class(?<![^\n]class) +\w*(?:Pool|PoolMixin|Arena|Workspace)\b")  # literal first
 
 
 class Need(Enum):
@@ -17,13 +19,13 @@ class Need(Enum):
     WHOLE = "whole"  # it names a pool or defines one
 
 
-def prefilter(data: bytes) -> Need:
-    """Decide from bytes; `bytes.find` runs at memory speed, so the common answer costs microseconds."""
-    if any(word in data for word in POOL_WORDS):
+def prefilter(file: Searched) -> Need:
+    """Decide from bytes."""
+    if any(file.has(word) for word in POOL_WORDS):
         return Need.WHOLE
-    if b"Pool" in data and _POOL_CLASS.search(data):
+    if file.has(b"Pool") and _POOL_CLASS.search(file.data):
         return Need.WHOLE
-    if b"def forward(" in data or b"nn.Module)" in data:
+    if file.has(b"def forward(") or file.has(b"nn.Module)"):
         return Need.MODULES
     return Need.NOTHING
 

@@ -15,6 +15,7 @@ from auditor.protocols.vocabulary import (
 )
 from auditor.source.both_ways import works_both_ways
 from auditor.source.ended_elsewhere import ends_elsewhere
+from auditor.source.searched import Searched
 
 FEW = 40
 """So many names are looked for in a text one by one before all its calls are listed."""
@@ -34,14 +35,14 @@ def may_define_pair(text: str) -> bool:
 
 def may_end_elsewhere(text: str) -> bool:
     """Whether one of its objects undoes what was done to another."""
-    return ends_elsewhere(text.encode(errors="replace"))
+    return ends_elsewhere(Searched(text.encode(errors="replace")))
 
 
 def may_have_shape(text: str) -> bool:
     """Whether one of its classes works on a field both ways, or its functions on what the module has, or it
     has names of which one undoes another."""
     return any(
-        works_both_ways(part.encode(errors="replace")) or names_undo(part)
+        works_both_ways(Searched(part.encode(errors="replace"))) or names_undo(part)
         for part in (*CLASS.split(text), CLASS_BODY.sub("", text))
     )
 

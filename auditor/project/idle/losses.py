@@ -31,6 +31,7 @@ from auditor.project.shapes.field_work import FieldWork
 from auditor.protocols.vocabulary import split
 from auditor.source.both_ways import works_both_ways
 from auditor.source.nodes import walk
+from auditor.source.searched import Searched
 
 GETTING_RID = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|gc|collect"
@@ -69,7 +70,7 @@ def with_idle(lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease]) -
 
 def may_lose_idle(text: str) -> bool:
     """Whether something in the text works on a field both ways, as pools do, or takes out in other ways."""
-    return OTHER_WAYS.search(text) is not None or works_both_ways(text.encode(errors="replace"))
+    return OTHER_WAYS.search(text) is not None or works_both_ways(Searched(text.encode(errors="replace")))
 
 
 def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:

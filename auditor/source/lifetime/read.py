@@ -18,6 +18,7 @@ from auditor.source.lifetime.sighting import Kind, Sighting
 from auditor.source.lifetime.steps import caches_emptied, gradients_on
 from auditor.source.lifetime.uninitialised import memory_unwritten
 from auditor.source.lifetime.uninitialised_bytes import may_read_unwritten
+from auditor.source.searched import Searched
 
 Reader = Callable[[Code], Iterator[Sighting]]
 
@@ -27,17 +28,17 @@ _CACHED = (
     rb"(?:(?![ \t]*(?:async def|def|class)\b)[^\n]*\n){0,8}[ \t]*(?:async[ \t]+)?def[ \t]+\w+\("
 )
 _HELD = rb"(?:\s*self\b|(?:(?!\)\s*(?:->|:))[\s\S])*?\b(?:Module|Tensor|Parameter|PreTrainedModel)\b)"
-_PATTERNS = {
-    b"@cache(held)": re.compile(_CACHED % b"" + _HELD),
-    b"@cache(size)": re.compile(_CACHED % rb"(?<=[@.]cache)(?!\()" + rb"\s*[^)\s]"),
-    b"@cache(None)": re.compile(_CACHED % rb"\(\s*(?:maxsize\s*=\s*)?None" + rb"\s*[^)\s]"),
-    b"nn.RNN()": re.compile(rb"nn\.(?:LSTM|GRU|RNN)(?:Cell)?\("),
-    b"lru_cache()()": re.compile(rb"lru_cache\([^\n]*\)\("),
-    b"cache[]": re.compile(rb"ache\w*\[[^\n:]*\] = "),  # literals first: that is fast
-    b"CACHE[]": re.compile(rb"CACHE\w*\[[^\n:]*\] = "),
-}
 _CACHES = re.compile(rb"@[\w.]*cache")
-"""Asked once for all decorators that keep results: few files have one."""
+_PATTERNS = {
+    b"@cache(held)": (b"cache", re.compile(_CACHED % b"" + _HELD)),
+    b"@cache(size)": (b"cache", re.compile(_CACHED % rb"(?<=[@.]cache)(?!\()" + rb"\s*[^)\s]")),
+    b"@cache(None)": (b"cache", re.compile(_CACHED % rb"\(\s*(?:maxsize\s*=\s*)?None" + rb"\s*[^)\s]")),
+    b"nn.RNN()": (b"nn.", re.compile(rb"nn\.(?:LSTM|GRU|RNN)(?:Cell)?\(")),
+    b"lru_cache()()": (b"lru_cache(", re.compile(rb"lru_cache\([^\n]*\)\(")),
+    b"cache[]": (b"ache", re.compile(rb"ache\w*\[[^\n:]*\] = ")),  # literals first: that is fast
+    b"CACHE[]": (b"CACHE", re.compile(rb"CACHE\w*\[[^\n:]*\] = ")),
+}
+"""What is not looked for as it stands: what is quickly looked for first, and the pattern."""
 _OUT_OF_MEMORY = (b"OutOfMemoryError", b"out of memory", b"is_oom", b"should_reduce_")
 
 # For each reader what the bytes of a file that says torch must hold for it to find anything: one of these.
@@ -61,22 +62,24 @@ _WORDS = tuple(dict.fromkeys(word for words, _ in _READERS for word in words))
 _TEST = re.compile(r"(?:^|/)(?:tests?|testing)/|(?:^|/)(?:test_[^/]*|conftest|[^/]*_test)\.py$")
 
 
-def suspects(path: str, data: bytes) -> tuple[int, ...]:
+def suspects(path: str, file: Searched) -> tuple[int, ...]:
     """The readers that may find something, by number; tests are not read, for they end."""
     if _TEST.search(path):
         return ()
-    unwritten = (_UNWRITTEN,) if may_read_unwritten(data) else ()
-    if b"torch" not in data:
+    unwritten = (_UNWRITTEN,) if may_read_unwritten(file) else ()
+    if not file.has(b"torch"):
         return unwritten
-    caches = _CACHES.search(data) is not None
-    there = {word for word in _WORDS if (caches or word[:1] != b"@") and _is_there(word, data)}
+    caches = file.has(b"cache") and _CACHES.search(file.data) is not None  # few files have such a decorator
+    there = {word for word in _WORDS if (caches or word[:1] != b"@") and _is_there(word, file)}
     found = tuple(number for number, (words, _) in enumerate(_READERS) if not there.isdisjoint(words))
     return found + unwritten
 
 
-def _is_there(word: bytes, data: bytes) -> bool:
-    pattern = _PATTERNS.get(word)
-    return word in data if pattern is None else pattern.search(data) is not None
+def _is_there(word: bytes, file: Searched) -> bool:
+    if word not in _PATTERNS:
+        return file.has(word)
+    needle, pattern = _PATTERNS[word]
+    return file.has(needle) and pattern.search(file.data) is not None
 
 
 def sightings(source: Source, readers: tuple[int, ...]) -> tuple[Sighting, ...]:

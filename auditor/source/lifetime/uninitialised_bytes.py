@@ -4,6 +4,8 @@ Most of it is written at once, and those files need no syntax tree for this."""
 
 import re
 
+from auditor.source.searched import Searched
+
 _OTHERS = (
     (b"Tensor(", re.compile(rb"Tensor\(\d+(?:, ?\d+)*\)")),
     (b"where=", re.compile(rb"(?:np|numpy)\.\w+\([^\n]*where=")),
@@ -27,10 +29,11 @@ LONGEST_CALL = 400
 LOOKED_AT = 4000
 
 
-def may_read_unwritten(data: bytes) -> bool:
-    if any(word in data and pattern.search(data) is not None for word, pattern in _OTHERS):
+def may_read_unwritten(file: Searched) -> bool:
+    data = file.data
+    if any(file.has(word) and pattern.search(data) is not None for word, pattern in _OTHERS):
         return True
-    if b".empty" not in data and b".new_empty(" not in data:
+    if not (file.has(b".empty") or file.has(b".new_empty(")):
         return False
     return any(_suspect(data, literal) for literal in _LITERAL.finditer(data))
 
