@@ -96,6 +96,8 @@ class Holding:
             piece = part(place, source, self.acquisition)
             if source[-1] == ".name" and source[:-1] == place:
                 continue  # `temporary.name`: whoever has the file's name has not the file
+            if piece == "maybe" and self.acquisition.keyed and self.acquisition.value is Value.OBJECT:
+                continue  # `guest.table`: a hold is not undone through what the object has
             if piece is not None:
                 (sure if piece == "same" else maybe).add(target)
         for place in held.maybe:

@@ -36,6 +36,7 @@ from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.following import Following
+from auditor.project.leases.held_over import held_over
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
@@ -150,6 +151,9 @@ class Follower(Following):
         outcome.stored = sorted(endings.left_in.items())
         left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
         outcome.says = said_by(self.graph, followed.solution, left)
+        if elsewhere or refused or not endings.released:
+            outcome.own = self._own(known | of_receiver(op, acquisition))
+            outcome.held_over, outcome.says = held_over(self.function, node, acquisition, followed, known)
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
@@ -218,8 +222,8 @@ class Follower(Following):
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner:
-            return True
+        if acquisition.inner or (acquisition.helped and acquisition.keyed):
+            return True  # of what a helper took and nobody ends it is told there
         if acquisition.value is Value.AMOUNT:
             return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
         if not acquisition.keyed:
