@@ -69,7 +69,7 @@ def held_over(
 ) -> tuple[Path, Knowledge]:
     """Where it is still held wherever the function is left, and what the result says then; () where that is
     not so, or where its callers cannot tell whether it was taken."""
-    if not acquisition.keyed or not acquisition.declared or acquisition.managed:
+    if not acquisition.declared or acquisition.managed:
         return (), NOTHING
     graph = function.graph
     place = _for_callers(graph, acquisition)

@@ -151,7 +151,7 @@ class Follower(Following):
         outcome.stored = sorted(endings.left_in.items())
         left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
         outcome.says = said_by(self.graph, followed.solution, left)
-        if elsewhere or refused or not endings.released:
+        if acquisition.keyed and (elsewhere or refused or not endings.released):
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.held_over, outcome.says = held_over(self.function, node, acquisition, followed, known)
         outcome.beside = frozenset(path for _, path in endings.beside)

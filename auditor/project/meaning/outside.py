@@ -76,7 +76,7 @@ class OutsideEffects:
         if value is Value.INDEX and call.receiver is None and position == 0 and not rest:
             if call.method == "str":
                 return Treatment(result=(SPELT,), maybe=True)
-            if call.method == "int":
+            if call.method == "int" and call.args and len(call.args[0][0]) == 1:
                 return SAME  # `number = int(slot)`
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
