@@ -41,6 +41,7 @@ from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
@@ -108,6 +109,8 @@ class Follower(Following):
         noted = acquisition.value is Value.AMOUNT and bool(endings.stored)
         kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
         refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
+        if elsewhere and not refused:
+            refused = passed_over(self.function, self.effects.summaries, acquisition, endings, leaks)
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
