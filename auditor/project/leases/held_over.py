@@ -1,8 +1,8 @@
-"""Functions that begin what their callers end: `self._enter()`, which takes a lock of its object and returns.
+"""Functions that begin what their callers end: `self._enter()`, which takes a lock of its object.
 
-A hold, a mark or a state of the whole process needs no name to be ended by, so the function that left it is as
-good as the call in it: `begin()` for whoever calls `end()`, `self.admit(job)` for whoever calls `retire(job)`.
-Who never ends it himself leaves it to others, as with the call itself."""
+A hold, a mark or a state of the whole process needs no name to be ended by, so the function that left it
+is as good as the call in it: `begin()` for whoever calls `end()`, `self.admit(job)` for whoever calls
+`retire(job)`. Who never ends it himself leaves it to others, as with the call itself."""
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
@@ -111,12 +111,12 @@ def _said_without_it(graph: Graph, site: int, known: Knowledge, left: Set[int]) 
     op = graph.ops[site]
     assert isinstance(op, Call)
     beside = solve(graph, [(0, 0, NOTHING)], lambda node, state, edge: () if node == site else (state,), CALM)
-    refused = beside.states.items()
+    ways = list(beside.states.items())
     if asked_of(graph, op):
         none = known | {("".join(op.target), False)}
         start = [(following, 0, none) for following, edge in graph.successors[site] if edge not in RAISING]
-        refused = (*refused, *solve(graph, start, lambda node, state, edge: (state,), CALM).states.items())
-    for node, states in refused:
+        ways += solve(graph, start, lambda node, state, edge: (state,), CALM).states.items()
+    for node, states in ways:
         if _is_left(graph.ops[node]):
             yield said_at(graph, node, states[0])
     for node, each in enumerate(graph.ops):

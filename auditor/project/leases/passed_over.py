@@ -1,8 +1,8 @@
 """What a method keeps in its object on some ways, and neither keeps nor gives back on others.
 
-`hub.retain(adapter)`, then `self.warm.append(adapter)` only where there is room: the object gives back what it
-keeps, and of the others nobody can tell, for the method answers alike. A hold that nobody keeps anywhere may be
-anyone's to end; here the class has shown whose it is."""
+`hub.retain(adapter)`, then `self.warm.append(adapter)` only where there is room: the object gives back
+what it keeps, and of the others nobody can tell, for the method answers alike. A hold that nobody keeps
+anywhere may be anyone's to end; here the class has shown whose it is."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,11 @@ GOING_ON = frozenset({Loss.NEXT_TURN, Loss.REBOUND})
 
 
 def passed_over(
-    function: Function, summaries: Summaries, acquisition: Acquisition, endings: Endings, leaks: Sequence[Leak]
+    function: Function,
+    summaries: Summaries,
+    acquisition: Acquisition,
+    endings: Endings,
+    leaks: Sequence[Leak],
 ) -> tuple[Leak, ...]:
     """Of these losses those that no caller can know of."""
     if not leaks or not endings.kept or not acquisition.keyed or _asks_whether_it_is_there(function):
