@@ -89,6 +89,7 @@ class Acquisition:
     opened: bool = False  # an object of the tree that holds something open
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
     from_zero: bool = False  # a number, and 0 is one of them
+    helped: bool = False  # taken in the function that is called, whose answer says what it likes
 
     @property
     def keyed(self) -> bool:

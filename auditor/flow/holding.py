@@ -96,6 +96,8 @@ class Holding:
             piece = part(place, source, self.acquisition)
             if source[-1] == ".name" and source[:-1] == place:
                 continue  # `temporary.name`: whoever has the file's name has not the file
+            if piece == "maybe" and self.acquisition.keyed and self.acquisition.value is Value.OBJECT:
+                continue  # `guest.table`: a hold is not undone through what the object has
             if piece is not None:
                 (sure if piece == "same" else maybe).add(target)
         for place in held.maybe:
@@ -115,7 +117,8 @@ class Holding:
         loss: Loss = Loss.REBOUND,
     ) -> Held | None:
         """`target` now names something else, or what `gained` says."""
-        if self.acquisition.keyed and target == (self._key_root(),) and not self._listed(held):
+        within = target not in held.places and target == (self._key_root(),)
+        if self.acquisition.keyed and within and not self._listed(held):
             self.endings.unknown.add(node)
             return None
         if target in held.noted:
@@ -187,7 +190,7 @@ class Holding:
         elif self._perhaps_left(before, after):
             self.endings.unknown.add(node)
         else:
-            again = before.stale or self.acquisition.handle is not Handle.RESULT or self._next_comes(node)
+            again = before.stale or self._next_comes(node) or self._marked_again(node)
             if loss is Loss.REBOUND and (again or before.parted):
                 loss = Loss.DROPPED if before.parted else Loss.NEXT_TURN
             self._lose(loss, node, before)
@@ -196,6 +199,13 @@ class Holding:
     def _next_comes(self, node: int) -> bool:
         """A generator's element gives way to the next one."""
         return self.by_generator and isinstance(self.graph.ops[node], Next | Unpack)
+
+    def _marked_again(self, node: int) -> bool:
+        """The name of what was marked means another one in the next turn, which marks that."""
+        if self.acquisition.handle is Handle.RESULT or self.site < 0:
+            return False
+        at, site = self.graph.ops[node].at, self.graph.ops[self.site].at
+        return getattr(at, "lineno", 0) <= getattr(site, "lineno", 0)
 
     def _perhaps_left(self, before: Held, after: Held) -> bool:
         """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is

@@ -27,6 +27,7 @@ from auditor.project.fields.taken_again import told_where_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.filled import note_filled
+from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
@@ -203,6 +204,7 @@ class Analysis:
                     self._note_wrapper(function, its, outcome)
             else:
                 note_filled(self.recogniser, its, outcome)
+                note_held_over(self.recogniser, its, outcome)
         if not reached:
             return
         self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))
@@ -237,7 +239,7 @@ class Analysis:
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())
         fields = told_where_taken(asked.takings, fields, self.outcomes, self._follow_taking)
-        outcomes = self._in_order()
+        outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self.relevant, decided)

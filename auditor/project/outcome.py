@@ -27,6 +27,7 @@ class Outcome:
     says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
+    held_over: Path = ()  # where those who call the function may end what it leaves held
     recorded: bool = False
     unknown: bool = False
 

@@ -1,18 +1,35 @@
 """Tables that a function asks for a key before it makes something for it."""
 
 import ast
+import re
 
+from auditor.project.code.guards import WITHS
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
+
+LOCK = re.compile(r"lock|mutex|cond|sem|guard|latch", re.IGNORECASE)
+"""What others wait for meanwhile, by its name."""
 
 
 def looked_up_before(function: Function, call: ast.Call) -> bool:
     """`table.setdefault(key, made)` in a function that has looked into the table: by `in`, by `get`, or in
-    the handler for a key that is not there."""
+    the handler for a key that is not there. What it saw under a lock that it has left since says nothing."""
     if not isinstance(call.func, ast.Attribute):
         return False
     table = ast.dump(call.func.value)
-    return any(_asks(node, table) or _handles(node, call) for node in function.nodes)
+    within = [
+        node for node in function.nodes if isinstance(node, WITHS) and _locks(node) and _is_in(node, call)
+    ]
+    seen = list(walk(within[-1])) if within else function.nodes
+    return any(_asks(node, table) or _handles(node, call) for node in seen)
+
+
+def _locks(block: ast.With | ast.AsyncWith) -> bool:
+    return any(LOCK.search(ast.unparse(item.context_expr)) for item in block.items)
+
+
+def _is_in(block: ast.AST, call: ast.Call) -> bool:
+    return any(node is call for node in walk(block))
 
 
 def _asks(node: ast.AST, table: str) -> bool:
@@ -25,4 +42,4 @@ def _asks(node: ast.AST, table: str) -> bool:
 
 
 def _handles(node: ast.AST, call: ast.Call) -> bool:
-    return isinstance(node, ast.ExceptHandler) and any(inner is call for inner in walk(node))
+    return isinstance(node, ast.ExceptHandler) and _is_in(node, call)

@@ -91,7 +91,7 @@ class Following:
         known = self.known.get(node, NOTHING)
         if acquisition.handle is Handle.RESULT:
             known = known | handed_out(op, acquisition)
-        elif not acquisition.opened:
+        elif not (acquisition.opened or acquisition.helped):
             known = known | handed_out(op, acquisition) | asked(op)  # `if lock.acquire(blocking=False):`
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         known = known | of_receiver(op, acquisition) | acquisition.given

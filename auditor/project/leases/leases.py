@@ -36,10 +36,12 @@ from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.following import Following
+from auditor.project.leases.held_over import held_over
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
@@ -107,6 +109,8 @@ class Follower(Following):
         noted = acquisition.value is Value.AMOUNT and bool(endings.stored)
         kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
         refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
+        if elsewhere and not refused:
+            refused = passed_over(self.function, self.effects.summaries, acquisition, endings, leaks)
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
@@ -150,6 +154,9 @@ class Follower(Following):
         outcome.stored = sorted(endings.left_in.items())
         left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
         outcome.says = said_by(self.graph, followed.solution, left)
+        if acquisition.keyed and (elsewhere or refused or not endings.released):
+            outcome.own = self._own(known | of_receiver(op, acquisition))
+            outcome.held_over, outcome.says = held_over(self.function, node, acquisition, followed, known)
         outcome.beside = frozenset(path for _, path in endings.beside)
         outcome.unknown = bool(endings.unknown)
         return outcome
@@ -218,8 +225,8 @@ class Follower(Following):
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
         can be reached by all, but only a function named for the acquiring leaves it to others; an object
         made here is reached by nobody."""
-        if acquisition.inner:
-            return True
+        if acquisition.inner or (acquisition.helped and acquisition.keyed):
+            return True  # of what a helper took and nobody ends it is told there
         if acquisition.value is Value.AMOUNT:
             return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
         if not acquisition.keyed:

@@ -27,8 +27,9 @@ from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, 
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
+from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
-from auditor.project.meaning.summaries import PROCESS, Question, Summaries
+from auditor.project.meaning.summaries import Question, Summaries
 from auditor.project.meaning.telling import asked_of
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
@@ -47,6 +48,7 @@ class FunctionEffects(OutsideEffects):
         super().__init__(function, recogniser)
         self.summaries = summaries
         self._later = Later(function, summaries)
+        self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
     def only_releases(self, call: Call) -> bool:
@@ -64,15 +66,16 @@ class FunctionEffects(OutsideEffects):
         return own_exceptions(targets[0]) if len(targets) == 1 and constructed is None else frozenset()
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
-        nested = self.function.module.by_node.get(id(function))
-        if nested is None:
-            nested = self._lambda(function)
+        nested = self._lambda(function)
         if any("atexit" in decorator for decorator in nested.decorators):
             return Fate.TAKE  # it is needed until the process ends
         question = Question(nested, ("@" + name, *rest), value, protocol)
         return self.summaries.answer(question).fate
 
     def _lambda(self, node: object) -> Function:
+        known = self.function.module.by_node.get(id(node))
+        if known is not None:
+            return known
         assert isinstance(node, ast.Lambda)
         made = Function(
             self.function.module, self.function.qualname + ".<lambda>", node, self.function.cls, self.function
@@ -97,7 +100,7 @@ class FunctionEffects(OutsideEffects):
         if self.never_runs(node):
             return BORROWED
         if position == PROCESS_POSITION:
-            return self._process_wide(call, value, protocol)
+            return self._process_wide.treatment(call, value, protocol)
         if rest and rest[0] == ON_EXIT:
             return held_by_stack(function, call, position)
         if position == -1 and rest and rest[0] == OVER:
@@ -152,15 +155,6 @@ class FunctionEffects(OutsideEffects):
         return own is not None and any(
             path == (own,) for given, path in operands(call) if given == position and position != -1
         )
-
-    def _process_wide(self, call: Call, value: Value, protocol: str) -> Treatment:
-        """What the process holds is ended by a call that the protocol lists, here or in a callee."""
-        if self.recogniser.releases(self.function, call.at, PROCESS_POSITION):
-            return RELEASED
-        for target in self.recogniser.calls.targets(self.function, call.at)[0]:
-            if self.summaries.answer(Question(target, PROCESS, value, protocol)).fate is Fate.RELEASE:
-                return RELEASED
-        return BORROWED
 
     def _passes_release(self, call: Call, position: Position) -> bool:
         """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease."""

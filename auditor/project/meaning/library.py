@@ -199,10 +199,10 @@ def through(dotted: str, position: Position, rest: Path) -> Treatment | None:
 
 def default(call: Call, position: Position) -> Treatment | None:
     """`cache.get(key, pool.allocate())`: where the key is there, nobody gets what was made in vain. So of
-    `setdefault`, which keeps it where it is not."""
+    `setdefault`, which keeps it where it is not; a name for it may still be asked whether it was kept."""
     if call.receiver is None or len(call.args) != 2 or position != 1:
         return None
-    if call.method == "setdefault" and is_temporary(call.args[1][0]) and not is_temporary(call.receiver):
+    if call.method == "setdefault" and len(call.args[1][0]) == 1 and not is_temporary(call.receiver):
         return Treatment(moved_to=(*call.receiver, ANY_ITEM), split=True)
     return Treatment(result=(), split=True) if call.method in ("get", "pop") else None
 

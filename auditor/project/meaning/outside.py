@@ -73,8 +73,11 @@ class OutsideEffects:
         self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
     ) -> Treatment:
         """What such a call does to an operand; `dotted` is its full name where that is known."""
-        if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
-            return Treatment(result=(SPELT,), maybe=True)
+        if value is Value.INDEX and call.receiver is None and position == 0 and not rest:
+            if call.method == "str":
+                return Treatment(result=(SPELT,), maybe=True)
+            if call.method == "int" and call.args and len(call.args[0][0]) == 1:
+                return SAME  # `number = int(slot)`
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
         for found in (

@@ -128,9 +128,9 @@ class Recogniser(Releases):
                 continue  # `super().__init__(budget)`: the object is made by whoever calls its class
             alone = self._shape_alone(function, call, target)
             found = None if alone else self._of_function(function, target, call)
-            if found is not None and found.into:
+            if found is not None and (found.into or found.helped):
                 sure = len(targets) == 1 and not self.calls.guessed(function, call)
-                if not sure or not is_owed_here(function, target, call, found):
+                if not sure or not (found.helped or is_owed_here(function, target, call, found)):
                     continue
             if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
@@ -257,6 +257,7 @@ class Recogniser(Releases):
             opened=source.opened,
             telling=self._telling(source),
             from_zero=source.from_zero or self._from_zero(function, call.at),
+            helped=source.helped,
             own_key=source.opened or _made_here(function, source, places),
         )
 

@@ -30,6 +30,9 @@ class Releases:
             for protocol in protocols
             if protocol.handle is Handle.RESULT and not any(pattern.on_lease for pattern in protocol.release)
         }
+        self._held_themselves = {
+            protocol.name for protocol in self.declared if protocol.handle is not Handle.RESULT
+        }
         self.of_library = {
             protocol.name
             for protocol in self.built_in
@@ -106,8 +109,11 @@ class Releases:
         of: str = "",
     ) -> bool:
         """`of`: the lease's protocol, whose own words for `lease.close()` are the only ones if it has any; a
-        lock and what a pool of the tree hands out are not ended by the words for processes."""
+        lock and what a pool of the tree hands out are not ended by the words for processes. What is held or
+        marked under one declared protocol may be so under another as well, and each has its own end."""
         for protocol in protocols:
+            if of in self._held_themselves and of != protocol.name:
+                continue
             for pattern in protocol.release:
                 if pattern.on_lease:
                     if (

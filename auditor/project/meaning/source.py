@@ -20,7 +20,7 @@ class Source:
     around it was made for the caller. `opened`: it holds something open. `from_zero`: the number may be 0.
     `also` are further leases in it. `into`: the parameter of whose argument `rest` is a place, not of the
     result. `second_hand`: others have put it into the queue that it came out of. `proposed`: its
-    pair is.
+    pair is. `helped`: a function of the tree takes it and leaves it held, and answers what it likes.
     """
 
     protocol: str
@@ -44,4 +44,5 @@ class Source:
     into: str = ""
     second_hand: bool = False
     proposed: bool = False
+    helped: bool = False
     also: tuple[Source, ...] = ()

@@ -12,7 +12,7 @@ from auditor.ir.ops import RESULT, Assume, Await, Call, Leave, Move, Way
 
 def said_by(graph: Graph, solution: Solution[Held], left: Iterable[tuple[int, Held]]) -> Knowledge:
     """What is known of the result, without its name, wherever the lease is left as it was."""
-    said = [_said(graph, node, solution.states[node].get(held, NOTHING)) for node, held in left]
+    said = [said_at(graph, node, solution.states[node].get(held, NOTHING)) for node, held in left]
     return frozenset.intersection(*said) if said else NOTHING
 
 
@@ -26,9 +26,9 @@ def tells_apart(
     for node, op in enumerate(graph.ops):
         if isinstance(op, Leave) and op.way is not Way.RAISE:
             here = solution.states.get(node, {})
-            others += [_said(graph, node, here[held]) for held in here if (node, held) not in unchanged]
+            others += [said_at(graph, node, here[held]) for held in here if (node, held) not in unchanged]
             if ended and (not here or not isinstance(getattr(op.at, "value", None), ast.Constant)):
-                others.append(_said(graph, node, NOTHING))
+                others.append(said_at(graph, node, NOTHING))
     return bool(others) and any(all((key, not truth) in other for other in others) for key, truth in said)
 
 
@@ -42,7 +42,7 @@ def asked_of(graph: Graph, call: Call) -> bool:
     return any(not names.isdisjoint(op.names) or (op.subject or ("",))[0] in names for op in asked)
 
 
-def _said(graph: Graph, node: int, known: Knowledge) -> Knowledge:
+def said_at(graph: Graph, node: int, known: Knowledge) -> Knowledge:
     op = graph.ops[node]
     if not isinstance(op, Leave):
         return NOTHING  # put where it stays before the function is left
