@@ -119,6 +119,9 @@ class Effects(Protocol):
         """Whether a method of the lease ends it: then it is no list, and what a loop over it yields is not
         it."""
 
+    def telling(self, protocol: str) -> frozenset[str]:
+        """Fields of its leases that tell about them, and are no way to them."""
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""
 

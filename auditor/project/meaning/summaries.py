@@ -119,9 +119,14 @@ class Summaries:
         try:
             graph = function.graph
             handle = Handle.NONE if question.place == PROCESS else Handle.RESULT
-            acquisition = Acquisition(question.protocol, handle, question.value, (question.place,), "")
+            effects = self._effects_of(function)
+            telling = effects.telling(question.protocol)
+            place = question.place
+            acquisition = Acquisition(
+                question.protocol, handle, question.value, (place,), "", telling=telling
+            )
             known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
-            followed = follow_given(graph, self._effects_of(function), acquisition, known, EDGES["explicit"])
+            followed = follow_given(graph, effects, acquisition, known, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
             return NOT_TOLD
         return _conclude(question, followed)
