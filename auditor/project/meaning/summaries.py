@@ -267,7 +267,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
         if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):
-            return NOT_TOLD
+            says = said_by(graph, followed.solution, kept)
+            return Answer(
+                Fate.UNKNOWN, says=says, telling=tells_apart(graph, followed.solution, says, kept, True)
+            )
         return Answer(result=(AT,) if shown == {(AT,)} else (), sometimes=True)
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from auditor.flow.effects import Value
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.project.shapes.pool_state import called, cut_short
@@ -66,7 +66,8 @@ def value_of(function: Function) -> Value:
 def _keeps_objects(function: Function) -> bool:
     """`self.free = [Slot(i) for i in range(n)]`, and the slot is handed out, not its number."""
     returned = (node.value for node in function.statements if isinstance(node, ast.Return))
-    whole = all(isinstance(value, ast.Name | ast.Call | ast.Constant | None) for value in returned)
+    found = [way for value in returned if value is not None for way in ways(value)]
+    whole = all(isinstance(value, ast.Name | ast.Call | ast.Constant) for value in found)
     return whole and not _returns_another(function) and any(map(OBJECTS.match, _filling(function)))
 
 

@@ -1,4 +1,4 @@
-"""Fields of which a pool's own code shows that they hold numbers: `self.free = [Slot(i) for i in range(n)]`."""
+"""Fields that a pool's own code fills with numbers: `self.free = [Slot(i) for i in range(n)]`."""
 
 import ast
 from collections.abc import Iterator
