@@ -39,7 +39,7 @@ from auditor.project.leases.following import Following
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
-from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.own_pools import empties_itself, is_memory_of_a_pool, taken_at_birth
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
@@ -147,7 +147,8 @@ class Follower(Following):
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
             outcome.recorded = always_in_a_table(endings, self.function.owner)
-        outcome.stored = sorted(endings.left_in.items())
+        if not is_memory_of_a_pool(op.at, self.function, recogniser.pools):
+            outcome.stored = sorted(endings.left_in.items())
         left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
         outcome.says = said_by(self.graph, followed.solution, left)
         outcome.beside = frozenset(path for _, path in endings.beside)
