@@ -89,6 +89,7 @@ class Acquisition:
     opened: bool = False  # an object of the tree that holds something open
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
     from_zero: bool = False  # a number, and 0 is one of them
+    abandoned: bool = False  # by a generator that somebody leaves before it is done
 
     @property
     def keyed(self) -> bool:

@@ -24,6 +24,7 @@ from auditor.project.fields.ended_by_others import (
     only_compared,
     taking_over,
 )
+from auditor.project.leases.abandoned import as_ways_out
 from auditor.project.leases.beginnings import (
     always_in_a_table,
     constants_beside,
@@ -101,6 +102,8 @@ class Follower(Following):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = tuple(self.losses.leaks(node, followed))
+        if self.left_early and not endings.only_yielded:
+            leaks = as_ways_out(leaks)
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed
