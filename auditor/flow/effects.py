@@ -90,6 +90,7 @@ class Acquisition:
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
     from_zero: bool = False  # a number, and 0 is one of them
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
+    abandoned: bool = False  # by a generator that somebody leaves before it is done
 
     @property
     def keyed(self) -> bool:
@@ -119,6 +120,9 @@ class Effects(Protocol):
     def ends_itself(self, protocol: str) -> bool:
         """Whether a method of the lease ends it: then it is no list, and what a loop over it yields is not
         it."""
+
+    def telling(self, protocol: str) -> frozenset[str]:
+        """Fields of its leases that tell about them, and are no way to them."""
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""

@@ -1,11 +1,12 @@
 """Where one lease is held, and what a new binding, a store or an escape changes about that."""
 
 from dataclasses import replace
+from functools import cached_property
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
 from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
-from auditor.flow.knowledge import Knowledge
+from auditor.flow.knowledge import EXTENDING, FILLING, Knowledge
 from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part, spelled_out
@@ -18,8 +19,10 @@ from auditor.ir.ops import (
     Constant,
     Fresh,
     InPlace,
+    Move,
     Next,
     Path,
+    Store,
     Unpack,
 )
 
@@ -161,7 +164,20 @@ class Holding:
     def _known(self, node: int, place: Path) -> Path | None:
         return self.known_before.place(place[0], node) if len(place) > 1 else None
 
+    @cached_property
+    def _bound_anew(self) -> frozenset[str]:
+        """Parameters that only ever hold the lease because they were bound to it: `out = out or Lease(pool)`.
+        Into what the caller has given nothing is put."""
+        filled = {op.target[0] for op in self.graph.ops if isinstance(op, Store | InPlace)}
+        calls = (op for op in self.graph.ops if isinstance(op, Call) and op.receiver)
+        filled |= {op.receiver[0] for op in calls if op.receiver and op.method in FILLING | EXTENDING}
+        bound = {op.target[0] for op in self.graph.ops if isinstance(op, Move) and len(op.target) == 1}
+        told = {place[0] for place in self.acquisition.places}
+        return frozenset((self.parameters & bound) - filled - told) if self.site >= 0 else frozenset()
+
     def _escaped(self, place: Path) -> bool:
+        if place[0] in self._bound_anew:
+            return False
         return place not in self.acquisition.listed and escaped(place, self.parameters, self.own_roots)
 
     def _listed(self, held: Held) -> bool:

@@ -36,6 +36,8 @@ EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"}
 """Lists that are filled together are tested for one another: `if keys:` after `keys.append`,
 `blocks.append`."""
 
+EQUAL, SAME = " == ", " is "
+
 OWN = frozenset({"self", "cls"})
 CLASS = re.compile(r"_*[A-Z]\w*[a-z]\w*")
 """What is called by such a name makes an object."""
@@ -141,7 +143,7 @@ def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
         learned.add((op.key.removesuffix(" is None"), False))
     elif op.kind == "truth" and op.value:
         learned.add((f"{op.key} is None", False))
-    if op.value and " == " in op.key and _excluded(op.key, known):
+    if op.value and excluded(op.key, known):
         return None
     prefix = f"={op.key}:"
     for key, same in known:
@@ -153,16 +155,20 @@ def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
     return known | learned
 
 
-def _excluded(key: str, known: Knowledge) -> bool:
-    """`x == 1` cannot hold where `x == 2` does."""
-    left, _, right = key.partition(" == ")
+def excluded(key: str, known: Knowledge) -> bool:
+    """`x == 1` cannot hold where `x == 2` does, nor `state is FULL` where `state is DONE` does."""
     return any(
-        truth
-        and other != key
-        and other.startswith(left + " == ")
-        and _distinct(right, other[len(left) + 4 :])
+        _rules_out(key, other, sign)
+        for sign in (EQUAL, SAME)
+        if sign in key
         for other, truth in known
+        if truth
     )
+
+
+def _rules_out(key: str, other: str, sign: str) -> bool:
+    left, _, right = key.partition(sign)
+    return other != key and other.startswith(left + sign) and _distinct(right, other[len(left + sign) :])
 
 
 def _distinct(one: str, other: str) -> bool:
@@ -217,5 +223,9 @@ def _renamed(fact: Fact, old: str, new: str) -> Fact | None:
         renamed = [_renamed(one, old, new), _renamed(other, old, new)]
         return clause(renamed[0] or one, renamed[1] or other) if any(renamed) else None
     key, truth = fact
-    about = key == old or key == f"{old} is None" or key.startswith((f"{old} == ", f"{old}["))
+    about = (
+        key == old
+        or key == f"{old} is None"
+        or key.startswith((f"{old} == ", f"{old} is ", f"{old} < ", f"{old}["))
+    )
     return (new + key[len(old) :], truth) if about else None

@@ -141,7 +141,7 @@ class Passing(Perhaps):
     def _treated(
         self, node: int, call: Call, held: Held, edge: Edge, place: Path, treatment: Treatment
     ) -> Held | None:
-        if treatment.fate is Fate.UNKNOWN and node in self.trusted:
+        if treatment.fate is Fate.UNKNOWN and node in self.trusted and not treatment.split:
             self.trusting.add(node)
             return held if edge in RAISING else replace(held, maybe=held.maybe | {call.target})
         if treatment.split:

@@ -55,6 +55,10 @@ class DecisionLowering(Lowering):
                 f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind=kind
             )
             return self._assume(test, asked, running or left)
+        if len(left) == 1 and _is_spelt_out(right):
+            named = ast.copy_location(ast.Compare(ast.Name(left[0]), [op], [right]), test)
+            if (known := condition(named)) is not None:
+                return self._assume(test, known, left if known.subject is not None else None)
         result = self.builder.temporary()
         self.builder.emit(Fresh(test, result, (left,)))
         return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
@@ -127,3 +131,12 @@ class DecisionLowering(Lowering):
             self._end(test)
             ways.append(self.builder.ends)
         return ways[0], ways[1]
+
+
+def _is_spelt_out(value: ast.expr) -> bool:
+    """`-1`, `"busy"`, `BUSY`, `Status.BUSY`."""
+    inner = value.operand if isinstance(value, ast.UnaryOp) else value
+    match inner:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.isupper()
+    return isinstance(inner, ast.Constant)

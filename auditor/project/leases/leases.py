@@ -24,6 +24,7 @@ from auditor.project.fields.ended_by_others import (
     only_compared,
     taking_over,
 )
+from auditor.project.leases.abandoned import as_ways_out
 from auditor.project.leases.beginnings import (
     always_in_a_table,
     constants_beside,
@@ -40,7 +41,7 @@ from auditor.project.leases.held_over import held_over
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
-from auditor.project.leases.own_pools import empties_itself, taken_at_birth
+from auditor.project.leases.own_pools import empties_itself, is_memory_of_a_pool, taken_at_birth
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
@@ -103,6 +104,8 @@ class Follower(Following):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = tuple(self.losses.leaks(node, followed))
+        if self.left_early and not endings.only_yielded:
+            leaks = as_ways_out(leaks)
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed
@@ -151,7 +154,8 @@ class Follower(Following):
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
             outcome.recorded = always_in_a_table(endings, self.function.owner)
-        outcome.stored = sorted(endings.left_in.items())
+        if not is_memory_of_a_pool(op.at, self.function, recogniser.pools):
+            outcome.stored = sorted(endings.left_in.items())
         left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
         outcome.says = said_by(self.graph, followed.solution, left)
         if acquisition.keyed and (elsewhere or refused or not endings.released):

@@ -1,14 +1,16 @@
 """What a class does with a pool of its own: what it has of it from birth, how it empties it at the end."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import own_attribute
-from auditor.project.code.modules import Function, last_part
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.source.nodes import walk
 
 ENDS = frozenset({"close", "aclose", "disconnect", "terminate", "shutdown", "stop", "quit", "logout", "kill"})
 """Methods that end an object for good."""
+
+MEMORY = frozenset({"SharedMemory", "mmap"})
 
 
 def taken_at_birth(acquire: ast.Call, function: Function) -> bool:
@@ -25,6 +27,14 @@ def taken_at_birth(acquire: ast.Call, function: Function) -> bool:
         ):
             return any(own_attribute(target, owner) == pool for target in _made(function))
     return False
+
+
+def is_memory_of_a_pool(acquire: ast.Call, function: Function, pools: Set[Class]) -> bool:
+    """`self.memory = SharedMemory(create=True, size=n)` of a pool that lends pieces of it and has no end: it
+    lives as long as the process."""
+    cls = function.cls
+    mapped = last_part(acquire.func) in MEMORY and function.name == "__init__"
+    return mapped and cls in pools and cls is not None and ENDS.isdisjoint(cls.methods)
 
 
 def _made(function: Function) -> Iterator[ast.expr]:

@@ -30,7 +30,7 @@ from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.summaries import Question, Summaries
-from auditor.project.meaning.telling import asked_of
+from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
@@ -205,7 +205,9 @@ class FunctionEffects(OutsideEffects):
             return self.outside(call, None, position, rest, value)
         question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
         answer = self.summaries.answer(question)
-        telling = answer.telling and asked_of(self.function.graph, call)
+        graph = self.function.graph
+        unasked = answer.fate is Fate.TAKE and ignored(graph, call)
+        telling = answer.telling and (unasked or asked_of(graph, call))
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:

@@ -44,6 +44,9 @@ class OutsideEffects:
     def ends_itself(self, protocol: str) -> bool:
         return protocol in self.recogniser.ending_themselves
 
+    def telling(self, protocol: str) -> frozenset[str]:
+        return self.recogniser.telling(protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)
 

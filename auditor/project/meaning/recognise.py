@@ -23,7 +23,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
-from auditor.project.pools.telling_fields import OBJECTS, telling_fields
+from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
@@ -255,20 +255,18 @@ class Recogniser(Releases):
             recorded=source.recorded,
             fresh=source.fresh,
             opened=source.opened,
-            telling=self._telling(source),
+            telling=self.telling(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
             helped=source.helped,
             own_key=source.opened or _made_here(function, source, places),
         )
 
-    def _telling(self, source: Source) -> frozenset[str]:
-        if source.origin != "discovered" or source.value not in OBJECTS:
-            return frozenset()
-        if source.protocol not in self._told_of:
-            pairs = [pair for pair, _ in self.acquiring.values() if pair.name == source.protocol]
-            found = [telling_fields(self.calls.model, pair) for pair in pairs[:1]]
-            self._told_of[source.protocol] = found[0] if found else frozenset()
-        return self._told_of[source.protocol]
+    def telling(self, protocol: str) -> frozenset[str]:
+        """Of a pool of the tree, the fields of what it lends that lead nobody back to it."""
+        if protocol not in self._told_of:
+            pairs = [pair for pair, _ in self.acquiring.values() if pair.name == protocol]
+            self._told_of[protocol] = telling_fields(self.calls.model, pairs[0]) if pairs else frozenset()
+        return self._told_of[protocol]
 
     def _from_zero(self, function: Function, call: ast.Call) -> bool:
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}

@@ -119,9 +119,14 @@ class Summaries:
         try:
             graph = function.graph
             handle = Handle.NONE if question.place == PROCESS else Handle.RESULT
-            acquisition = Acquisition(question.protocol, handle, question.value, (question.place,), "")
+            effects = self._effects_of(function)
+            telling = effects.telling(question.protocol)
+            place = question.place
+            acquisition = Acquisition(
+                question.protocol, handle, question.value, (place,), "", telling=telling
+            )
             known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
-            followed = follow_given(graph, self._effects_of(function), acquisition, known, EDGES["explicit"])
+            followed = follow_given(graph, effects, acquisition, known, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
             return NOT_TOLD
         return _conclude(question, followed)
@@ -262,7 +267,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
         if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):
-            return NOT_TOLD
+            says = said_by(graph, followed.solution, kept)
+            return Answer(
+                Fate.UNKNOWN, says=says, telling=tells_apart(graph, followed.solution, says, kept, True)
+            )
         return Answer(result=(AT,) if shown == {(AT,)} else (), sometimes=True)
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}

@@ -3,11 +3,15 @@
 import ast
 from collections.abc import Iterable
 
+from auditor.flow.clauses import Fact
 from auditor.flow.held import Held
-from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.knowledge import EQUAL, NOTHING, SAME, Knowledge, excluded
+from auditor.flow.operands import uses
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Assume, Await, Call, Leave, Move, Way
+
+NONE = ast.Constant(value=None)
 
 
 def said_by(graph: Graph, solution: Solution[Held], left: Iterable[tuple[int, Held]]) -> Knowledge:
@@ -27,19 +31,43 @@ def tells_apart(
         if isinstance(op, Leave) and op.way is not Way.RAISE:
             here = solution.states.get(node, {})
             others += [said_at(graph, node, here[held]) for held in here if (node, held) not in unchanged]
-            if ended and (not here or not isinstance(getattr(op.at, "value", None), ast.Constant)):
+            if ended and (not here or _spelt_out(getattr(op.at, "value", None) or NONE) is None):
                 others.append(said_at(graph, node, NOTHING))
-    return bool(others) and any(all((key, not truth) in other for other in others) for key, truth in said)
+    return bool(others) and any(all(_opposed(fact, other) for other in others) for fact in said)
+
+
+def _opposed(fact: Fact, other: Knowledge) -> bool:
+    key, truth = fact
+    return (key, not truth) in other or (truth and key.startswith(EQUAL) and excluded(key, other))
 
 
 def asked_of(graph: Graph, call: Call) -> bool:
-    """Whether the function decides by what the call returned."""
+    """Whether the function decides by what the call returned, and by nothing that cannot be followed."""
+    names = _names_of(graph, call)
+    asked = [op for op in graph.ops if isinstance(op, Assume)]
+    about = [op for op in asked if not names.isdisjoint(op.names) or (op.subject or ("",))[0] in names]
+    plain = [op.key for op in about if not isinstance(op.at, ast.BoolOp)]
+    return bool(plain) and all(any(_is_followed(key, name) for name in names) for key in plain)
+
+
+def ignored(graph: Graph, call: Call) -> bool:
+    """Whether the function does nothing with it but return it."""
+    read = [op for op in graph.ops if any(path[:1] == call.target for path in uses(op))]
+    return all(isinstance(op, Move) and op.target == RESULT for op in read)
+
+
+def _names_of(graph: Graph, call: Call) -> set[str]:
     names = {call.target[0]}
     for op in graph.ops:
         if isinstance(op, Move | Await) and op.source[0] in names and len(op.source) == 1:
             names.add(op.target[0])
-    asked = (op for op in graph.ops if isinstance(op, Assume))
-    return any(not names.isdisjoint(op.names) or (op.subject or ("",))[0] in names for op in asked)
+    return names
+
+
+def _is_followed(key: str, name: str) -> bool:
+    """`rc`, `rc is None`, `rc == BUSY`, `rc < 0`; not `rc in (BUSY, FULL)`."""
+    asked = key[len(name) :] if key.startswith(name) else "?"
+    return asked in ("", " < 0") or asked.startswith((EQUAL, SAME))
 
 
 def said_at(graph: Graph, node: int, known: Knowledge) -> Knowledge:
@@ -49,7 +77,25 @@ def said_at(graph: Graph, node: int, known: Knowledge) -> Knowledge:
     value = op.at.value if isinstance(op.at, ast.Return) else None
     if op.way is Way.FALL_THROUGH or value is None:
         return frozenset({("", False), (" is None", True)})
-    if isinstance(value, ast.Constant):
-        return frozenset({("", bool(value.value)), (" is None", value.value is None)})
+    spelt = _spelt_out(value)
+    if spelt is not None:
+        return spelt
     name = value.id if isinstance(value, ast.Name) else RESULT[0]
     return frozenset((key[len(name) :], truth) for key, truth in known if key in (name, f"{name} is None"))
+
+
+def _spelt_out(value: ast.expr) -> Knowledge | None:
+    """Of `None`, `False`, `-1` and `Status.FULL` all that is asked about is known."""
+    text = ast.unparse(value)
+    equal = {(f"{way}{text}", True) for way in (EQUAL, " is ")}
+    match value:
+        case ast.Constant(value=constant) | ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=constant)):
+            negative = isinstance(value, ast.UnaryOp)
+            number = isinstance(constant, int | float) and not isinstance(constant, bool)
+            below = {(" < 0", negative)} if number else set()
+            return frozenset({("", bool(constant)), (" is None", constant is None), *equal, *below})
+        case ast.Attribute(value=ast.Name() | ast.Attribute(), attr=member) if member.isupper():
+            return frozenset({(" is None", False), *equal})
+        case ast.Name(id=name) if name.isupper():
+            return frozenset({(" is None", False), *equal})
+    return None

@@ -156,6 +156,9 @@ class FunctionUses:
     def ends_itself(self, protocol: str) -> bool:
         return self.effects.ends_itself(protocol)
 
+    def telling(self, protocol: str) -> frozenset[str]:
+        return self.effects.telling(protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 

@@ -24,15 +24,17 @@ def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
 
 def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     """Whether something is given back to that receiver here, or by another method of the object whose field
-    it is: what is taken out of `self.lists[size]` may go back to `self.lists[item.size]`."""
+    it is: what is taken out of `self.lists[size]` may go back to `self.lists[item.size]`. Where the name of
+    the way back is no common one, it may be another such pool: `self.old.close_row(row)`."""
     ways_back = {half.function.name for half in pair.releases}
+    telling = {name for name in ways_back if len(split(name)) > 1}
     asked = _listing(receiver)
     of_own = asked.startswith(f"{function.owner}.") and function.cls is not None
     near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
     return any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back
-        and _listing(other.func.value) == asked
+        and (other.func.attr in telling or _listing(other.func.value) == asked)
         for each in near
         for other in each.calls
     )

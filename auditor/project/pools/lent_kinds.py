@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from auditor.flow.effects import Value
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.project.shapes.pool_state import called, cut_short
@@ -30,6 +30,7 @@ TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zero
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
 MAKES_TENSORS = re.compile(rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn)\(")
 COUNTS = re.compile(r"(?:\w+\()?range\(")
+OBJECTS = re.compile(r"(?:deque\(|list\()?[\[(]?(?:\w+\.)?_*[A-Z]\w*[a-z]\w*\(")
 TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
 
 
@@ -40,6 +41,8 @@ def value_of(function: Function) -> Value:
     says_so = not text or text in ("Tensor", "torch.Tensor")
     if says_so and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
         return Value.TENSOR
+    if not text and _keeps_objects(function):
+        return Value.OBJECT
     owner_words = split(function.cls.name) if function.cls is not None else ()
     if NUMBERED & {*split(function.name), *owner_words}:
         return Value.INDEX
@@ -60,22 +63,35 @@ def value_of(function: Function) -> Value:
     return Value.OBJECT if text else _in_the_store(function)
 
 
+def _keeps_objects(function: Function) -> bool:
+    """`self.free = [Slot(i) for i in range(n)]`, and the slot is handed out, not its number."""
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
+    found = [way for value in returned if value is not None for way in ways(value)]
+    whole = all(isinstance(value, ast.Name | ast.Call | ast.Constant) for value in found)
+    return whole and not _returns_another(function) and any(map(OBJECTS.match, _filling(function)))
+
+
 def _in_the_store(function: Function) -> Value:
     """What the list was filled with that a method without an annotation takes from:
     `self.free.put(torch.zeros(n))`, `self.ids = list(range(n))`."""
+    filled = [] if _returns_another(function) else _filling(function)
+    if any(MAKES_TENSORS.search(text) for text in filled):
+        return Value.TENSOR
+    return Value.INDEX if any(COUNTS.match(text) for text in filled) else Value.OBJECT
+
+
+def _filling(function: Function) -> list[str]:
+    """What is put into the lists that the method takes from."""
     owner = function.owner
-    if owner is None or function.cls is None or _returns_another(function):
-        return Value.OBJECT
+    if owner is None or function.cls is None:
+        return []
     taken = {name for call in function.calls if (name := _taken_from(call, owner)) is not None}
-    filled = [
+    return [
         ast.unparse(put)
         for method in function.cls.methods.values()
         for name, put in _filled_with(method)
         if name in taken
     ]
-    if any(MAKES_TENSORS.search(text) for text in filled):
-        return Value.TENSOR
-    return Value.INDEX if any(COUNTS.match(text) for text in filled) else Value.OBJECT
 
 
 def _returns_another(function: Function) -> bool:

@@ -11,6 +11,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import lent_class, stored_class
+from auditor.project.pools.made_of_numbers import known_by, numbered_fields
 from auditor.project.shapes.field_work import field_work
 
 _ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
@@ -53,6 +54,10 @@ def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
         return frozenset()
     told = PLAIN if all(half.value is Value.OBJECT for half in halves) else NO_NUMBER
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
+    if told is PLAIN and pair.owner is not None:
+        pool = pair.owner
+        plain |= numbered_fields(cls, pool)
+        return frozenset(f".{name}" for name in plain if not known_by(pool, name))
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
     return frozenset(f".{name}" for name in plain if not re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books))
 
