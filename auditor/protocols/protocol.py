@@ -22,6 +22,11 @@ class Pattern:
     on_lease: bool = False
     explicit: bool = False
 
+    @property
+    def last_word(self) -> str:
+        """`free` of `*.free(0)`."""
+        return _last_word(self.text)
+
     def matches(self, dotted: str | None, source: str) -> bool:
         """Against the resolved dotted name where it is known, and against the source text."""
         return (dotted is not None and self.name.fullmatch(dotted) is not None) or (
@@ -107,5 +112,5 @@ def _value(text: str) -> Value:
 
 def _last_word(pattern: str) -> str:
     """The literal end of a pattern, by which files are pre-filtered."""
-    name = pattern.partition("(")[0].rpartition(".")[2]
+    name = pattern.partition("(")[0].rpartition(".")[2].strip()
     return max(re.split(r"[*?\[\]]", name), key=len)

@@ -30,9 +30,10 @@ from auditor.project.fields.forgetting import (
 )
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.other_words import properties_of
+from auditor.project.fields.over_another import OverAnother
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
-from auditor.project.fields.refilling import LOCKING, Refilling
+from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -45,7 +46,7 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
 """Methods that are called once a step, so that what they store is stored again."""
 
 
-class Fields(Refilling):
+class Fields(OverAnother):
     def __init__(
         self,
         project: Project,
@@ -104,6 +105,7 @@ class Fields(Refilling):
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from self._recorded(outcome)
+        yield from self._over_another(outcome)
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for

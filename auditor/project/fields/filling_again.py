@@ -94,7 +94,7 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             named = getattr(call.func, "attr", "")
             if any(m.name == named and filling.field in map(_attr, attributes_in(m.node)) for m in family):
                 return True
-        elif _calls_who_speaks(call, own, filling.field, family, aside_from):
+        elif calls_who_speaks(call, own, filling.field, family, aside_from):
             return True
     asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
@@ -252,7 +252,7 @@ def _attr(node: ast.AST) -> str:
     return getattr(node, "attr", "")
 
 
-def _calls_who_speaks(
+def calls_who_speaks(
     call: ast.Call, own: str, field: str, family: Sequence[Function], seen: frozenset[str] = frozenset()
 ) -> bool:
     """`self.drop_last()`, or a method of a base that nobody has read."""
@@ -271,7 +271,7 @@ def _calls_who_speaks(
     return not methods or any(
         any(_speaks_of(node, field) for node in method.nodes)
         or any(
-            _calls_who_speaks(inner, method.owner or "", field, family, seen | {called})
+            calls_who_speaks(inner, method.owner or "", field, family, seen | {called})
             for inner in method.calls
         )
         for method in methods

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Set
 from functools import cached_property
 
+from auditor.flow.places import METADATA
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import own_attribute
@@ -92,11 +93,17 @@ class Uses:
     def only_works_with(self, name: str) -> bool:
         return all(self._is_work(node) for node in self._reads_of(name) if id(node) not in self.known)
 
+    def is_worked_with(self, node: ast.AST) -> bool:
+        """What is read there is asked for, or worked with, and goes nowhere."""
+        return self._is_work(node)
+
     def _is_work(self, node: ast.AST) -> bool:
         parent = self.parents.get(id(node))
         match parent:
             case ast.Attribute(attr=attr):
-                called = isinstance(self.parents.get(id(parent)), ast.Call)
+                if f".{attr}" in METADATA:
+                    return True
+                called = getattr(self.parents.get(id(parent)), "func", None) is parent
                 return attr not in TAKING and not ENDING.search(attr) if called else self._is_work(parent)
             case ast.Subscript(value=value, ctx=ctx):
                 if value is node:

@@ -215,14 +215,14 @@ class Refilling(TakenOut):
             if not filled_before(filling, outcome.call, family, enders, admitted):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
-                yield _filled(filling, enders)
+                yield filled(filling, enders)
         unsure = outcome.acquisition.declared or cls is None
         for filling in (
             () if unsure else put_in_its_place(outcome.function, outcome.call, outcome.lease.holder)
         ):
             enders = list(self._ending(outcome, filling.field))
             if enders and not self._in_step(filling, enders):
-                yield _filled(filling, enders)
+                yield filled(filling, enders)
 
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
@@ -287,7 +287,7 @@ class Refilling(TakenOut):
         )
 
 
-def _filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
+def filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
     module, cls = filling.method.module, filling.method.cls
     at = span_of(module.path, filling.statement, module.lines)
     leak = Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())

@@ -50,10 +50,14 @@ class Releases:
                 self.releasing.setdefault(half.function, (pair, half))
 
     def ending_names(self, protocol: str) -> frozenset[str]:
-        """Names of the functions that give back what the tree's own pools lend under this protocol."""
+        """Names of the functions that give back what is lent under this protocol, by the settings or by the
+        tree's own pools."""
+        declared = (
+            pattern.last_word for each in self.declared if each.name == protocol for pattern in each.release
+        )
         return frozenset(
             function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
-        )
+        ).union(declared)
 
     def releases(
         self, function: Function, call: ast.Call, position: Position, protocol: str = ""

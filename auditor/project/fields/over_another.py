@@ -1,0 +1,146 @@
+"""Which leases are put over another one that nothing has touched, in fields and tables that others know."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.flow.effects import Fate, Handle, Value
+from auditor.flow.follow import known_at_nodes
+from auditor.flow.lease import StoredField
+from auditor.ir.ops import Call
+from auditor.project.code.calls import is_bound, parameter_for
+from auditor.project.code.modules import Function
+from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.filling_again import Filling
+from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.in_others import Uses
+from auditor.project.fields.put_over import FOLLOWING, Way, lent_into
+from auditor.project.fields.refilling import Refilling, filled
+from auditor.project.meaning.sites import last_name
+from auditor.project.meaning.summaries import Question
+from auditor.project.outcome import Outcome
+
+
+class OverAnother(Refilling):
+    """Asks of the function that stores the lease whether there is one already."""
+
+    def _over_another(self, outcome: Outcome) -> Iterator[StoredField]:
+        function, acquisition = outcome.function, outcome.acquisition
+        if function.name in INITIAL or function.is_context_manager or acquisition.value is Value.AMOUNT:
+            return
+        family = self._those_around(function)
+        for filling in lent_into(function, outcome.call, _marked(outcome)):
+            way = Way(filling, outcome.call, family)
+            if way.is_known_to_all() and self._is_there(way) and not way.is_free() and way.is_untouched():
+                enders = list(self._ends_of(outcome, filling))
+                if enders and not way.asks_what_ends(enders) and not self._seen_to(filling, enders):
+                    yield filled(filling, enders)
+
+    def _those_around(self, function: Function) -> list[Function]:
+        if function.cls is not None:
+            return list(self._family(function.cls))
+        return list(function.module.functions.values())
+
+    def _is_there(self, way: Way) -> bool:
+        return way.asks() or FOLLOWING.match(way.method.name) is not None
+
+    def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:
+        """Functions that give back what is in a field so named, or in a record that is put there."""
+        fields = {filling.field} | {
+            path[-1][1:]
+            for path in (*(path for _, path in outcome.stored), *outcome.beside)
+            if path[:2] == (filling.owner, f".{filling.field}") and path[-1].startswith(".")
+        }
+        for module in self.project.parsed():
+            for function in list(module.by_node.values()):
+                if any(each in function.text and self._ends_it(outcome, function, each) for each in fields):
+                    yield function
+
+    def _ends_it(self, outcome: Outcome, function: Function, field: str) -> bool:
+        """`getattr(self, name)` of a name that it lists included."""
+        known = {*self._releases(outcome, function)}
+        known.update(call for call in function.calls if self._hands_to_an_end(outcome, function, call))
+        if field in released_attributes(function, of_others=False, known=known):
+            return True
+        return bool(known) and any(isinstance(n, ast.Constant) and n.value == field for n in function.nodes)
+
+    def _hands_to_an_end(self, outcome: Outcome, function: Function, call: ast.Call) -> bool:
+        """`self.unmatch(node)`, which gives back what it is told."""
+        acquisition = outcome.acquisition
+        questions = (
+            Question(target, (name,), acquisition.value, acquisition.protocol)
+            for target in self.recogniser.calls.targets(function, call)[0]
+            for position in range(len(call.args))
+            if (name := parameter_for(target, position, is_bound(target, call))) is not None
+        )
+        return any(self.summaries.answer(question).fate is Fate.RELEASE for question in questions)
+
+    def _seen_to(self, filling: Filling, enders: Sequence[Function]) -> bool:
+        """Some caller ends what is there, hands it on, or has made sure that there is none. Of files that
+        nobody has read their text says so."""
+        name = filling.method.name
+        ending = {ender.name for ender in enders} - {name}
+        speaks = re.compile(
+            rf"\.{filling.field}\b|\.(?:{'|'.join(sorted(ending | {filling.field}))})\("
+        ).search
+        read = {module.path: module for module in self.project.parsed()}
+        for path, text in self.project.sources.items():
+            if f"{name}(" not in text:
+                continue
+            if path not in read and speaks(text):
+                return True
+            for caller in list(read[path].by_node.values()) if path in read else ():
+                if caller is not filling.method and _sees_to_it(caller, filling, ending):
+                    return True
+        return False
+
+
+def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
+    method = filling.method
+    told = [call for call in caller.calls if last_name(call) == method.name and _fits(call, method)]
+    if not told:
+        return False
+    uses = Uses(caller)
+    reads = [
+        node
+        for node in caller.nodes
+        if isinstance(node, ast.Attribute) and node.attr == filling.field and isinstance(node.ctx, ast.Load)
+    ]
+    return (
+        caller.name in INITIAL
+        or any(last_name(call) in ending for call in caller.calls)
+        or any(filling.key is not None or not uses.is_worked_with(node) for node in reads)
+        or (bool(reads) and _has_found_none(caller, told, filling.field))
+    )
+
+
+def _has_found_none(caller: Function, told: Sequence[ast.Call], field: str) -> bool:
+    """`if self.file is None: self.reopen()`."""
+    graph = caller.graph
+    known = known_at_nodes(graph)
+    facts = {
+        fact
+        for node, op in enumerate(graph.ops)
+        if isinstance(op, Call) and op.at in told
+        for fact in known.get(node, ())
+    }
+    return any(key.endswith(f".{field} is None" if truth else f".{field}") for key, truth in facts)
+
+
+def _fits(call: ast.Call, method: Function) -> bool:
+    """By the number of its arguments: `tokens.extend(more)` is no call of `extend(self, request, token)`."""
+    args = method.node.args if not isinstance(method.node, ast.Module) else None
+    if args is None or args.vararg or args.kwarg or any(isinstance(each, ast.Starred) for each in call.args):
+        return True
+    most = len(method.parameters) - (method.owner is not None) + len(args.kwonlyargs)
+    told = len(call.args) + len(call.keywords)
+    return most - len(args.defaults) - len(args.kwonlyargs) <= told <= most or any(
+        each.arg is None for each in call.keywords
+    )
+
+
+def _marked(outcome: Outcome) -> list[str]:
+    """`lease` of `pool.pin(lease)`."""
+    if outcome.acquisition.handle is not Handle.ARGUMENT:
+        return []
+    return [each.id for each in outcome.call.args if isinstance(each, ast.Name)]

@@ -1,0 +1,271 @@
+"""Stores that put a lease over another one, which nothing up to there has touched.
+
+That there is one is said by the method's name, `redraft(sequence)`, or by its own test, `if self.scratch is
+None or self.scratch.size < n:`."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from auditor.flow.follow import known_at_nodes
+from auditor.flow.knowledge import Knowledge
+from auditor.ir.ops import Call, Store
+from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.fields.filling_again import (
+    LEAVING,
+    Filling,
+    attributes_in,
+    calls_who_speaks,
+    found_in_a_table,
+    made_of,
+    same,
+)
+from auditor.project.fields.in_others import Uses
+from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
+
+AGAIN = (
+    r"re_?(?:open|start|boot|send|pin|draft|hold|dispatch|connect|publish|new|place|load|build|size|fill|try|bind|seat"
+    r"|map|locate|alloc\w*|assign|generate|run|do|stage|capture|base|seed|join|launch|target|fork|post|write|encode"
+    r"|plan|draw|set|fresh|init\w*|create|make|acquire|attach|register|reserve|warm|grow|pack|submit|lock|fetch|spawn"
+    r"|arm|compile|shard|scale|route|link)"
+)
+"""Done a second time."""
+
+CHANGING = (
+    r"rotate|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|migrate|promote|demote|defrag\w*"
+    r"|change|switch|update|redo|fast_forward|override|overwrite|swap(?!_(?:in|out))"
+)
+"""Done to what is there."""
+
+OVER = re.compile(
+    rf"{ENDING.pattern}|(?:^|_)(?:alive|dead|open(?:ed)?|valid|expired|connected|running|active|live|poll)(?:_|$)"
+)
+"""What is asked of a thing that may have ended by itself, or been ended by others."""
+
+FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
+"""Methods that are called when the first lease has been there for a while."""
+
+
+def lent_into(method: Function, call: ast.Call, told: Sequence[str]) -> Iterator[Filling]:
+    """Fields, and places in tables, into which what the call lends is put, `self.rows[key] = Row(lease)`
+    included. `told` are names that the call itself marks."""
+    names = set(told)
+    while more := set(_names_given(method, call, names)) - names:
+        names |= more
+    for node in method.statements:
+        for target, value in assigned_by(node) if node.lineno >= call.lineno else ():
+            at, key = (target.value, target.slice) if isinstance(target, ast.Subscript) else (target, None)
+            if isinstance(key, ast.Slice | ast.Tuple) and any(isinstance(n, ast.Slice) for n in walk(key)):
+                continue  # `self.rows[row, :n] = pages`: memory that is written
+            if (
+                isinstance(at, ast.Attribute)
+                and isinstance(at.value, ast.Name)
+                and _carries(value, call, names)
+            ):
+                key = made_of(method, key) if key is not None else None
+                yield Filling(method, at.value.id, at.attr, node, target, key)
+
+
+def _names_given(method: Function, call: ast.Call, names: set[str]) -> Iterator[str]:
+    """`lease`, `row` of `row = Row(lease)`, `rows` of `rows.append(row)`."""
+    for target, value in assignments(method):
+        if isinstance(target, ast.Name) and _carries(value, call, names):
+            yield target.id
+    for each in method.calls:
+        match each:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append" | "add"), args=[put]):
+                if _carries(put, call, names):
+                    yield name
+
+
+def _carries(value: ast.expr, call: ast.Call, names: set[str]) -> bool:
+    return any(node is call or (isinstance(node, ast.Name) and node.id in names) for node in walk(value))
+
+
+class Way:
+    """What a method does with the place up to the store."""
+
+    def __init__(self, filling: Filling, call: ast.Call, family: Sequence[Function]) -> None:
+        self.filling = filling
+        self.call = call
+        self.family = family
+        self.method = filling.method
+        self.uses = Uses(filling.method)
+        self.stored = {id(node) for node in walk(getattr(filling.statement, "value", filling.target))}
+        target = {id(node) for node in walk(filling.target)}
+        self.nodes = [
+            node
+            for node in self.method.nodes
+            if getattr(node, "lineno", filling.line + 1) <= filling.line and id(node) not in target
+        ]
+
+    def is_known_to_all(self) -> bool:
+        """The place is of the method's own object, of one that it is given, or that it finds in a table."""
+        owner = self.filling.owner
+        given = owner in self.method.parameters
+        return given or found_in_a_table(self.method, owner) is not None
+
+    def is_free(self) -> bool:
+        """Nothing is there, on all ways to the store."""
+        if self._is_looked_for():
+            return True
+        place = ast.unparse(self.filling.target)
+        absent = {(f"{place} is None", True), (place, False)}
+        for name in self._names_of_it():
+            absent |= {(f"{name} is None", True), (name, False)}
+        return any(not absent.isdisjoint(known) for known in self._known())
+
+    def _is_looked_for(self) -> bool:
+        """`if key in self.rows or self.full: return` above, `if key not in self.rows and wanted:` around it,
+        `assert key not in self.rows`."""
+        for node in self.nodes:
+            if isinstance(node, ast.Assert) and self._says(node.test, ast.And, ast.NotIn):
+                return True
+            if isinstance(node, ast.If):
+                inside = any(each is self.filling.statement for part in node.body for each in walk(part))
+                leaves = isinstance(node.body[-1], LEAVING)
+                if inside and self._says(node.test, ast.And, ast.NotIn):
+                    return True
+                if leaves and not inside and self._says(node.test, ast.Or, ast.In):
+                    return True
+        return False
+
+    def _says(self, test: ast.expr, joined_by: type[ast.boolop], way: type[ast.cmpop]) -> bool:
+        if isinstance(test, ast.BoolOp):
+            return isinstance(test.op, joined_by) and any(
+                self._asks_for_key(each, way) for each in test.values
+            )
+        return self._asks_for_key(test, way)
+
+    def _asks_for_key(self, test: ast.expr, way: type[ast.cmpop]) -> bool:
+        match test:
+            case ast.Compare(left=key, ops=[op], comparators=[table]) if isinstance(op, way):
+                its = self.filling.key is not None and same(made_of(self.method, key), self.filling.key)
+                return its and self._is_field(table)
+        return False
+
+    def _known(self) -> Iterator[Knowledge]:
+        """At the acquire, and at the store."""
+        graph = self.method.graph
+        known = known_at_nodes(graph)
+        for node, op in enumerate(graph.ops):
+            here = isinstance(op, Call) and op.at is self.call
+            if node in known and (here or (isinstance(op, Store) and op.at is self.filling.target)):
+                yield known[node]
+
+    def _names_of_it(self) -> Iterator[str]:
+        for target, value in assignments(self.method):
+            if isinstance(target, ast.Name) and self._is_it(value):
+                yield target.id
+
+    def _is_it(self, value: ast.expr) -> bool:
+        """`self.rows[key]`, `self.rows.get(key)`, `self.row`."""
+        match value:
+            case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[key, *_]):
+                pass
+            case ast.Subscript(value=table, slice=key):
+                pass
+            case _:
+                return self.filling.key is None and self._is_field(value)
+        of_it = self.filling.key is not None and self._is_field(table)
+        return of_it and same(made_of(self.method, key), self.filling.key or key)
+
+    def _is_field(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.expr) and own_attribute(node, self.filling.owner) == self.filling.field
+
+    def is_untouched(self) -> bool:
+        """The method works with what is there, or asks for it, and no more; so does whoever it calls."""
+        return not any(map(self._touches, self.nodes)) and not any(map(self._quotes, self.method.nodes))
+
+    def _quotes(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Constant) and node.value == self.filling.field
+
+    def _touches(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Call):
+            return node is not self.call and self._may_end(node)
+        if not self._is_field(node):
+            return False
+        assert isinstance(node, ast.Attribute)
+        if id(node) in self.stored or not isinstance(node.ctx, ast.Load):
+            return True  # `self.rows = self.rows + more`
+        return self._may_be_over(node) or not self._only_works(node)
+
+    def _may_be_over(self, node: ast.Attribute) -> bool:
+        """`self.line.closed`, `self.worker.is_alive()`."""
+        asked = self.uses.parents.get(id(node))
+        return isinstance(asked, ast.Attribute) and OVER.search(asked.attr) is not None
+
+    def _only_works(self, node: ast.Attribute) -> bool:
+        match self.uses.parents.get(id(node)):
+            case ast.Compare(ops=[ast.Is() | ast.IsNot() | ast.In() | ast.NotIn()]):
+                return True
+            case ast.Compare():  # `request.row < 0`: that may be what stands for none
+                return False
+            case ast.Attribute(attr="get") as way:
+                return self._goes_nowhere(self.uses.parents[id(way)])
+        return self._goes_nowhere(node)
+
+    def _goes_nowhere(self, node: ast.AST) -> bool:
+        """A name that is the new one's further down is asked for up to there."""
+        match self.uses.parents.get(id(node)):
+            case ast.Assign(targets=[ast.Name(id=name)]) if len(list(given_to(self.method, name))) > 1:
+                reads = [each for each in self.nodes if isinstance(each, ast.Name) and each.id == name]
+                return all(
+                    self.uses.is_worked_with(each)
+                    for each in reads
+                    if isinstance(each.ctx, ast.Load) and each.lineno < self.call.lineno
+                )
+        return self.uses.is_worked_with(node)
+
+    def _may_end(self, call: ast.Call) -> bool:
+        filling, own = self.filling, self.method.owner
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        names = {each.id for each in given if isinstance(each, ast.Name)}
+        if own in names or filling.owner in names:
+            return True
+        ends = looks_releasing(call) or ENDING.search(last_name(call)) is not None
+        if ends and filling.key is not None and any(same(each, filling.key) for each in given):
+            return True
+        if ends and isinstance(call.func, ast.Attribute) and own_attribute(call.func, filling.owner):
+            return True
+        return own is not None and calls_who_speaks(call, own, filling.field, self.family)
+
+    def asks(self) -> bool:
+        """A test of the method's own is about whether there is one."""
+        return any(self._asks_in(test) for node in self.nodes if (test := getattr(node, "test", None)))
+
+    def _asks_in(self, test: ast.expr) -> bool:
+        match test:
+            case ast.BoolOp(values=values):
+                return any(map(self._asks_in, values))
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                return self._asks_in(inner)
+            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+                return self._is_asked(left)
+        by_key = self._asks_for_key(test, ast.In) or self._asks_for_key(test, ast.NotIn)
+        return by_key or self._is_asked(test)
+
+    def _is_asked(self, asked: ast.expr) -> bool:
+        return self._is_it(asked) or getattr(asked, "id", "") in self._names_of_it()
+
+    def asks_what_ends(self, enders: Sequence[Function]) -> bool:
+        """`if not self.closed: return` above, where who ends what is in the field sets `closed`."""
+        set_there = {
+            node.attr
+            for ender in enders
+            for node in attributes_in(ender.node)
+            if isinstance(node.ctx, ast.Store)
+        }
+        asked = {node.attr for test in self._deciding() for node in attributes_in(test)}
+        return not asked.isdisjoint(set_there - {self.filling.field})
+
+    def _deciding(self) -> Iterator[ast.AST]:
+        """Tests on which the store depends."""
+        for node in self.nodes:
+            if isinstance(node, ast.If | ast.While):
+                inside = [inner for each in (*node.body, *node.orelse) for inner in walk(each)]
+                if any(each is self.filling.statement or isinstance(each, LEAVING) for each in inside):
+                    yield node.test
