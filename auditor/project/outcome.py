@@ -28,6 +28,7 @@ class Outcome:
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
     recorded: bool = False
+    shown: bool = False  # its object keeps it, whoever gets it
     unknown: bool = False
 
 

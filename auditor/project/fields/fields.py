@@ -117,7 +117,7 @@ class Fields(Refilling):
         for path in sorted(paths):
             described = self._describe(outcome, way_out, path)
             ended = described.released_by or described.partly_by or described.escapes
-            forgotten = outcome.recorded and described.drops and not ended
+            forgotten = (outcome.shown or (outcome.recorded and described.drops)) and not ended
             if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
                 continue
             entered = outcome.function.name in ENTERS and described.partly_by and not described.escapes
