@@ -77,6 +77,7 @@ class Acquisition:
     text: str
     managed: bool = False  # entered by `with`, so it gives back by itself
     declared: bool = True  # by settings or a built-in table, not found in the tree
+    foreign: bool = False  # by a built-in table: what others know of it, this tree does not say
     flags: frozenset[tuple[str, bool]] = frozenset()  # items of the result known to be true or false with it
     inner: bool = False  # the class's own private helper: its bookkeeping, and nobody else's
     counts: bool = False  # one more user of an object that has others

@@ -33,6 +33,7 @@ from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
+from auditor.project.leases.shown_again import keep_what_is_shown
 from auditor.project.leases.wrapping import lists_what_it_counts, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
@@ -236,6 +237,7 @@ class Analysis:
 
     def _result(self) -> FlowResult:
         believe_receivers(self.outcomes, self.received, self.recogniser.wrappers)
+        keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())
         fields = told_where_taken(asked.takings, fields, self.outcomes, self._follow_taking)

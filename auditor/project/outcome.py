@@ -29,6 +29,7 @@ class Outcome:
     beside: frozenset[Path] = frozenset()
     held_over: Path = ()  # where those who call the function may end what it leaves held
     recorded: bool = False
+    shown: bool = False  # its object keeps it, whoever gets it
     unknown: bool = False
 
 

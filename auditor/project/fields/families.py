@@ -205,7 +205,7 @@ class Families:
     def _resets(self, outcome: Outcome, method: Function) -> bool:
         """`reset()` of an object that goes on: what a pool of the tree lent it is forgotten, unless somebody
         gives it back and calls that afterwards."""
-        lent = not outcome.acquisition.declared
+        lent = not outcome.acquisition.foreign
         return lent and RESETTING.fullmatch(method.name) is not None and for_good(self.project, method)
 
     def _left_open(self, outcome: Outcome, path: Path) -> bool:
@@ -230,7 +230,7 @@ class Families:
         assert function.cls is not None
         family = list(self._family(function.cls))
         others = {place[:2] for place in outcome.beside} - {path[:2], RESULT}
-        declared = outcome.acquisition.declared
+        declared = outcome.acquisition.foreign
         if others or ANY_ITEM in path or function.name in INITIAL:
             return False
         if not outgrown(function, path[1][1:], family, declared):

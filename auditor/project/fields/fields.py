@@ -28,6 +28,7 @@ from auditor.project.fields.forgetting import (
     forgets,
     shared,
 )
+from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_another import OverAnother
@@ -118,7 +119,7 @@ class Fields(OverAnother):
         for path in sorted(paths):
             described = self._describe(outcome, way_out, path)
             ended = described.released_by or described.partly_by or described.escapes
-            forgotten = outcome.recorded and described.drops and not ended
+            forgotten = (outcome.shown or (outcome.recorded and described.drops)) and not ended
             if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
                 continue
             entered = outcome.function.name in ENTERS and described.partly_by and not described.escapes
@@ -209,8 +210,11 @@ class Fields(OverAnother):
         released_by: list[str] = []
         drops: list[Leak] = []
         numbers = outcome.acquisition.value is Value.INDEX and path[-1] == ANY_ITEM
-        escapes = numbers and any(looks_releasing(call) for method in family for call in method.calls)
         attribute = path[1][1:]
+        releasing = (looks_releasing(call) for method in family for call in method.calls)
+        alone = {place[:2] for place in outcome.beside} <= {path[:2]}  # nobody is told the number
+        forgotten = alone and only_filled(self.project, attribute)
+        escapes = numbers and any(releasing) and not forgotten
         for method in family:
             escapes = escaped_by_name(method) or escapes
             if method.owner is None or not mentions(method, attribute):
@@ -233,7 +237,7 @@ class Fields(OverAnother):
                 escapes = True
             elif answer.dropped and method is not outcome.function and forgets(method, attribute):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
-                declared = outcome.acquisition.declared
+                declared = outcome.acquisition.foreign
                 sure = not numbers or declared or self._for_good(outcome, method)
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
@@ -256,7 +260,7 @@ class Fields(OverAnother):
     def _replaced(self, outcome: Outcome, path: Path, at: Span) -> bool:
         """The method works with what is in the field, puts another one there, and gives nothing back."""
         function, attribute = outcome.function, path[1][1:]
-        if len(path) != 2 or outcome.acquisition.declared or function.name in INITIAL:
+        if len(path) != 2 or outcome.acquisition.foreign or function.name in INITIAL:
             return False
         if not works_with_the_last(function, attribute, at.line):
             return False

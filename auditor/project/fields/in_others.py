@@ -2,17 +2,19 @@
 tree does more with a field so named than work with what is there."""
 
 import ast
+import keyword
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from functools import cached_property
 
 from auditor.flow.places import METADATA
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, Module
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.fields.filling_again import found_in_a_table
 from auditor.project.shapes.made_new import OF_ARRAYS
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
@@ -20,16 +22,28 @@ TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy
 
 
 def given_field(function: Function, places: Iterable[Path]) -> Path | None:
-    """The place, if this is a field of what the function was given, and so are the others."""
+    """The place, if this is a field of what the function was given, or found in a table of its object, and so
+    are the others."""
     held = set(places)
-    given = [place for place in held if len(place) == 2 and place[0] in function.parameters]
+    given = [place for place in held if len(place) == 2 and _is_anothers(function, place[0])]
     if len(given) != 1 or given[0][0] == function.owner or len({place[-1] for place in held}) != 1:
         return None
     return given[0] if given[0][1].startswith(".") else None
 
 
-def only_worked_with(project: Project, field: str) -> bool:
-    """Nobody hands on what is in a field so named, as whoever ends it would have to."""
+def _is_anothers(function: Function, name: str) -> bool:
+    return name in function.parameters or found_in_a_table(function, name) is not None
+
+
+def only_filled(project: Project, table: str) -> bool:
+    """Nobody takes anything out of a table so named, or hands on what is there: it is asked for keys, filled
+    and emptied."""
+    return only_worked_with(project, table, frozenset({"clear"}))
+
+
+def only_worked_with(project: Project, field: str, works: Set[str] = frozenset()) -> bool:
+    """Nobody hands on what is in a field so named, as whoever ends it would have to. `works` are methods of
+    it that end nothing, whatever their names say."""
     named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
     quoted = re.compile(rf"[\"']{field}[\"']|\bvars\(|\.__dict__\b")  # `getattr(request, "row")`
     read = {module.path: module for module in project.parsed()}
@@ -37,17 +51,20 @@ def only_worked_with(project: Project, field: str) -> bool:
     return all(
         path in read
         and quoted.search(read[path].text) is None
-        and only_work((each for each in list(read[path].by_node.values()) if f".{field}" in each.text), field)
+        and only_work(_speaking(read[path], field), field, works)
         for path in speaking
     )
+
+
+def is_returned(function: Function, name: str) -> bool:
+    """`return request`, which its caller has as well."""
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
+    return any(isinstance(value, ast.Name) and value.id == name for value in returned)
 
 
 def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> bool:
     """Another method of the class works with the field, or gives back other fields of such objects: else
     somebody outside the tree may see to them."""
-    returned = (node.value for node in filling.statements if isinstance(node, ast.Return))
-    if any(isinstance(value, ast.Name) and value.id == place[0] for value in returned):
-        return False
     others = [each for each in family if each is not filling and each.qualname != "<module>"]
     called = "" if filling.cls is not None else rf"\b{place[0]}"  # functions of a module go by the same name
     named = re.compile(rf"{called}\{place[1]}\b(?!\()")
@@ -61,19 +78,34 @@ def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> 
     )
 
 
-def only_work(functions: Iterable[Function], field: str) -> bool:
+def _speaking(module: Module, field: str) -> Iterator[Function]:
+    return (each for each in list(module.by_node.values()) if f".{field}" in each.text)
+
+
+def only_work(functions: Iterable[Function], field: str, works: Set[str] = frozenset()) -> bool:
     """The same of these."""
-    return all(Uses(function).only_works(field) for function in functions)
+    return all(Uses(function, works=works).only_works(field) for function in functions)
+
+
+def _works_in_place(name: str) -> bool:
+    """`x.copy_(request.buffer)`, and not `board.yield_(request.gpu)`."""
+    return name.endswith("_") and not keyword.iskeyword(name[:-1]) and not ENDING.search(name)
 
 
 class Uses:
     """What one function does with the values of its expressions."""
 
     def __init__(
-        self, function: Function, others: Set[str] = frozenset(), known: Set[int] = frozenset()
+        self,
+        function: Function,
+        others: Set[str] = frozenset(),
+        known: Set[int] = frozenset(),
+        works: Set[str] = frozenset(),
     ) -> None:
-        """What is read of `others`, and at the expressions `known`, is not asked for."""
+        """What is read of `others`, and at the expressions `known`, is not asked for. The methods `works` are
+        work."""
         self.function = function
+        self.works = works
         self.others = others
         self.known = known
         self.named: set[str] = set()
@@ -104,15 +136,19 @@ class Uses:
                 if f".{attr}" in METADATA:
                     return True
                 called = getattr(self.parents.get(id(parent)), "func", None) is parent
-                return attr not in TAKING and not ENDING.search(attr) if called else self._is_work(parent)
+                ends = attr in TAKING or (ENDING.search(attr) and attr not in self.works)
+                return not ends if called else self._is_work(parent)
             case ast.Subscript(value=value, ctx=ctx):
                 if value is node:
                     return not isinstance(ctx, ast.Load) or self._is_work(parent)
                 return isinstance(ctx, ast.Load) or self._is_filled(parent)
             case ast.Call(func=func):
                 name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-                works = name in ASKING or name.endswith("_")  # `x.copy_(request.buffer)`
-                return works or ast.unparse(func).partition(".")[0] in OF_ARRAYS
+                return (
+                    name in ASKING
+                    or _works_in_place(name)
+                    or ast.unparse(func).partition(".")[0] in OF_ARRAYS
+                )
             case ast.keyword() | ast.BoolOp() | ast.IfExp():
                 return self._is_work(parent)
             case ast.Assign(targets=[ast.Name(id=name)]):

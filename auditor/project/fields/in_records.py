@@ -65,7 +65,7 @@ class Records:
     def _parts(self, outcome: Outcome) -> Iterator[Part]:
         """`Chunk(pages, self.slots.borrow())`, `Chunk(pages=pages, ...)`: told of the lease, once."""
         acquisition, function, lease = outcome.acquisition, outcome.function, outcome.lease
-        known = acquisition.declared or acquisition.keyed or acquisition.inner or lease.released
+        known = acquisition.foreign or acquisition.keyed or acquisition.inner or lease.released
         kept = any(own_field(function, path) for path in outcome.beside)
         if known or (outcome.returned is not None and not kept) or function.is_context_manager:
             return

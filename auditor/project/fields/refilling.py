@@ -9,7 +9,6 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.field_paths import mentions, own_field
-from auditor.project.code.gradients import is_autograd_function
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.ended_by_others import (
@@ -36,13 +35,13 @@ from auditor.project.fields.forgetting import (
     for_good,
     releases_others_only,
 )
+from auditor.project.fields.forgotten_fields import ForgottenFields
 from auditor.project.fields.given_objects import (
     filled_before,
     in_each_step,
     put_in_its_place,
     tables_filled_with,
 )
-from auditor.project.fields.in_others import given_field, is_forgotten, only_work, only_worked_with
 from auditor.project.fields.known_keys import (
     known_elsewhere,
     known_under_it,
@@ -64,7 +63,6 @@ from auditor.project.fields.reckoning import (
     told_by_its_caller,
     turns_over,
 )
-from auditor.project.fields.taken_out import TakenOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome
@@ -74,7 +72,7 @@ LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
 """Methods whose callers are told by the name that they get something to give back."""
 
 
-class Refilling(TakenOut):
+class Refilling(ForgottenFields):
     """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
 
     wanted: Sequence[Outcome] = ()
@@ -104,7 +102,7 @@ class Refilling(TakenOut):
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
         method = outcome.function
-        if outcome.acquisition.declared or len(path) != 2 or not may_be_called_again(method):
+        if outcome.acquisition.foreign or len(path) != 2 or not may_be_called_again(method):
             return None
         if method.name in INITIAL or CLEANUP.fullmatch(method.name):
             return None
@@ -122,7 +120,7 @@ class Refilling(TakenOut):
     def _blind(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """The one store of a method that others may call again, where nothing is looked at before."""
         method = outcome.function
-        unsure = outcome.acquisition.declared and not SETTING.match(method.name)
+        unsure = outcome.acquisition.foreign and not SETTING.match(method.name)
         if unsure or len(path) > 3 or not may_be_called_again(method):
             return None
         ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path
@@ -216,7 +214,7 @@ class Refilling(TakenOut):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
                 yield filled(filling, enders)
-        unsure = outcome.acquisition.declared or cls is None
+        unsure = outcome.acquisition.foreign or cls is None
         for filling in (
             () if unsure else put_in_its_place(outcome.function, outcome.call, outcome.lease.holder)
         ):
@@ -224,29 +222,11 @@ class Refilling(TakenOut):
             if enders and not self._in_step(filling, enders):
                 yield filled(filling, enders)
 
-    def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
-        """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
-        acquisition, function = outcome.acquisition, outcome.function
-        place = given_field(function, (*(path for _, path in outcome.stored), *outcome.beside))
-        told = acquisition.declared or acquisition.keyed or acquisition.inner or outcome.unknown
-        if place is None or told or acquisition.places[1:] or function.is_context_manager:
-            return
-        cls, name = function.cls, place[1][1:]
-        if cls is not None and is_autograd_function(self.model, function):
-            lost = only_work(self._family(cls), name)  # nobody else is given the `ctx`
-        else:
-            family = self._family(cls) if cls is not None else function.module.functions.values()
-            forgotten = outcome.returned is None and is_forgotten(family, place, function)
-            lost = forgotten and only_worked_with(self.project, name)
-        if lost:
-            owner = cls.qualname if cls is not None else function.qualname
-            yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
-
     def _emptied(self, outcome: Outcome, method: Function, path: Path, answer: Answer) -> Iterator[Leak]:
         """Where a method puts None over what the tree's own pool lent, and another one would give it back."""
         attribute = path[1][1:]
         lines = emptying(method, attribute) if len(path) == 2 and method is not outcome.function else set()
-        if not lines or outcome.acquisition.declared or outcome.function.cls is None:
+        if not lines or outcome.acquisition.foreign or outcome.function.cls is None:
             return
         if answer.fate is Fate.RELEASE:
             family = list(self._family(outcome.function.cls))

@@ -24,6 +24,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
+from auditor.project.fields.flags_beside import flags_set
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, for_good, starts_anew
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.taken_again import Taking
@@ -53,17 +54,18 @@ class TakenOut(Families):
         acquisition, container = outcome.acquisition, path[:2]
         own = outcome.function.parameters[0]
         others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
-        if path[2:3] != (ANY_ITEM,) or acquisition.declared or acquisition.keyed or others - {RESULT}:
+        if path[2:3] != (ANY_ITEM,) or acquisition.foreign or acquisition.keyed or others - {RESULT}:
             return
         if others and not sees_to_its_records(self.recogniser, outcome):
             return
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
             return
         told: set[Span] = set()
+        flags = flags_set(self.model, outcome.function, outcome.call)
         for way in self._ways(outcome, method, path):
             if way.taken is None or not way.is_sure() or way.is_told_apart():
                 continue
-            if way.is_for_others(_flags_set(outcome.function)):
+            if way.is_for_others(flags):
                 continue
             within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
             if within and way.is_worked_with():
@@ -181,16 +183,6 @@ def _may_end(call: ast.Call) -> bool:
     return hinted or looks_releasing(call)
 
 
-def _flags_set(function: Function) -> Mapping[str, bool]:
-    """`entry.owned = True`, beside the lease that it puts into the entry."""
-    return {
-        target.attr: value.value
-        for target, value in assignments(function)
-        if isinstance(target, ast.Attribute)
-        if isinstance(value, ast.Constant) and isinstance(value.value, bool)
-    }
-
-
 def _changed(function: Function) -> Iterator[str]:
     """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
     for node in function.nodes:
@@ -274,11 +266,8 @@ class _Way:
     def is_for_others(self, flags: Mapping[str, bool]) -> bool:
         """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so."""
         assumed = (op for station in self.since if isinstance(op := self.ops[station.node], Assume))
-        return any(
-            op.kind == "truth" and flags.get(op.subject[-1][1:], op.value) is not op.value
-            for op in assumed
-            if op.subject is not None and len(op.subject) > 1
-        )
+        asked = ((op.key.rpartition(".")[2], op.value) for op in assumed if op.kind in ("truth", "going"))
+        return any(flags.get(field, says) is not says for field, says in asked)
 
     def is_sure(self) -> bool:
         """Where the method also gives entries back, the same turn of the same loop decides which of them."""

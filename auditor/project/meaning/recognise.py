@@ -247,6 +247,7 @@ class Recogniser(Releases):
             callee_text(call.at),
             managed=source.lease or call.entered,
             declared=source.origin != "discovered",
+            foreign=source.origin == "built-in",
             flags=source.flags,
             inner=source.inner,
             counts=source.counts,

@@ -1,0 +1,46 @@
+"""Fields of objects that a method is given or finds in a table, which whoever ends such an object forgets."""
+
+from collections.abc import Iterator
+
+from auditor.flow.lease import Field, StoredField
+from auditor.ir.ops import Path
+from auditor.project.code.gradients import is_autograd_function
+from auditor.project.fields.in_others import (
+    given_field,
+    is_forgotten,
+    is_returned,
+    only_work,
+    only_worked_with,
+)
+from auditor.project.fields.siblings import ends_its_siblings
+from auditor.project.fields.taken_out import TakenOut
+from auditor.project.outcome import Outcome
+
+
+class ForgottenFields(TakenOut):
+    """Asks who ends what lies in a field of another object than the method's own."""
+
+    def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
+        acquisition, function = outcome.acquisition, outcome.function
+        place = given_field(function, (*(path for _, path in outcome.stored), *outcome.beside))
+        told = acquisition.foreign or acquisition.keyed or acquisition.inner or outcome.unknown
+        if place is None or told or acquisition.places[1:] or function.is_context_manager:
+            return
+        cls, name = function.cls, place[1][1:]
+        if cls is not None and is_autograd_function(self.model, function):
+            lost = only_work(self._family(cls), name)  # nobody else is given the `ctx`
+        else:
+            lost = self._is_forgotten(outcome, place) and only_worked_with(self.project, name)
+        if lost:
+            owner = cls.qualname if cls is not None else function.qualname
+            yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
+
+    def _is_forgotten(self, outcome: Outcome, place: Path) -> bool:
+        """Somebody of the tree has such objects, so that nobody outside sees to them."""
+        function, cls = outcome.function, outcome.function.cls
+        if outcome.returned is not None or is_returned(function, place[0]):
+            return False
+        family = list(self._family(cls) if cls is not None else function.module.functions.values())
+        names = self.recogniser.ending_names(outcome.acquisition.protocol)
+        return is_forgotten(family, place, function) or ends_its_siblings(self.project, place, family, names)

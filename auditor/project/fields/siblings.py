@@ -1,0 +1,49 @@
+"""Objects of which whoever ends them gives back other fields: `finish(request)` frees the request's pages,
+and never looks at its draft."""
+
+import ast
+from collections.abc import Iterable, Iterator, Set
+
+from auditor.ir.ops import Path
+from auditor.project.code.modules import Class, Function
+from auditor.project.code.project import Project
+from auditor.project.fields.elsewhere import released_attributes
+
+
+def ends_its_siblings(project: Project, place: Path, family: Iterable[Function], ending: Set[str]) -> bool:
+    """One of the `family`, who are where the field is filled, gives back another field of an object of a
+    class that has this one as well, or so does a method of that class. Of a class that the tree does not
+    have, others may know. `ending` are the names of what gives back to the lease's pool."""
+    field = place[1][1:]
+    owners = [
+        cls for module in project.parsed() if field in module.text for cls in _owners(module.classes, field)
+    ]
+    fields = set().union(*map(_fields, owners))
+    enders = [*family, *(method for cls in owners for method in cls.methods.values())]
+    for function in enders:
+        own = function.owner if function.cls not in owners else None
+        known = {call for call in function.calls if getattr(call.func, "attr", "") in ending}
+        for other, bases in released_attributes(function, of_others=False, known=known).items():
+            if other != field and bases - {own} and other in fields:
+                return True
+    return False
+
+
+def _owners(classes: dict[str, Class], field: str) -> Iterator[Class]:
+    return (cls for cls in classes.values() if field in _fields(cls))
+
+
+def _fields(cls: Class) -> set[str]:
+    """What the class is told of, or its methods put into its objects."""
+    listed = {
+        statement.target.id
+        for statement in cls.node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    return listed | {
+        node.attr
+        for method in cls.methods.values()
+        for node in method.nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if getattr(node.value, "id", None) == method.owner
+    }
