@@ -165,7 +165,8 @@ class Lists:
         a loop took it from."""
         loops = [op for op in self.graph.ops if isinstance(op, Next) and op.target == path]
         if loops:
-            yield from (op.source if len(op.source) == 1 else None for op in loops)
+            plain = ((), ("[:]",))  # `for slot in slots[1:]`
+            yield from (op.source[:1] if op.source[1:] in plain else None for op in loops)
         elif not self._acquired(path[:1], frozenset()):
             yield None
 

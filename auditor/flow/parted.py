@@ -101,7 +101,12 @@ class Parted(Assuming):
 
     def _left_by_loop(self, node: int, op: Next, held: Held, edge: Edge) -> bool:
         """By one over a part of the list those that are not in that; by the first turn, all but one."""
-        if node in held.seen or not self._goes_over(op, held) or not self._may_be_parted(held):
+        if not self._goes_over(op, held) or not self._may_be_parted(held):
+            return False
+        if edge is Edge.EXHAUSTED and node in held.seen:
+            last = op.target in held.places and not op.part  # `for slot in slots: ...`, `free(slot)`
+            return last and self._is_list_of_several(_list_in(op.source), held)
+        if node in held.seen:
             return False
         if edge is Edge.EXHAUSTED:
             return bool(op.part) and self._divides(node, _list_in(op.source), op.part, True, held)

@@ -55,12 +55,12 @@ class DecisionLowering(Lowering):
                 f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind=kind
             )
             return self._assume(test, asked, running or left)
+        result = self.builder.temporary()
+        self.builder.emit(Fresh(test, result, (left,)))
         if len(left) == 1 and _is_spelt_out(right):
             named = ast.copy_location(ast.Compare(ast.Name(left[0]), [op], [right]), test)
             if (known := condition(named)) is not None:
                 return self._assume(test, known, left if known.subject is not None else None)
-        result = self.builder.temporary()
-        self.builder.emit(Fresh(test, result, (left,)))
         return self._assume(test, Condition(result[0], True, frozenset({result[0]})), None)
 
     def _existence(self, test: ast.Call | ast.Await, tested: ast.expr, kind: str = "truth") -> Branches:

@@ -104,8 +104,8 @@ class Follower(Following):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = tuple(self.losses.leaks(node, followed))
-        if self.left_early and not endings.only_yielded:
-            leaks = as_ways_out(leaks)
+        if self.left_early and not (endings.yielded and (endings.taken or not endings.released)):
+            leaks = as_ways_out(leaks)  # what it yields and does not see to afterwards is its consumer's
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed

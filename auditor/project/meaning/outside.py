@@ -45,7 +45,7 @@ class OutsideEffects:
         return protocol in self.recogniser.ending_themselves
 
     def telling(self, protocol: str) -> frozenset[str]:
-        return self.recogniser.telling(protocol)
+        return self.recogniser.telling(protocol, memory=False)
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)

@@ -51,7 +51,7 @@ class Recogniser(Releases):
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
-        self._told_of: dict[str, frozenset[str]] = {}
+        self._told_of: dict[tuple[str, bool], frozenset[str]] = {}
         self._numbering: set[Function] = set()
         for pair in pairs:
             self._add(pair)
@@ -262,12 +262,15 @@ class Recogniser(Releases):
             own_key=source.opened or _made_here(function, source, places),
         )
 
-    def telling(self, protocol: str) -> frozenset[str]:
+    def telling(self, protocol: str, *, memory: bool = True) -> frozenset[str]:
         """Of a pool of the tree, the fields of what it lends that lead nobody back to it."""
-        if protocol not in self._told_of:
+        key = protocol, memory
+        if key not in self._told_of:
             pairs = [pair for pair, _ in self.acquiring.values() if pair.name == protocol]
-            self._told_of[protocol] = telling_fields(self.calls.model, pairs[0]) if pairs else frozenset()
-        return self._told_of[protocol]
+            model = self.calls.model
+            told = telling_fields(model, pairs[0], memory=memory) if pairs else frozenset[str]()
+            self._told_of[key] = told
+        return self._told_of[key]
 
     def _from_zero(self, function: Function, call: ast.Call) -> bool:
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}

@@ -21,6 +21,8 @@ PLAIN = re.compile(
 )
 """Annotations of what cannot hold the object that it is a field of."""
 
+SCALAR = re.compile(r"(?:Optional\[)?(?:int|float|bool|str)\b")
+
 NO_NUMBER = re.compile(rf"(?:Optional\[)?(?:(?:float|bool)\b|{_ARRAY})")
 """The same of an object that stands for a number: whoever has the number may give it back."""
 
@@ -37,9 +39,9 @@ OBJECTS = (Value.OBJECT, Value.INDEX)
 """What may have fields: not a tensor, not an amount."""
 
 
-def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
+def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> frozenset[str]:
     """As pieces of paths: `.sent`. None where the pool takes back less than the object, or knows it by the
-    field."""
+    field. `memory`: arrays, too, though whoever has a view of one may keep the object alive."""
     halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value in OBJECTS]
     if not halves:
         return frozenset()
@@ -53,8 +55,10 @@ def telling_fields(model: ClassModel, pair: Pair) -> frozenset[str]:
     if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
         return frozenset()
     told = PLAIN if all(half.value is Value.OBJECT for half in halves) else NO_NUMBER
+    if not memory:
+        told = SCALAR
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
-    if told is PLAIN and pair.owner is not None:
+    if told is not NO_NUMBER and pair.owner is not None:
         pool = pair.owner
         plain |= numbered_fields(cls, pool)
         return frozenset(f".{name}" for name in plain if not known_by(pool, name))
@@ -132,7 +136,9 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     if isinstance(value, ast.Constant):
         return plain.match(type(value.value).__name__) is not None
     made = _MADE.match(ast.unparse(value)) if isinstance(value, ast.Call) else None
-    return made is not None and (plain is PLAIN or made["array"] is not None)
+    if made is None or plain is PLAIN:
+        return made is not None
+    return (made["array"] is not None) == (plain is NO_NUMBER) and "byte" not in made[0]
 
 
 def _annotated(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
