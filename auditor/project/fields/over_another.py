@@ -15,10 +15,14 @@ from auditor.project.fields.filling_again import Filling
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.in_others import Uses
 from auditor.project.fields.put_over import FOLLOWING, Way, lent_into
-from auditor.project.fields.refilling import Refilling, filled
+from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
+from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Question
 from auditor.project.outcome import Outcome
+
+COMING_BACK = re.compile(r"_*(?:swap|page|move)_(?:in|out)(?:_|$)")
+"""Methods of which one undoes the other, in whatever order they are called."""
 
 
 class OverAnother(Refilling):
@@ -42,7 +46,15 @@ class OverAnother(Refilling):
         return list(function.module.functions.values())
 
     def _is_there(self, way: Way) -> bool:
-        return way.asks() or FOLLOWING.match(way.method.name) is not None
+        """By what the method asks, by its name, or because another that fills the table under the key that
+        it is told looks first."""
+        filling = way.filling
+        if way.asks() or FOLLOWING.match(way.method.name) is not None:
+            return True
+        if filling.owner != way.method.owner or filling.key is None or COMING_BACK.match(way.method.name):
+            return False
+        told = told_by_its_caller(filling) and not comes_in_pairs(way.method.name)
+        return told and others_look_first(filling, way.call, way.family)
 
     def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:
         """Functions that give back what is in a field so named, or in a record that is put there."""
@@ -124,7 +136,10 @@ def _has_found_none(caller: Function, told: Sequence[ast.Call], field: str) -> b
         if isinstance(op, Call) and op.at in told
         for fact in known.get(node, ())
     }
-    return any(key.endswith(f".{field} is None" if truth else f".{field}") for key, truth in facts)
+    none = re.compile(rf"\w+\.{field}(?P<is_none> is None)?")
+    return any(
+        (found := none.fullmatch(key)) is not None and bool(found["is_none"]) is truth for key, truth in facts
+    )
 
 
 def _fits(call: ast.Call, method: Function) -> bool:
