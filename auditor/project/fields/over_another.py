@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.lease import StoredField
-from auditor.ir.ops import Call
+from auditor.ir.ops import RESULT, Call
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.elsewhere import released_attributes
-from auditor.project.fields.filling_again import Filling
-from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.filling_again import Filling, fillings
+from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.in_others import Uses
-from auditor.project.fields.put_over import FOLLOWING, Way, lent_into
+from auditor.project.fields.put_over import FOLLOWING, OPENED_AGAIN, Way, lent_into
 from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.meaning.sites import last_name
@@ -35,10 +35,14 @@ class OverAnother(Refilling):
         family = self._those_around(function)
         for filling in lent_into(function, outcome.call, _marked(outcome)):
             way = Way(filling, outcome.call, family)
-            if way.is_known_to_all() and self._is_there(way) and not way.is_free() and way.is_untouched():
-                enders = list(self._ends_of(outcome, filling))
-                if enders and not way.asks_what_ends(enders) and not self._seen_to(filling, enders):
-                    yield filled(filling, enders)
+            if _lies_elsewhere(outcome, filling) or not (way.is_known_to_all() and self._is_there(way)):
+                continue
+            if way.is_free() or not way.is_untouched():
+                continue
+            enders = list(self._ends_of(outcome, filling))
+            ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
+            if enders and not ended and not self._seen_to(filling, enders):
+                yield filled(filling, enders)
 
     def _those_around(self, function: Function) -> list[Function]:
         if function.cls is not None:
@@ -105,6 +109,24 @@ class OverAnother(Refilling):
                 if caller is not filling.method and _sees_to_it(caller, filling, ending):
                     return True
         return False
+
+
+def _lies_elsewhere(outcome: Outcome, filling: Filling) -> bool:
+    """`self.every.append(arena)` beside it: what is put over is in the list all the same."""
+    places = {path[:2] for path in (*(path for _, path in outcome.stored), *outcome.beside)}
+    return any(place != (filling.owner, f".{filling.field}") and place[:1] != RESULT for place in places)
+
+
+def _follows_its_end(way: Way, enders: Sequence[Function]) -> bool:
+    """`reopen()` of what `__init__` opens and `close()` ends: it is called in between."""
+    filling = way.filling
+    if way.asks() or filling.key is not None or OPENED_AGAIN.match(way.method.name) is None:
+        return False
+    its = [ender for ender in enders if ender in way.family]
+    if filling.owner != way.method.owner or not all(CLOSING.fullmatch(ender.name) for ender in its):
+        return False
+    others = (each for each in way.family if each is not way.method and each.name not in INITIAL)
+    return not any(fillings(each, each.owner or "", filling.field) for each in others)
 
 
 def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:

@@ -38,7 +38,7 @@ AGAIN = (
 
 CHANGING = (
     r"rotate|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|migrate|promote|demote|defrag\w*"
-    r"|change|switch|update|redo|fast_forward|override|overwrite|swap(?!_(?:in|out))"
+    r"|change|switch|update|redo|fast_forward|override|overwrite"
 )
 """Done to what is there."""
 
@@ -46,6 +46,11 @@ OVER = re.compile(
     rf"{ENDING.pattern}|(?:^|_)(?:alive|dead|open(?:ed)?|valid|expired|connected|running|active|live|poll)(?:_|$)"
 )
 """What is asked of a thing that may have ended by itself, or been ended by others."""
+
+OPENED_AGAIN = re.compile(
+    r"_*re_?(?:open|start|boot|connect|init\w*|launch|spawn|attach|acquire|lock|join|create|make|run|arm|load)(?:_|$)"
+)
+"""Methods that may be called when the first one has been ended, and an empty shell is left."""
 
 FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
 """Methods that are called when the first lease has been there for a while."""
