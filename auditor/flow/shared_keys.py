@@ -16,7 +16,7 @@ LOOKING = frozenset({"get", "pop", "setdefault", "keys", "__contains__"})
 
 
 CONTENTS = re.compile(
-    r"(?:\w+_)?(?:text|prompt|word|token|sentence|line|size|length|width|shape|dtype|value)"
+    r"(?:\w+_)?(?:text|prompt|word|token|sentence|line|size|length|width|shape|dtype|value|digest|hash|checksum)"
 )
 """Things that may be alike, as against what they are told apart by."""
 
@@ -32,16 +32,34 @@ def stored_under_shared_keys(graph: Graph) -> frozenset[int]:
 
 
 def _is_content(graph: Graph, key: ast.expr | None) -> bool:
-    """A loop's own `text` of `texts`, which the function is given."""
+    """A loop's own `text` of `texts`, `w` of `words`, `image.digest`, which the function is given."""
     match key:
-        case ast.Name(id=name) if CONTENTS.fullmatch(name):
-            loops = [op for op in graph.ops if isinstance(op, Next) and op.target[0].split("~")[0] == name]
-            sources = {op.source for op in loops}
-            written = {op.target for op in graph.ops if isinstance(op, Move | Call)}
-            return len(sources) == 1 and all(
-                len(each) == 1 and each[0] in graph.parameters and each not in written for each in sources
+        case ast.Name(id=name):
+            sources = _gone_over(graph, name)
+            named = CONTENTS.fullmatch(name) is not None or any(
+                CONTENTS.fullmatch(_one(each)) for each in sources
             )
-    return False
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            sources = _gone_over(graph, name)
+            named = CONTENTS.fullmatch(attribute) is not None
+        case _:
+            return False
+    return named and len(sources) == 1
+
+
+def _one(several: str) -> str:
+    """`text` of `texts`."""
+    return several.removesuffix("s")
+
+
+def _gone_over(graph: Graph, name: str) -> set[str]:
+    """Parameters, as they came in, whose elements are what a loop calls by the name; empty where something
+    else may be."""
+    loops = [op for op in graph.ops if isinstance(op, Next) and op.target[0].split("~")[0] == name]
+    sources = {op.source for op in loops}
+    written = {op.target for op in graph.ops if isinstance(op, Move | Call)}
+    plain = all(len(each) == 1 and each[0] in graph.parameters and each not in written for each in sources)
+    return {each[0] for each in sources} if plain else set()
 
 
 def _without_later_uses(graph: Graph, store: Store) -> Iterator[Op]:

@@ -16,7 +16,7 @@ ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 LIKENESS = (*ORDER, ast.Eq, ast.NotEq)
 
 CLOCKS = frozenset({"step", "steps", "epoch", "iter", "iteration", "time", "now", "tick", "deadline", "round",
-                    "generation", "index", "pos", "count"})  # fmt: skip
+                    "generation", "index", "pos", "count", "expires", "expiry", "ttl", "seen"})  # fmt: skip
 """What goes on by itself, so that the one before may have ended in the meantime."""
 
 

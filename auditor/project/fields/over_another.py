@@ -7,18 +7,22 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.lease import StoredField
-from auditor.ir.ops import Call
+from auditor.ir.ops import RESULT, Call
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.elsewhere import released_attributes
-from auditor.project.fields.filling_again import Filling
-from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.filling_again import Filling, fillings
+from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.in_others import Uses
-from auditor.project.fields.put_over import FOLLOWING, Way, lent_into
-from auditor.project.fields.refilling import Refilling, filled
+from auditor.project.fields.put_over import FOLLOWING, OPENED_AGAIN, Way, lent_into
+from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
+from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Question
 from auditor.project.outcome import Outcome
+
+COMING_BACK = re.compile(r"_*(?:swap|page|move)_(?:in|out)(?:_|$)")
+"""Methods of which one undoes the other, in whatever order they are called."""
 
 
 class OverAnother(Refilling):
@@ -31,10 +35,14 @@ class OverAnother(Refilling):
         family = self._those_around(function)
         for filling in lent_into(function, outcome.call, _marked(outcome)):
             way = Way(filling, outcome.call, family)
-            if way.is_known_to_all() and self._is_there(way) and not way.is_free() and way.is_untouched():
-                enders = list(self._ends_of(outcome, filling))
-                if enders and not way.asks_what_ends(enders) and not self._seen_to(filling, enders):
-                    yield filled(filling, enders)
+            if _lies_elsewhere(outcome, filling) or not (way.is_known_to_all() and self._is_there(way)):
+                continue
+            if way.is_free() or not way.is_untouched():
+                continue
+            enders = list(self._ends_of(outcome, filling))
+            ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
+            if enders and not ended and not self._seen_to(filling, enders):
+                yield filled(filling, enders)
 
     def _those_around(self, function: Function) -> list[Function]:
         if function.cls is not None:
@@ -42,7 +50,15 @@ class OverAnother(Refilling):
         return list(function.module.functions.values())
 
     def _is_there(self, way: Way) -> bool:
-        return way.asks() or FOLLOWING.match(way.method.name) is not None
+        """By what the method asks, by its name, or because another that fills the table under the key that
+        it is told looks first."""
+        filling = way.filling
+        if way.asks() or FOLLOWING.match(way.method.name) is not None:
+            return True
+        if filling.owner != way.method.owner or filling.key is None or COMING_BACK.match(way.method.name):
+            return False
+        told = told_by_its_caller(filling) and not comes_in_pairs(way.method.name)
+        return told and others_look_first(filling, way.call, way.family)
 
     def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:
         """Functions that give back what is in a field so named, or in a record that is put there."""
@@ -95,6 +111,24 @@ class OverAnother(Refilling):
         return False
 
 
+def _lies_elsewhere(outcome: Outcome, filling: Filling) -> bool:
+    """`self.every.append(arena)` beside it: what is put over is in the list all the same."""
+    places = {path[:2] for path in (*(path for _, path in outcome.stored), *outcome.beside)}
+    return any(place != (filling.owner, f".{filling.field}") and place[:1] != RESULT for place in places)
+
+
+def _follows_its_end(way: Way, enders: Sequence[Function]) -> bool:
+    """`reopen()` of what `__init__` opens and `close()` ends: it is called in between."""
+    filling = way.filling
+    if way.asks() or filling.key is not None or OPENED_AGAIN.match(way.method.name) is None:
+        return False
+    its = [ender for ender in enders if ender in way.family]
+    if filling.owner != way.method.owner or not all(CLOSING.fullmatch(ender.name) for ender in its):
+        return False
+    others = (each for each in way.family if each is not way.method and each.name not in INITIAL)
+    return not any(fillings(each, each.owner or "", filling.field) for each in others)
+
+
 def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
     method = filling.method
     told = [call for call in caller.calls if last_name(call) == method.name and _fits(call, method)]
@@ -124,7 +158,10 @@ def _has_found_none(caller: Function, told: Sequence[ast.Call], field: str) -> b
         if isinstance(op, Call) and op.at in told
         for fact in known.get(node, ())
     }
-    return any(key.endswith(f".{field} is None" if truth else f".{field}") for key, truth in facts)
+    none = re.compile(rf"\w+\.{field}(?P<is_none> is None)?")
+    return any(
+        (found := none.fullmatch(key)) is not None and bool(found["is_none"]) is truth for key, truth in facts
+    )
 
 
 def _fits(call: ast.Call, method: Function) -> bool:

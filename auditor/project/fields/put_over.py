@@ -23,7 +23,9 @@ from auditor.project.fields.filling_again import (
     same,
 )
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 AGAIN = (
@@ -36,7 +38,7 @@ AGAIN = (
 
 CHANGING = (
     r"rotate|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|migrate|promote|demote|defrag\w*"
-    r"|change|switch|update|redo|fast_forward|override|overwrite|swap(?!_(?:in|out))"
+    r"|change|switch|update|redo|fast_forward|override|overwrite"
 )
 """Done to what is there."""
 
@@ -44,6 +46,11 @@ OVER = re.compile(
     rf"{ENDING.pattern}|(?:^|_)(?:alive|dead|open(?:ed)?|valid|expired|connected|running|active|live|poll)(?:_|$)"
 )
 """What is asked of a thing that may have ended by itself, or been ended by others."""
+
+OPENED_AGAIN = re.compile(
+    r"_*re_?(?:open|start|boot|connect|init\w*|launch|spawn|attach|acquire|lock|join|create|make|run|arm|load)(?:_|$)"
+)
+"""Methods that may be called when the first one has been ended, and an empty shell is left."""
 
 FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
 """Methods that are called when the first lease has been there for a while."""
@@ -160,6 +167,19 @@ class Way:
         for target, value in assignments(self.method):
             if isinstance(target, ast.Name) and self._is_it(value):
                 yield target.id
+        for node in self.method.statements:
+            if isinstance(node, ast.For) and (name := self._numbered(node)):
+                yield name
+
+    def _numbered(self, loop: ast.For) -> str:
+        """`page` of `for i, page in enumerate(request.pages):`, where `request.pages[i]` is filled."""
+        match loop:
+            case ast.For(
+                target=ast.Tuple(elts=[ast.Name() as number, ast.Name(id=name)]),
+                iter=ast.Call(func=ast.Name(id="enumerate"), args=[over]),
+            ) if self._is_field(over) and self.filling.key is not None and same(number, self.filling.key):
+                return name
+        return ""
 
     def _is_it(self, value: ast.expr) -> bool:
         """`self.rows[key]`, `self.rows.get(key)`, `self.row`."""
@@ -206,6 +226,9 @@ class Way:
                 return False
             case ast.Attribute(attr="get") as way:
                 return self._goes_nowhere(self.uses.parents[id(way)])
+            case ast.Call() as over if isinstance(loop := self.uses.parents.get(id(over)), ast.For):
+                name = self._numbered(loop)
+                return bool(name) and self.uses.only_works_with(name)
         return self._goes_nowhere(node)
 
     def _goes_nowhere(self, node: ast.AST) -> bool:
@@ -234,8 +257,26 @@ class Way:
         return own is not None and calls_who_speaks(call, own, filling.field, self.family)
 
     def asks(self) -> bool:
-        """A test of the method's own is about whether there is one."""
-        return any(self._asks_in(test) for node in self.nodes if (test := getattr(node, "test", None)))
+        """A test of the method's own is about whether there is one, or how large it is."""
+        tests = [test for node in self.nodes if (test := getattr(node, "test", None))]
+        return any(map(self._asks_in, tests)) or any(map(self._measures, self._deciding()))
+
+    def _measures(self, test: ast.AST) -> bool:
+        """`if page.users > 1:`, and not `if lease.deadline < now:`, or `if slot.users == 0:`."""
+        for node in walk(test):
+            match node:
+                case ast.Compare(
+                    left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()], comparators=[right]
+                ):
+                    of_it = [side for side in (left, right) if self._is_of_it(side)]
+                    zero = any(isinstance(side, ast.Constant) and not side.value for side in (left, right))
+                    if len(of_it) == 1 and not zero:
+                        return not any(CLOCKS & set(split(each.attr)) for each in attributes_in(of_it[0]))
+        return False
+
+    def _is_of_it(self, side: ast.expr) -> bool:
+        """`page.users`, `len(self.rows[key].data)`, and not the page itself."""
+        return any(isinstance(node, ast.Attribute) and self._is_asked(node.value) for node in walk(side))
 
     def _asks_in(self, test: ast.expr) -> bool:
         match test:

@@ -159,7 +159,7 @@ class Refilling(ForgottenFields):
         lasting = [ender for ender in enders if setting or not CLOSING.fullmatch(ender.name)]
         if puts_in(filling) or others_look_first(filling, call, family):
             return True
-        return not _comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
+        return not comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
 
     def _key_again(
         self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
@@ -168,7 +168,7 @@ class Refilling(ForgottenFields):
             return False
         if replaces_what_is_known(filling, family):
             return True
-        comes = _comes_in_pairs(filling.method.name)
+        comes = comes_in_pairs(filling.method.name)
         alike = [each for each in family if not (comes and makes_known(filling, each, family))]
         again = known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, alike)
         return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
@@ -277,7 +277,7 @@ def filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
     )
 
 
-def _comes_in_pairs(name: str) -> bool:
+def comes_in_pairs(name: str) -> bool:
     """`start`, `attach`, `reserve`: whoever calls it calls its counterpart before he calls it again."""
     first = next(iter(split(name)), "")
     begins = LOCKING.match(name) or COMING.match(name)
