@@ -106,7 +106,8 @@ class Families:
     def _asked_of(self, outcome: Outcome, method: Function, path: Path) -> Answer:
         place = (method.parameters[0], *path[1:])
         acquisition = outcome.acquisition
-        return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+        question = Question(method, place, acquisition.value, acquisition.protocol)
+        return self.summaries.answer(replace(question, telling=acquisition.telling))
 
     def _ended_where_told(self, outcome: Outcome, family: list[Function], place: Path) -> bool:
         """`finish(request)` gives back what `start(request)` left in the request's own list."""
@@ -245,7 +246,14 @@ class Families:
         return followed.endings if followed is not None else None
 
     def _followed(self, method: Function, place: Path, acquisition: Acquisition) -> Followed | None:
-        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
+        given = Acquisition(
+            acquisition.protocol,
+            Handle.RESULT,
+            acquisition.value,
+            (place,),
+            "",
+            telling=acquisition.telling,
+        )
         try:
             return follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
         except (TooLarge, TooManyStates, RecursionError):

@@ -18,7 +18,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
-from auditor.project.code.lookups import looked_up_before
+from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.entered import owed_behind_its_with
@@ -76,6 +76,8 @@ class OutsideEffects:
         if value is Value.INDEX and call.receiver is None and (call.method, position) == ("str", 0):
             return Treatment(result=(SPELT,), maybe=True)
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
+            return BORROWED
+        if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
         for found in (
             library.container_method(call, position, rest),

@@ -50,6 +50,7 @@ class Question:
     value: Value
     protocol: str
     constants: frozenset[tuple[str, object]] = frozenset()
+    telling: frozenset[str] = frozenset()  # fields that lead nobody to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,9 @@ class Summaries:
         try:
             graph = function.graph
             handle = Handle.NONE if question.place == PROCESS else Handle.RESULT
-            acquisition = Acquisition(question.protocol, handle, question.value, (question.place,), "")
+            acquisition = Acquisition(
+                question.protocol, handle, question.value, (question.place,), "", telling=question.telling
+            )
             known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
             followed = follow_given(graph, self._effects_of(function), acquisition, known, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
