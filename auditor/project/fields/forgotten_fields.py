@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from auditor.flow.lease import Field, StoredField
 from auditor.ir.ops import Path
 from auditor.project.code.gradients import is_autograd_function
+from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
 from auditor.project.fields.in_others import (
     given_field,
     is_forgotten,
@@ -23,6 +24,7 @@ class ForgottenFields(TakenOut):
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
         acquisition, function = outcome.acquisition, outcome.function
+        yield from self._kept_on_ctx(outcome)
         place = given_field(function, (*(path for _, path in outcome.stored), *outcome.beside))
         told = acquisition.foreign or acquisition.keyed or acquisition.inner or outcome.unknown
         if place is None or told or acquisition.places[1:] or function.is_context_manager:
@@ -35,6 +37,23 @@ class ForgottenFields(TakenOut):
         if lost:
             owner = cls.qualname if cls is not None else function.qualname
             yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
+
+    def _kept_on_ctx(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`ctx.normed = normed`, and a backward that returns early where no gradient of x is wanted."""
+        function, cls = outcome.function, outcome.function.cls
+        if cls is None or not is_autograd_function(self.model, function) or outcome.unknown:
+            return
+        places = {path for _, path in outcome.stored}
+        backward = self.model.method(cls, "backward")
+        if len(places) != 1 or backward is None or backward is function or not backward.parameters:
+            return
+        (place,) = places
+        followed = self._followed(backward, (backward.parameters[0], *place[1:]), outcome.acquisition)
+        if place[0] != function.parameters[0] or followed is None:
+            return
+        if keeps_by_what_is_wanted(backward, function, followed):
+            field = Field(cls.qualname, place[1][1:], place[0])
+            yield StoredField(field, outcome.lease.span, partly_by=(backward.qualname,))
 
     def _is_forgotten(self, outcome: Outcome, place: Path) -> bool:
         """Somebody of the tree has such objects, so that nobody outside sees to them."""

@@ -146,9 +146,19 @@ class Uses:
                 return self._is_work(parent)
             case ast.Assign(targets=[ast.Name(id=name)]):
                 return all(map(self._is_work, self._reads_of(name)))
+            case ast.Tuple(elts=elements):
+                name = self._name_beside(parent, elements.index(node)) if node in elements else None
+                return name is not None and all(map(self._is_work, self._reads_of(name)))
             case ast.Compare() | ast.UnaryOp() | ast.BinOp() | ast.FormattedValue() | ast.Slice():
                 return True
         return isinstance(parent, ast.If | ast.While | ast.Assert | ast.Expr)
+
+    def _name_beside(self, given: ast.Tuple, index: int) -> str | None:
+        """What `gate, up = ctx.gate, ctx.up` calls the second one."""
+        match self.parents.get(id(given)):
+            case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) == len(given.elts):
+                return getattr(names[index], "id", None)
+        return None
 
     def _is_filled(self, place: ast.Subscript) -> bool:
         """`self.memory[request.row] = x`, and not `self.used[request.row] = False`, which may be an end."""
