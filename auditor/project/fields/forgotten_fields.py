@@ -1,10 +1,15 @@
 """Fields of objects that a method is given or finds in a table, which whoever ends such an object forgets."""
 
+import ast
 from collections.abc import Iterator
+from functools import partial
 
+from auditor.flow.effects import BORROWED, Acquisition
 from auditor.flow.lease import Field, StoredField
-from auditor.ir.ops import Path
+from auditor.ir.ops import Call, Path
+from auditor.project.code.bindings import told_by_position
 from auditor.project.code.gradients import is_autograd_function
+from auditor.project.code.modules import Function
 from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
 from auditor.project.fields.in_others import (
     given_field,
@@ -31,12 +36,29 @@ class ForgottenFields(TakenOut):
             return
         cls, name = function.cls, place[1][1:]
         if cls is not None and is_autograd_function(self.model, function):
-            lost = only_work(self._family(cls), name)  # nobody else is given the `ctx`
+            others = (method for method in self._family(cls) if method is not function)
+            lost = only_work(others, name)  # nobody else is given the `ctx`
         else:
-            lost = self._is_forgotten(outcome, place) and only_worked_with(self.project, name)
+            borrowed = partial(self._borrowed, outcome.acquisition)
+            forgotten = self._is_forgotten(outcome, place)
+            lost = forgotten and only_worked_with(self.project, name, borrowed=borrowed)
         if lost:
             owner = cls.qualname if cls is not None else function.qualname
             yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
+
+    def _borrowed(self, acquisition: Acquisition, function: Function, call: ast.Call, given: ast.AST) -> bool:
+        """`self._fill(request.draft, tokens)`, where the body of `_fill` tells."""
+        targets, constructed, _ = self.recogniser.calls.targets(function, call)
+        if constructed is not None or not targets:
+            return False
+        ops = [op for op in function.graph.ops if isinstance(op, Call) and op.at is call]
+        told = [position for position, value in told_by_position(call) if value is given]
+        treated = [
+            self.effects_of(function).treatment(op, position, (), acquisition.value, acquisition.protocol)
+            for op in ops
+            for position in told
+        ]
+        return bool(treated) and all(each == BORROWED for each in treated)
 
     def _kept_on_ctx(self, outcome: Outcome) -> Iterator[StoredField]:
         """`ctx.normed = normed`, and a backward that returns early where no gradient of x is wanted."""

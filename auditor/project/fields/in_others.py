@@ -4,7 +4,7 @@ tree does more with a field so named than work with what is there."""
 import ast
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING
@@ -18,6 +18,10 @@ from auditor.project.shapes.made_new import OF_ARRAYS
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
 TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy"})
+
+
+Borrowed = Callable[[Function, ast.Call, ast.AST], bool]
+"""Whether a call in that function, of something that the tree defines, only works with this argument."""
 
 
 def given_field(function: Function, places: Iterable[Path]) -> Path | None:
@@ -40,7 +44,9 @@ def only_filled(project: Project, table: str) -> bool:
     return only_worked_with(project, table, frozenset({"clear"}))
 
 
-def only_worked_with(project: Project, field: str, works: Set[str] = frozenset()) -> bool:
+def only_worked_with(
+    project: Project, field: str, works: Set[str] = frozenset(), borrowed: Borrowed | None = None
+) -> bool:
     """Nobody hands on what is in a field so named, as whoever ends it would have to. `works` are methods of
     it that end nothing, whatever their names say."""
     named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
@@ -50,7 +56,7 @@ def only_worked_with(project: Project, field: str, works: Set[str] = frozenset()
     return all(
         path in read
         and quoted.search(read[path].text) is None
-        and only_work(_speaking(read[path], field), field, works)
+        and only_work(_speaking(read[path], field), field, works, borrowed)
         for path in speaking
     )
 
@@ -78,12 +84,29 @@ def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> 
 
 
 def _speaking(module: Module, field: str) -> Iterator[Function]:
-    return (each for each in list(module.by_node.values()) if f".{field}" in each.text)
+    """Its functions that do, and the module itself where it does so outside of them."""
+    seen: set[int] = set()
+    scripts = []
+    for each in list(module.by_node.values()):
+        if each.qualname == "<module>":
+            scripts.append(each)
+        elif f".{field}" in each.text:
+            seen |= {id(node) for node in each.nodes}
+            yield each
+    for script in scripts:
+        named = (node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr == field)
+        if any(id(node) not in seen for node in named):
+            yield script
 
 
-def only_work(functions: Iterable[Function], field: str, works: Set[str] = frozenset()) -> bool:
+def only_work(
+    functions: Iterable[Function],
+    field: str,
+    works: Set[str] = frozenset(),
+    borrowed: Borrowed | None = None,
+) -> bool:
     """The same of these."""
-    return all(Uses(function, works=works).only_works(field) for function in functions)
+    return all(Uses(each, works=works, borrowed=borrowed).only_works(field) for each in functions)
 
 
 def _works_in_place(name: str) -> bool:
@@ -100,11 +123,13 @@ class Uses:
         others: Set[str] = frozenset(),
         known: Set[int] = frozenset(),
         works: Set[str] = frozenset(),
+        borrowed: Borrowed | None = None,
     ) -> None:
         """What is read of `others`, and at the expressions `known`, is not asked for. The methods `works` are
-        work."""
+        work, and so is what a call only borrows."""
         self.function = function
         self.works = works
+        self.borrowed = borrowed
         self.others = others
         self.known = known
         self.named: set[str] = set()
@@ -135,6 +160,8 @@ class Uses:
                 if value is node:
                     return not isinstance(ctx, ast.Load) or self._is_work(parent)
                 return isinstance(ctx, ast.Load) or self._is_filled(parent)
+            case ast.Call() if self.borrowed is not None and self.borrowed(self.function, parent, node):
+                return True
             case ast.Call(func=func):
                 name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
                 return (
