@@ -1,8 +1,9 @@
-"""Tables that a function asks for a key before it makes something for it."""
+"""Tables that a function asks for a key, and what tells that it has one."""
 
 import ast
 import re
 
+from auditor.project.code.bindings import assignments
 from auditor.project.code.guards import WITHS
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
@@ -43,3 +44,28 @@ def _asks(node: ast.AST, table: str) -> bool:
 
 def _handles(node: ast.AST, call: ast.Call) -> bool:
     return isinstance(node, ast.ExceptHandler) and _is_in(node, call)
+
+
+def gives_a_key(function: Function, call: ast.Call) -> bool:
+    """`oldest = next(iter(self.table))`, and `self.table.pop(oldest)`: what goes round there are keys."""
+    match call:
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Call(func=ast.Name(id="iter"), args=[table]), *_]):
+            names = {
+                target.id
+                for target, value in assignments(function)
+                if value is call and isinstance(target, ast.Name)
+            }
+            return any(_stands_under(node, ast.dump(table)) & names for node in function.nodes)
+    return False
+
+
+def _stands_under(node: ast.AST, table: str) -> set[str]:
+    """Names by which something is looked up in the table."""
+    match node:
+        case ast.Subscript(value=asked, slice=ast.Name(id=key)):
+            pass
+        case ast.Call(func=ast.Attribute(value=asked, attr="pop" | "get"), args=[ast.Name(id=key), *_]):
+            pass
+        case _:
+            return set()
+    return {key} if ast.dump(asked) == table else set()

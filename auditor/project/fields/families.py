@@ -245,7 +245,14 @@ class Families:
         return followed.endings if followed is not None else None
 
     def _followed(self, method: Function, place: Path, acquisition: Acquisition) -> Followed | None:
-        given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
+        given = Acquisition(
+            acquisition.protocol,
+            Handle.RESULT,
+            acquisition.value,
+            (place,),
+            "",
+            telling=acquisition.telling,
+        )
         try:
             return follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
         except (TooLarge, TooManyStates, RecursionError):

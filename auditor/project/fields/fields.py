@@ -111,7 +111,9 @@ class Fields(OverAnother):
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
         good, or loses an entry though the class gives back the others."""
-        paths = {shortened(path) for path in outcome.beside if own_field(outcome.function, path)}
+        own = [path for path in outcome.beside if own_field(outcome.function, path)]
+        self.whole |= {shortened(path): path for path in own}
+        paths = {shortened(path) for path in own}
         if not (outcome.returned is not None or outcome.unknown) or self._of_the_pool(outcome):
             return
         ops = outcome.function.graph.ops

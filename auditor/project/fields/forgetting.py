@@ -58,11 +58,33 @@ INITIAL = frozenset(
 def forgets(method: Function, attribute: str) -> bool:
     """A method that others call, and that gives nothing back itself: what it throws away is thrown away.
 
-    Unless it starts everything anew, the pool with the table.
+    Unless it starts everything anew, the pool with the table, or is told what it throws out.
     """
+    if works_with_its_entry(method, attribute):
+        return False
     if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
         return not method.name.startswith("_") and _takes_out(method, attribute)
     return not any(looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
+
+
+def works_with_its_entry(method: Function, attribute: str) -> bool:
+    """`self.mine.pop(claim.name)`, and `claim.abandon()`: what it is told lies there."""
+    struck: set[str] = set()
+    for node in method.nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=table, attr="pop"), args=[key, *_]):
+                pass
+            case ast.Subscript(value=table, slice=key, ctx=ast.Del()):
+                pass
+            case _:
+                continue
+        if own_attribute(table, method.owner or "") == attribute and isinstance(key, ast.Attribute):
+            struck |= {each.id for each in walk(key) if isinstance(each, ast.Name)}
+    told = struck & set(method.parameters[1:])
+    return any(
+        isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in told
+        for call in method.calls
+    )
 
 
 def _takes_out(method: Function, attribute: str) -> bool:

@@ -1,10 +1,16 @@
 """Fields of objects that a method is given or finds in a table, which whoever ends such an object forgets."""
 
+import ast
 from collections.abc import Iterator
+from functools import partial
 
+from auditor.flow.effects import BORROWED, Acquisition
 from auditor.flow.lease import Field, StoredField
-from auditor.ir.ops import Path
+from auditor.ir.ops import Call, Path
+from auditor.project.code.bindings import told_by_position
 from auditor.project.code.gradients import is_autograd_function
+from auditor.project.code.modules import Function
+from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
 from auditor.project.fields.in_others import (
     given_field,
     is_forgotten,
@@ -23,18 +29,53 @@ class ForgottenFields(TakenOut):
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.row = self.rows.assign()`, and nobody does anything but work with `.row`."""
         acquisition, function = outcome.acquisition, outcome.function
+        yield from self._kept_on_ctx(outcome)
         place = given_field(function, (*(path for _, path in outcome.stored), *outcome.beside))
         told = acquisition.foreign or acquisition.keyed or acquisition.inner or outcome.unknown
         if place is None or told or acquisition.places[1:] or function.is_context_manager:
             return
         cls, name = function.cls, place[1][1:]
         if cls is not None and is_autograd_function(self.model, function):
-            lost = only_work(self._family(cls), name)  # nobody else is given the `ctx`
+            others = (method for method in self._family(cls) if method is not function)
+            lost = only_work(others, name)  # nobody else is given the `ctx`
         else:
-            lost = self._is_forgotten(outcome, place) and only_worked_with(self.project, name)
+            borrowed = partial(self._borrowed, outcome.acquisition)
+            forgotten = self._is_forgotten(outcome, place)
+            lost = forgotten and only_worked_with(self.project, name, borrowed=borrowed)
         if lost:
             owner = cls.qualname if cls is not None else function.qualname
             yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
+
+    def _borrowed(self, acquisition: Acquisition, function: Function, call: ast.Call, given: ast.AST) -> bool:
+        """`self._fill(request.draft, tokens)`, where the body of `_fill` tells."""
+        targets, constructed, _ = self.recogniser.calls.targets(function, call)
+        if constructed is not None or not targets:
+            return False
+        ops = [op for op in function.graph.ops if isinstance(op, Call) and op.at is call]
+        told = [position for position, value in told_by_position(call) if value is given]
+        treated = [
+            self.effects_of(function).treatment(op, position, (), acquisition.value, acquisition.protocol)
+            for op in ops
+            for position in told
+        ]
+        return bool(treated) and all(each == BORROWED for each in treated)
+
+    def _kept_on_ctx(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`ctx.normed = normed`, and a backward that returns early where no gradient of x is wanted."""
+        function, cls = outcome.function, outcome.function.cls
+        if cls is None or not is_autograd_function(self.model, function) or outcome.unknown:
+            return
+        places = {path for _, path in outcome.stored}
+        backward = self.model.method(cls, "backward")
+        if len(places) != 1 or backward is None or backward is function or not backward.parameters:
+            return
+        (place,) = places
+        followed = self._followed(backward, (backward.parameters[0], *place[1:]), outcome.acquisition)
+        if place[0] != function.parameters[0] or followed is None:
+            return
+        if keeps_by_what_is_wanted(backward, function, followed):
+            field = Field(cls.qualname, place[1][1:], place[0])
+            yield StoredField(field, outcome.lease.span, partly_by=(backward.qualname,))
 
     def _is_forgotten(self, outcome: Outcome, place: Path) -> bool:
         """Somebody of the tree has such objects, so that nobody outside sees to them."""

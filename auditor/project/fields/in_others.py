@@ -4,7 +4,7 @@ tree does more with a field so named than work with what is there."""
 import ast
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cached_property
 
 from auditor.flow.places import METADATA
@@ -19,6 +19,10 @@ from auditor.project.shapes.made_new import OF_ARRAYS
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
 TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy"})
+
+
+Borrowed = Callable[[Function, ast.Call, ast.AST], bool]
+"""Whether a call in that function, of something that the tree defines, only works with this argument."""
 
 
 def given_field(function: Function, places: Iterable[Path]) -> Path | None:
@@ -41,7 +45,9 @@ def only_filled(project: Project, table: str) -> bool:
     return only_worked_with(project, table, frozenset({"clear"}))
 
 
-def only_worked_with(project: Project, field: str, works: Set[str] = frozenset()) -> bool:
+def only_worked_with(
+    project: Project, field: str, works: Set[str] = frozenset(), borrowed: Borrowed | None = None
+) -> bool:
     """Nobody hands on what is in a field so named, as whoever ends it would have to. `works` are methods of
     it that end nothing, whatever their names say."""
     named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
@@ -51,7 +57,7 @@ def only_worked_with(project: Project, field: str, works: Set[str] = frozenset()
     return all(
         path in read
         and quoted.search(read[path].text) is None
-        and only_work(_speaking(read[path], field), field, works)
+        and only_work(_speaking(read[path], field), field, works, borrowed)
         for path in speaking
     )
 
@@ -79,12 +85,29 @@ def is_forgotten(family: Iterable[Function], place: Path, filling: Function) -> 
 
 
 def _speaking(module: Module, field: str) -> Iterator[Function]:
-    return (each for each in list(module.by_node.values()) if f".{field}" in each.text)
+    """Its functions that do, and the module itself where it does so outside of them."""
+    seen: set[int] = set()
+    scripts = []
+    for each in list(module.by_node.values()):
+        if each.qualname == "<module>":
+            scripts.append(each)
+        elif f".{field}" in each.text:
+            seen |= {id(node) for node in each.nodes}
+            yield each
+    for script in scripts:
+        named = (node for node in script.nodes if isinstance(node, ast.Attribute) and node.attr == field)
+        if any(id(node) not in seen for node in named):
+            yield script
 
 
-def only_work(functions: Iterable[Function], field: str, works: Set[str] = frozenset()) -> bool:
+def only_work(
+    functions: Iterable[Function],
+    field: str,
+    works: Set[str] = frozenset(),
+    borrowed: Borrowed | None = None,
+) -> bool:
     """The same of these."""
-    return all(Uses(function, works=works).only_works(field) for function in functions)
+    return all(Uses(each, works=works, borrowed=borrowed).only_works(field) for each in functions)
 
 
 def _works_in_place(name: str) -> bool:
@@ -101,11 +124,13 @@ class Uses:
         others: Set[str] = frozenset(),
         known: Set[int] = frozenset(),
         works: Set[str] = frozenset(),
+        borrowed: Borrowed | None = None,
     ) -> None:
         """What is read of `others`, and at the expressions `known`, is not asked for. The methods `works` are
-        work."""
+        work, and so is what a call only borrows."""
         self.function = function
         self.works = works
+        self.borrowed = borrowed
         self.others = others
         self.known = known
         self.named: set[str] = set()
@@ -142,6 +167,8 @@ class Uses:
                 if value is node:
                     return not isinstance(ctx, ast.Load) or self._is_work(parent)
                 return isinstance(ctx, ast.Load) or self._is_filled(parent)
+            case ast.Call() if self.borrowed is not None and self.borrowed(self.function, parent, node):
+                return True
             case ast.Call(func=func):
                 name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
                 return (
@@ -153,9 +180,19 @@ class Uses:
                 return self._is_work(parent)
             case ast.Assign(targets=[ast.Name(id=name)]):
                 return all(map(self._is_work, self._reads_of(name)))
+            case ast.Tuple(elts=elements):
+                name = self._name_beside(parent, elements.index(node)) if node in elements else None
+                return name is not None and all(map(self._is_work, self._reads_of(name)))
             case ast.Compare() | ast.UnaryOp() | ast.BinOp() | ast.FormattedValue() | ast.Slice():
                 return True
         return isinstance(parent, ast.If | ast.While | ast.Assert | ast.Expr)
+
+    def _name_beside(self, given: ast.Tuple, index: int) -> str | None:
+        """What `gate, up = ctx.gate, ctx.up` calls the second one."""
+        match self.parents.get(id(given)):
+            case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) == len(given.elts):
+                return getattr(names[index], "id", None)
+        return None
 
     def _is_filled(self, place: ast.Subscript) -> bool:
         """`self.memory[request.row] = x`, and not `self.used[request.row] = False`, which may be an end."""

@@ -25,7 +25,14 @@ from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.families import Families
 from auditor.project.fields.flags_beside import flags_set
-from auditor.project.fields.forgetting import HANDING_ON, INITIAL, all_from_others, for_good, starts_anew
+from auditor.project.fields.forgetting import (
+    HANDING_ON,
+    INITIAL,
+    all_from_others,
+    for_good,
+    starts_anew,
+    works_with_its_entry,
+)
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.taken_again import Taking
 from auditor.project.meaning.sites import last_name
@@ -68,7 +75,7 @@ class TakenOut(Families):
             if way.is_for_others(flags):
                 continue
             within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
-            if within and way.is_worked_with():
+            if within and way.is_worked_with(acquisition.telling):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
@@ -102,8 +109,12 @@ class TakenOut(Families):
 
     def _loses_entries(self, outcome: Outcome, described: StoredField) -> bool:
         """Those that its callers are shown are the class's to give back, and it does so, but for these."""
-        losing = any(drop.holder != "clear" for drop in described.drops) and not described.escapes
-        return losing and outcome.recorded and sees_to_its_records(self.recogniser, outcome)
+        if described.escapes or not outcome.recorded:
+            return False
+        if described.released_by and any(drop.loss is Loss.DELETED for drop in described.drops):
+            return True
+        losing = any(drop.holder != "clear" for drop in described.drops)
+        return losing and sees_to_its_records(self.recogniser, outcome)
 
     def _ending(self, outcome: Outcome, field: str) -> Iterator[Function]:
         """Functions that give back what is in a field so named, of another object than their own."""
@@ -127,7 +138,12 @@ class TakenOut(Families):
         return [call for call in function.calls if call in known or _may_end(call)]
 
     def _for_good(self, outcome: Outcome, method: Function) -> bool:
-        return for_good(self.project, method, lambda each: bool(self._releases(outcome, each)))
+        """That `self._evict()` is called is no sign of an end beside it."""
+
+        def gives_back(caller: Function) -> bool:
+            return any(last_name(call) != method.name for call in self._releases(outcome, caller))
+
+        return for_good(self.project, method, gives_back)
 
     def _ways(self, outcome: Outcome, method: Function, path: Path) -> Iterator["_Way"]:
         own, whole = method.parameters[0], self.whole.get(path, path)
@@ -152,13 +168,15 @@ class TakenOut(Families):
                     yield _Way(method, followed, node, held, (own, path[1]))
 
     def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:
-        """The method gives nothing back itself, and neither do its callers; nor is the pool made anew."""
+        """The method gives nothing back itself, and neither do its callers; nor is the pool made anew, or the
+        method told the entry itself."""
         attribute = path[1][1:]
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         return (
             all_from_others(self._releases(outcome, method), method, attribute)
             and not starts_anew(method, attribute, pools)
             and self._for_good(outcome, method)
+            and not works_with_its_entry(method, attribute)
         )
 
     def _ended_by_who_says(
@@ -242,13 +260,17 @@ class _Way:
         asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
         return frozenset().union(*asked) - {self.container[1]}
 
-    def is_worked_with(self) -> bool:
+    def is_worked_with(self, telling: Set[str]) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
-        made of it: `self.put(self.slot_of(entry.offset))`."""
+        made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells."""
         roots = {place[0] for place in self.held.places}
         calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
-        told = (op.at for op in calls if op.method not in LOGGING | SAYING)
-        return any(isinstance(node, ast.Name) and node.id in roots for call in told for node in walk(call))
+        nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
+        only_tell = {
+            id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling
+        }
+        named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
+        return any(each.id in roots for each in named)
 
     def is_told_apart(self) -> bool:
         """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""

@@ -18,7 +18,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
-from auditor.project.code.lookups import looked_up_before
+from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.entered import owed_behind_its_with
@@ -82,6 +82,8 @@ class OutsideEffects:
             if call.method == "int" and call.args and len(call.args[0][0]) == 1:
                 return SAME  # `number = int(slot)`
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
+            return BORROWED
+        if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
         for found in (
             library.container_method(call, position, rest),
