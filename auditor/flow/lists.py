@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
+from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -93,6 +94,11 @@ class Lists:
                 ):
                     return True
         return False
+
+    def numbers_of(self, name: Path) -> set[int]:
+        """By which numbers its items are called."""
+        pieces = {path[len(name)] for op in self.graph.ops for path in uses(op) if _is_item(path, name)}
+        return {int(piece[1:-1]) for piece in pieces if piece[1:-1].isdecimal()}
 
     def _filled_by_acquire(self, name: Path) -> bool:
         if len(name) > 1 and any(_puts_into(op, name) for op in self.graph.ops):
@@ -190,6 +196,10 @@ class Lists:
             if any(self._acquired(given[:1], seen | {name}) for given in inputs):
                 return True
         return False
+
+
+def _is_item(path: Path, whole: Path) -> bool:
+    return len(path) > len(whole) and path[: len(whole)] == whole
 
 
 def _puts_into(op: Op, whole: Path) -> bool:

@@ -173,11 +173,18 @@ class Parted(Assuming):
             return sure and whole in acquisition.places
         at_once = whole in held.places and acquisition.value is not Value.TENSOR
         at_once = at_once and not self.effects.ends_itself(acquisition.protocol)
-        at_once = at_once and (sure or lists.is_gone_over(whole))
+        at_once = at_once and (sure or lists.is_gone_over(whole) or self._are_counted_off(whole))
         if not at_once and not any(place[: len(whole) + 1] == (*whole, ANY_ITEM) for place in held.places):
             return False
         at_once = at_once or any(ANY_ITEM in place for place in acquisition.places)
         return (self._portions.several() if at_once else lists.repeated) and lists.filled_here(whole)
+
+    def _are_counted_off(self, whole: Path) -> bool:
+        """`pair = blocks.alloc(2)` where `pair[0]` and `pair[1]` are worked with."""
+        if self.acquisition.value is not Value.INDEX:
+            return False
+        told = self._portions.how_many()
+        return told is not None and told > 1 and self._lists.numbers_of(whole) == set(range(told))
 
     @cached_property
     def _portions(self) -> Portions:
@@ -209,17 +216,22 @@ class Parted(Assuming):
         return []
 
     def _one_of(self, op: Unpack, held: Held) -> list[Held]:
-        """`first, second = acquire_two()`: one of the list's leases gets one of the names."""
+        """`first, second = acquire_two()`, `acquire(2)`: one of the leases gets one of the names."""
         element = (*op.source, ANY_ITEM)
         if not self._is_a_list(op.source):
             return []
         plain = all(component != ANY_ITEM and len(target) == 1 for component, target in op.targets)
-        inside = not held.places.isdisjoint({element, (*op.source, TO_COME)})
+        inside = not held.places.isdisjoint({element, (*op.source, TO_COME)}) or self._dealt_out(op, held)
         if not plain or not inside or not self._may_be_parted(held):
             return []
         targets = {target for _, target in op.targets}
         kept = frozenset(place for place in held.places if place[:1] not in targets)
         return [replace(held, places=kept | {target}) for target in sorted(targets)]
+
+    def _dealt_out(self, op: Unpack, held: Held) -> bool:
+        if op.source not in held.places or self.acquisition.value not in (Value.INDEX, Value.OBJECT):
+            return False
+        return self.site >= 0 and len(op.targets) > 1 and self._portions.how_many() == len(op.targets)
 
     def _copies_into_another(self, op: Store, held: Held) -> bool:
         """`bigger[:used] = block[:used]`, both of this pool: what is written in it, not the block."""

@@ -30,6 +30,11 @@ class Portions:
         alone = len(given) == 1 and _number(given[0]) == 1
         return not alone and not any(len(getattr(each, "elts", "..")) == 1 for each in given)
 
+    def how_many(self) -> int | None:
+        """Of an acquire that is told a number and nothing else."""
+        given = _arguments(self._acquire)
+        return _number(given[0]) if len(given) == 1 else None
+
     def leaves_some(self, part: str, whole: Path) -> bool:
         """Of that list, without doubt."""
         name = "".join(whole)
