@@ -1,7 +1,7 @@
 """What a function, or the methods of a class, ask of one receiver: all of that together tells its class."""
 
 import ast
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.protocols.vocabulary import GUARDS, singular, split
@@ -9,19 +9,36 @@ from auditor.protocols.vocabulary import GUARDS, singular, split
 SAYING_NOTHING = frozenset({"base", "abstract", "interface", "simple", "my", "the", "new", "data", "item"})
 """Words of classes' names by which none is told from another."""
 
+Asked = dict[str, set[str]]
+"""Names of methods by the receiver, as it is written."""
 
-def asked_of(function: Function, receiver: ast.expr) -> Set[str]:
-    """Names of the methods that are called of the same name here, or of the same field anywhere in the class;
-    of `self.locks[i]` and `self.locks[j]` alike."""
-    text = ast.unparse(_listing(receiver))
-    of_own = function.cls is not None and text.startswith(f"{function.owner}.")
-    near = function.cls.methods.values() if of_own and function.cls is not None else (function,)
-    return frozenset(
-        call.func.attr
-        for each in near
-        for call in each.calls
-        if isinstance(call.func, ast.Attribute) and ast.unparse(_listing(call.func.value)) == text
-    )
+
+class AskedOf:
+    """Reads each function, and each class, once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Function | Class, Asked] = {}
+
+    def methods(self, function: Function, receiver: ast.expr) -> Set[str]:
+        """What is called of the same name here, or of the same field anywhere in the class; of `self.locks[i]`
+        and `self.locks[j]` alike."""
+        text = ast.unparse(_listing(receiver))
+        of_own = text.startswith(f"{function.owner}.")
+        where = function.cls if of_own and function.cls is not None else function
+        if where not in self._known:
+            near = where.methods.values() if isinstance(where, Class) else (where,)
+            self._known[where] = _asked(near)
+        return self._known[where].get(text, set())
+
+
+def _asked(functions: Iterable[Function]) -> Asked:
+    found: Asked = {}
+    for function in functions:
+        for call in function.calls:
+            if isinstance(call.func, ast.Attribute):
+                receiver = ast.unparse(_listing(call.func.value))
+                found.setdefault(receiver, set()).add(call.func.attr)
+    return found
 
 
 def _listing(receiver: ast.expr) -> ast.expr:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Set
 
 from auditor.flow.effects import Position
-from auditor.project.code.asked_of import asked_of, is_called_like
+from auditor.project.code.asked_of import AskedOf, is_called_like
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.protocols.vocabulary import POOLS, split
@@ -31,6 +31,7 @@ class Calls:
         self._targets: dict[int, tuple[tuple[Function, ...], Class | None, str | None]] = {}
         self._keep: list[ast.Call] = []
         self._by_name: dict[str, list[Function]] | None = None
+        self._asked = AskedOf()
 
     def index_names(self, functions: Iterable[Function]) -> None:
         """The methods that unresolved receivers may mean."""
@@ -106,7 +107,7 @@ class Calls:
         """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; who
         is asked for `pool.get()` and `pool.put(link)` a `LinkPool`, if no other class has both."""
         named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
-        asked = asked_of(function, receiver) if named else frozenset()
+        asked = self._asked.methods(function, receiver) if named else frozenset()
         fitting = [
             each
             for each in named

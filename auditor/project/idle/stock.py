@@ -103,7 +103,8 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
         for work in later
         if any(put.field in fields and work.is_from_told(put.thing) for put in work.put)
     }
-    made_by = {last_part(call.func) for values in filled.values() for call in _calls_of(values)}
+    stored = [value for name in sorted(fields) for value in filled.get(name, ())]
+    made_by = {last_part(call.func) for call in _calls_of(stored)}
     makers = made_by - NO_MAKERS
     if not (fields and lends and givers) or comes_back_by_itself(cls, makers):
         return None

@@ -71,6 +71,8 @@ def acquiring_half(
     """None where the body does not behave like one; of `shaped` ones it is known that it does."""
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators) or returns_several(function):
         return None
+    if "classmethod" in function.decorators and not any(map(own_parameters, partners)):
+        return None  # `Frame.acquire()` and `frame.release()`: the objects end themselves
     if function.is_abstract:
         if only_passes(function) or name.verb in WEAK - COUNTING:
             return None

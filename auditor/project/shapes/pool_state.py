@@ -30,6 +30,8 @@ def own_state(node: ast.AST, owner: str | None) -> bool:
     may be the container itself."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         if isinstance(node, ast.Call):
+            if owner is not None and ast.unparse(node) == f"type({owner})":
+                return True  # what the class has is the object's as well
             node = node.func
             continue
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and owner is not None:

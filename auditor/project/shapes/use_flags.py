@@ -106,9 +106,9 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
             ) if (entry := _entry(of)) is not None:
                 yield entry, (flag, value)
             case ast.Assign(
-                targets=[ast.Subscript(value=ast.Name(id=entry), slice=ast.Constant(value=str() as flag))],
+                targets=[ast.Subscript(value=of, slice=ast.Constant(value=str() as flag))],
                 value=ast.Constant(value=bool() as value),
-            ):
+            ) if (entry := _entry(of)) is not None:
                 yield entry, (flag, value)
             case ast.Assign(targets=[ast.Attribute(value=of, attr=flag)], value=state) if (
                 entry := _entry(of)
