@@ -6,11 +6,11 @@ from auditor.config import AnalysisSettings, ProtocolSettings
 from auditor.protocols.clues import clues
 from auditor.protocols.load import in_force
 from auditor.source.clue import is_relevant
-from auditor.source.searched import Searched
+from auditor.source.searched import Listed
 
 
 def relevant(text: str, settings: AnalysisSettings | None = None) -> bool:
-    return is_relevant(Searched(text.encode()), clues(in_force(settings or AnalysisSettings())))
+    return is_relevant(Listed(text.encode()), clues(in_force(settings or AnalysisSettings())))
 
 
 @pytest.mark.parametrize(

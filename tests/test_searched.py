@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.source.searched import Searched
+from auditor.source.searched import Listed, Searched
 
 TEXT = b"x = model.eval()\nself.on_hook(pre_alloc, 'gr\xc3\xb6\xc3\x9fe')\n# out of memory: <<\n"
 
@@ -29,5 +29,5 @@ TEXT = b"x = model.eval()\nself.on_hook(pre_alloc, 'gr\xc3\xb6\xc3\x9fe')\n# out
     ],
 )
 def test_what_is_looked_for_in_a_file_is_found_as_it_stands(needle: bytes, there: bool) -> None:
-    assert (needle in TEXT) is there
     assert Searched(TEXT).has(needle) is there
+    assert Listed(TEXT).has(needle) is there

@@ -7,7 +7,7 @@ from functools import cache
 from auditor.protocols.vocabulary import some_undo_others
 from auditor.source.both_ways import works_both_ways
 from auditor.source.ended_elsewhere import ends_elsewhere
-from auditor.source.searched import Searched
+from auditor.source.searched import Listed
 
 _DEFINED = re.compile(rb"def(?<!\wdef)[ \t]+(\w+)\(")  # a literal first: searched several times as fast
 
@@ -22,7 +22,7 @@ class Clue:
     word: bytes = b""
 
 
-def is_relevant(file: Searched, looked_for: tuple[Clue, ...]) -> bool:
+def is_relevant(file: Listed, looked_for: tuple[Clue, ...]) -> bool:
     """Its words are asked first, and the file itself only for what is among them."""
     for root, clues in _by_root(looked_for):
         if file.has(root) and any(_is_found(clue, file) for clue in clues):
@@ -32,7 +32,7 @@ def is_relevant(file: Searched, looked_for: tuple[Clue, ...]) -> bool:
     return _defines_opposites(file.data) or works_both_ways(file) or ends_elsewhere(file)
 
 
-def _is_found(clue: Clue, file: Searched) -> bool:
+def _is_found(clue: Clue, file: Listed) -> bool:
     if not file.has(clue.needle) or (clue.word and not file.says(_compiled(clue.word))):
         return False
     return _compiled(clue.pattern).search(file.data) is not None

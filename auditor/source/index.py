@@ -7,7 +7,7 @@ from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolI
 from auditor.source.imports import origins, pool_imports, renames
 from auditor.source.lifetime.read import sightings, suspects
 from auditor.source.nodes import every_node
-from auditor.source.searched import Searched
+from auditor.source.searched import Listed
 from auditor.source.vocabulary import Need, count_lines, prefilter
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 
 def index_bytes(path: str, data: bytes, text: str | None = None) -> FileIndex:
     """Index one file, parsing no more of it than its bytes call for; `text` where it is decoded already."""
-    file = Searched(data)
+    file = Listed(data)
     need, readers = prefilter(file), suspects(path, file)
     if need is Need.NOTHING and not readers:
         return FileIndex(path, count_lines(data))

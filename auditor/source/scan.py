@@ -15,7 +15,7 @@ from auditor.source.index import FileIndex, Need, index_file, prefilter
 from auditor.source.lifetime.read import suspects
 from auditor.source.load import Unreadable, decode, digest, read
 from auditor.source.newer_syntax import in_older_syntax
-from auditor.source.searched import Searched
+from auditor.source.searched import Listed
 from auditor.source.suppress import Suppression, suppressions
 
 _NOT_PYTHON = f"not valid Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -66,7 +66,7 @@ def look_at(job: ScanJob) -> Sight | None:
 
 
 def _sight(job: ScanJob, data: bytes) -> Sight:
-    file = Searched(data)
+    file = Listed(data)
     relevant = is_relevant(file, job.clues)
     return Sight(relevant, Need.WHOLE if relevant else prefilter(file), suspects(job.file.path, file))
 

@@ -8,15 +8,23 @@ _SPACED = bytes(one if _WORD.match(bytes([one])) else ord(" ") for one in range(
 
 
 class Searched:
-    """`data`, which much is looked for in.
-
-    A file says the same few hundred words over and over. To list them costs as much as to look for twenty
-    substrings; a whole word is then found at once, and part of one in a fifth of the time. Of 53 MB: 0.35 s,
-    and 4 ms instead of 20 for each of some eighty substrings, of which two thirds begin and end a word.
-    """
+    """Bytes in which a few things are looked for."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
+
+    def has(self, needle: bytes) -> bool:
+        """Whether `needle` stands in the file."""
+        return needle in self.data
+
+
+class Listed(Searched):
+    """Bytes in which many things are looked for: among their words first, each of which is listed once.
+
+    A file says the same few hundred words over and over. To list them costs as much as looking for some 25
+    substrings; a whole word is then found at once, and part of one in a fifth of the time. Of 53 MB: 0.4 s,
+    and 5 ms instead of 20 for each of some eighty substrings, of which two thirds begin and end a word.
+    """
 
     def has(self, needle: bytes) -> bool:
         """Whether `needle` stands in the file."""

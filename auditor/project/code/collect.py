@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from auditor.project.code.kept_as_told import class_by_call
 from auditor.project.code.modules import Class, Function, Module
+from auditor.source.nodes import HOLDERS
 
 
 def read_module(path: str, text: str, tree: ast.Module) -> Module:
@@ -49,7 +50,7 @@ class _Collector:
                     parent is None and cls is None
                 ):
                     self.module.assigned.setdefault(name, value)
-                case _:
+                case _ if type(node) in HOLDERS:  # most statements hold no others
                     for block in _blocks(node):
                         self.statements(block, prefix, cls, parent)
 

@@ -41,10 +41,20 @@ class Function:
     """What it does to fields, once somebody asked."""
     of_first: bool = False
     """A plain function seen as a method of what it is told first: `rent_tile(pool)`."""
+    name: str = field(init=False)
+    parameters: tuple[str, ...] = field(init=False)
+    decorators: tuple[str, ...] = field(init=False)
+    """Last names of the decorators: `contextmanager`, `property`."""
 
-    @property
-    def name(self) -> str:
-        return self.qualname.rpartition(".")[2]
+    def __post_init__(self) -> None:
+        """Each is asked for hundreds of times, and was 4 % of the analysis of a pool-heavy project."""
+        self.name = self.qualname.rpartition(".")[2]
+        args = None if isinstance(self.node, ast.Module) else self.node.args
+        self.parameters = tuple(arg.arg for arg in (*args.posonlyargs, *args.args)) if args else ()
+        nodes = getattr(self.node, "decorator_list", [])
+        self.decorators = tuple(
+            last_part(node.func if isinstance(node, ast.Call) else node) for node in nodes
+        )
 
     @property
     def graph(self) -> Graph:
@@ -80,19 +90,6 @@ class Function:
         if isinstance(self.node, ast.Module):
             return self.module.text
         return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
-
-    @property
-    def decorators(self) -> tuple[str, ...]:
-        """Last names of the decorators: `contextmanager`, `property`."""
-        nodes = getattr(self.node, "decorator_list", [])
-        return tuple(last_part(node.func if isinstance(node, ast.Call) else node) for node in nodes)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        if isinstance(self.node, ast.Module):
-            return ()
-        args = self.node.args
-        return tuple(arg.arg for arg in (*args.posonlyargs, *args.args))
 
     @property
     def is_method(self) -> bool:

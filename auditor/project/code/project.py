@@ -18,6 +18,7 @@ class Project:
         self._modules: dict[str, Module | None] = {}
         self._by_suffix: dict[str, list[str]] | None = None
         self._calling: dict[str, list[str]] = {}
+        self._texts: list[tuple[str, str]] | None = None
 
     def module(self, path: str) -> Module | None:
         """The parsed module; None where it could not be parsed (noted in `failed`)."""
@@ -28,8 +29,10 @@ class Project:
     def calling(self, method: str) -> list[str]:
         """The files that call a method of this name, by their text."""
         if method not in self._calling:
+            if self._texts is None:
+                self._texts = sorted(self.sources.items())
             call = f".{method}("
-            self._calling[method] = [path for path in sorted(self.sources) if call in self.sources[path]]
+            self._calling[method] = [path for path, text in self._texts if call in text]
         return self._calling[method]
 
     def parsed(self) -> list[Module]:
