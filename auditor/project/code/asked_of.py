@@ -20,8 +20,8 @@ class AskedOf:
         self._known: dict[Function | Class, Asked] = {}
 
     def methods(self, function: Function, receiver: ast.expr) -> Set[str]:
-        """What is called of the same name here, or of the same field anywhere in the class; of `self.locks[i]`
-        and `self.locks[j]` alike."""
+        """What is called of the same name here, or of the same field anywhere in the class: of `self.rows[i]`
+        and `self.rows[j]` alike."""
         text = ast.unparse(_listing(receiver))
         of_own = text.startswith(f"{function.owner}.")
         where = function.cls if of_own and function.cls is not None else function
