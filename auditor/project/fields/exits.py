@@ -148,25 +148,29 @@ def _is_of_the_exception(test: ast.expr, method: Function, beside: Set[str] = fr
 
 
 def _moves(method: Function, field: str) -> bool:
-    """It may end what is in the field, or put it there: it does more than work on it, as do
-    `self.buffer.fill_(0)` and `self.buffer[:n] = x`."""
+    """It may end what is in the field, or put it there: it does more than work on it."""
+    return bool(_moved(method.nodes, field))
+
+
+def _moved(nodes: Sequence[ast.AST], field: str) -> set[int]:
+    """Where the field itself is meant, and not what is done with it: `self.buffer.fill_(0)`,
+    `self.session.commit()` and `self.buffer[:n] = x` work on it."""
     worked_on = {
         id(node.value)
-        for node in method.nodes
+        for node in nodes
         if isinstance(node, ast.Subscript)
         or (isinstance(node, ast.Attribute) and ENDING.search(node.attr) is None)
     }
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == field and id(node) not in worked_on
-        for node in method.nodes
-    )
+    meant = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == field)
+    return {id(node) for node in meant if id(node) not in worked_on}
 
 
 def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
     """Conditions on which it depends whether the field is ended, but for whether there is anything in it."""
+    moved = _moved(method.nodes, field)
     for node in method.nodes:
         if isinstance(node, ASKING) and any(
-            isinstance(inner, LEAVING) or getattr(inner, "attr", "") == field for inner in walk(node)
+            isinstance(inner, LEAVING) or id(inner) in moved for inner in walk(node)
         ):
             yield from (part for part in _parts(node.test) if not asks_for(part, own, field))
 

@@ -38,6 +38,7 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.following import Following
 from auditor.project.leases.held_over import held_over
+from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
@@ -121,7 +122,7 @@ class Follower(Following):
         elsewhere = elsewhere or self._still_to_run(op, acquisition)
         elsewhere = elsewhere or counts_places(op.at, self.function, ended_here=not rolled_back)
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
-        elsewhere = elsewhere or self._taken_over(op, endings)
+        elsewhere = elsewhere or self._taken_over(op, endings) or self._ended_later(op, endings)
         detached = not endings.released and left_detached(op.at, self.function)
         elsewhere = elsewhere or detached or ends_by_itself(op.at, self.function)
         elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
@@ -182,6 +183,10 @@ class Follower(Following):
         calls = self.effects.recogniser.calls
         taking = taking_over(self._holder(op), releases, self.function)
         return bool(taking) and not any(calls.targets(self.function, call)[0] for call in taking)
+
+    def _ended_later(self, op: Call, endings: Endings) -> bool:
+        releases = [self.graph.ops[node].at for node in endings.released]
+        return ended_in_a_later_turn(self.function, op.at, releases)
 
     def _ends_with_its_allocator(self, op: Call) -> bool:
         root = op.receiver[0] if op.receiver is not None else ""
