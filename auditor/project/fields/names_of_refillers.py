@@ -2,6 +2,8 @@
 
 import re
 
+from auditor.protocols.vocabulary import split
+
 AGAIN = (
     r"re_?(?:open|start|boot|send|pin|draft|hold|dispatch|connect|publish|new|place|load|build|size|fill|try|bind|seat"
     r"|map|locate|alloc\w*|assign|generate|run|do|stage|capture|base|seed|join|launch|target|fork|post|write|encode"
@@ -29,6 +31,16 @@ FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
 
 COMING_BACK = re.compile(rf"_*(?:swap|page|move)_(?:in|out)(?:_|$)|{MOVING.pattern}")
 """Methods of which one undoes the other, in whatever order they are called."""
+
+NEW = frozenset(
+    {"new", "fresh", "next", "other", "copy", "clone", "child", "replacement", "target", "dst", "to"}
+)
+"""Words in the names of what comes in the old one's place."""
+
+
+def is_the_new_one(name: str) -> bool:
+    """`replace(request, fresh)`: an object so named has not been there before."""
+    return not NEW.isdisjoint(split(name))
 
 
 def follows_another(name: str, keyed: bool) -> bool:

@@ -23,6 +23,7 @@ from auditor.project.fields.filling_again import (
     same,
 )
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
@@ -90,7 +91,7 @@ class Way:
     def is_known_to_all(self) -> bool:
         """The place is of the method's own object, of one that it is given, or that it finds in a table."""
         owner = self.filling.owner
-        given = owner in self.method.parameters
+        given = owner in self.method.parameters and not is_the_new_one(owner)
         return given or found_in_a_table(self.method, owner) is not None
 
     def is_free(self) -> bool:
