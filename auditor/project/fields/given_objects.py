@@ -11,6 +11,7 @@ from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, before, found_in_a_table
+from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.reckoning import all_fillings, looks_and_takes
 from auditor.project.meaning.library import REPLACING
 from auditor.project.meaning.sites import last_name
@@ -46,7 +47,7 @@ def filled_before(
     found = found_in_a_table(method, owner)
     if found is not None:
         return table_of(found) in admitted or _others_fill_known_ones(filling, call, family)
-    if owner not in method.parameters[1:] or _may_be_ended_before(filling):
+    if owner not in method.parameters[1:] or is_the_new_one(owner) or _may_be_ended_before(filling):
         return False
     if in_each_step(filling, family, enders):
         return True

@@ -14,15 +14,13 @@ from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.filling_again import Filling, fillings
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.in_others import Uses
-from auditor.project.fields.put_over import FOLLOWING, OPENED_AGAIN, Way, lent_into
+from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
+from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Question
 from auditor.project.outcome import Outcome
-
-COMING_BACK = re.compile(r"_*(?:swap|page|move)_(?:in|out)(?:_|$)")
-"""Methods of which one undoes the other, in whatever order they are called."""
 
 
 class OverAnother(Refilling):
@@ -53,7 +51,7 @@ class OverAnother(Refilling):
         """By what the method asks, by its name, or because another that fills the table under the key that
         it is told looks first."""
         filling = way.filling
-        if way.asks() or FOLLOWING.match(way.method.name) is not None:
+        if way.asks() or follows_another(way.method.name, filling.key is not None):
             return True
         if filling.owner != way.method.owner or filling.key is None or COMING_BACK.match(way.method.name):
             return False

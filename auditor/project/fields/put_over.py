@@ -23,37 +23,16 @@ from auditor.project.fields.filling_again import (
     same,
 )
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-AGAIN = (
-    r"re_?(?:open|start|boot|send|pin|draft|hold|dispatch|connect|publish|new|place|load|build|size|fill|try|bind|seat"
-    r"|map|locate|alloc\w*|assign|generate|run|do|stage|capture|base|seed|join|launch|target|fork|post|write|encode"
-    r"|plan|draw|set|fresh|init\w*|create|make|acquire|attach|register|reserve|warm|grow|pack|submit|lock|fetch|spawn"
-    r"|arm|compile|shard|scale|route|link)"
-)
-"""Done a second time."""
-
-CHANGING = (
-    r"rotate|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|migrate|promote|demote|defrag\w*"
-    r"|change|switch|update|redo|fast_forward|override|overwrite"
-)
-"""Done to what is there."""
-
 OVER = re.compile(
     rf"{ENDING.pattern}|(?:^|_)(?:alive|dead|open(?:ed)?|valid|expired|connected|running|active|live|poll)(?:_|$)"
 )
 """What is asked of a thing that may have ended by itself, or been ended by others."""
-
-OPENED_AGAIN = re.compile(
-    r"_*re_?(?:open|start|boot|connect|init\w*|launch|spawn|attach|acquire|lock|join|create|make|run|arm|load)(?:_|$)"
-)
-"""Methods that may be called when the first one has been ended, and an empty shell is left."""
-
-FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
-"""Methods that are called when the first lease has been there for a while."""
 
 
 def lent_into(method: Function, call: ast.Call, told: Sequence[str]) -> Iterator[Filling]:
@@ -112,7 +91,7 @@ class Way:
     def is_known_to_all(self) -> bool:
         """The place is of the method's own object, of one that it is given, or that it finds in a table."""
         owner = self.filling.owner
-        given = owner in self.method.parameters
+        given = owner in self.method.parameters and not is_the_new_one(owner)
         return given or found_in_a_table(self.method, owner) is not None
 
     def is_free(self) -> bool:
@@ -198,7 +177,8 @@ class Way:
 
     def is_untouched(self) -> bool:
         """The method works with what is there, or asks for it, and no more; so does whoever it calls."""
-        return not any(map(self._touches, self.nodes)) and not any(map(self._quotes, self.method.nodes))
+        quoted = any(map(self._quotes, self.method.nodes))
+        return not (quoted or any(map(self._touches, self.nodes)) or any(map(self._may_be_over, self.nodes)))
 
     def _quotes(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and node.value == self.filling.field
@@ -211,12 +191,15 @@ class Way:
         assert isinstance(node, ast.Attribute)
         if id(node) in self.stored or not isinstance(node.ctx, ast.Load):
             return True  # `self.rows = self.rows + more`
-        return self._may_be_over(node) or not self._only_works(node)
+        return not self._only_works(node)
 
-    def _may_be_over(self, node: ast.Attribute) -> bool:
-        """`self.line.closed`, `self.worker.is_alive()`."""
-        asked = self.uses.parents.get(id(node))
-        return isinstance(asked, ast.Attribute) and OVER.search(asked.attr) is not None
+    def _may_be_over(self, node: ast.AST) -> bool:
+        """`self.line.closed`, `worker.is_alive()` of `worker = self.workers.get(name)`."""
+        return (
+            isinstance(node, ast.Attribute)
+            and OVER.search(node.attr) is not None
+            and self._is_asked(node.value)
+        )
 
     def _only_works(self, node: ast.Attribute) -> bool:
         match self.uses.parents.get(id(node)):

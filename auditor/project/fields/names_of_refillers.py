@@ -1,0 +1,48 @@
+"""What the names of methods say of whether there is a lease already where they put one."""
+
+import re
+
+from auditor.protocols.vocabulary import split
+
+AGAIN = (
+    r"re_?(?:open|start|boot|send|pin|draft|hold|dispatch|connect|publish|new|place|load|build|size|fill|try|bind|seat"
+    r"|map|locate|alloc\w*|assign|generate|run|do|stage|capture|base|seed|join|launch|target|fork|post|write|encode"
+    r"|plan|draw|set|fresh|init\w*|create|make|acquire|attach|register|reserve|warm|grow|pack|submit|lock|fetch|spawn"
+    r"|arm|compile|shard|scale|route|link)"
+)
+"""Done a second time."""
+
+CHANGING = (
+    r"rotate|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|defrag\w*|change|switch|redo"
+    r"|fast_forward|override|overwrite"
+)
+"""Done to what is there."""
+
+OPENED_AGAIN = re.compile(
+    r"_*re_?(?:open|start|boot|connect|init\w*|launch|spawn|attach|acquire|lock|join|create|make|run|arm|load)(?:_|$)"
+)
+"""Methods that may be called when the first one has been ended, and an empty shell is left."""
+
+MOVING = re.compile(r"_*(?:migrate|promote|demote)(?:_|$)")
+"""Done to an object that has been there for a while; tables are those of the place where it comes to."""
+
+FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
+"""Methods that are called when the first lease has been there for a while."""
+
+COMING_BACK = re.compile(rf"_*(?:swap|page|move)_(?:in|out)(?:_|$)|{MOVING.pattern}")
+"""Methods of which one undoes the other, in whatever order they are called."""
+
+NEW = frozenset(
+    {"new", "fresh", "next", "other", "copy", "clone", "child", "replacement", "target", "dst", "to"}
+)
+"""Words in the names of what comes in the old one's place."""
+
+
+def is_the_new_one(name: str) -> bool:
+    """`replace(request, fresh)`: an object so named has not been there before."""
+    return not NEW.isdisjoint(split(name))
+
+
+def follows_another(name: str, keyed: bool) -> bool:
+    """A method so named is called when there is one; `keyed`: of what it puts into a table."""
+    return FOLLOWING.match(name) is not None or (not keyed and MOVING.match(name) is not None)
