@@ -3,6 +3,7 @@
 import ast
 
 from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.follow import Followed
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.ir.graph import Graph
@@ -53,14 +54,28 @@ def always_in_a_table(endings: Endings, own: str | None) -> bool:
     return tabled.issuperset(endings.returned)
 
 
-def constants_beside(graph: Graph, endings: Endings) -> frozenset[tuple[str, bool]]:
-    """Items returned beside the lease that are constant, where every return of it agrees."""
+def flags_beside(graph: Graph, followed: Followed) -> frozenset[tuple[str, bool]]:
+    """Items returned beside the lease of which it is known that they are true, or false, where every return
+    of it agrees: `return buf, True`; `return buf, extra` behind `if extra == 0: return x, 0`."""
     seen = []
-    for node in endings.returned:
+    for node in followed.endings.returned:
         value = getattr(graph.ops[node].at, "value", None)
         items = value.elts if isinstance(value, ast.Tuple) else []
-        seen.append({(f"[{i}]", bool(e.value)) for i, e in enumerate(items) if isinstance(e, ast.Constant)})
+        known = frozenset.intersection(*followed.solution.states[node].values())
+        truths = ((f"[{i}]", _truth(item, known)) for i, item in enumerate(items))
+        seen.append({(item, truth) for item, truth in truths if truth is not None})
     return frozenset(set.intersection(*seen)) if seen else frozenset()
+
+
+def _truth(item: ast.expr, known: Knowledge) -> bool | None:
+    match item:
+        case ast.Constant(value=value):
+            return bool(value)
+        case ast.Name(id=name):
+            if not known.isdisjoint({(name, True), (f"{name} == 0", False), (f"{name} > 0", True)}):
+                return True
+            return False if (name, False) in known else None
+    return None
 
 
 def reads_field(value: ast.expr | None, own: str) -> bool:

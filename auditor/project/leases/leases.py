@@ -27,7 +27,7 @@ from auditor.project.fields.ended_by_others import (
 from auditor.project.leases.abandoned import as_ways_out
 from auditor.project.leases.beginnings import (
     always_in_a_table,
-    constants_beside,
+    flags_beside,
     missing,
     of_parameters,
     of_receiver,
@@ -150,7 +150,7 @@ class Follower(Following):
         outcome.unless = missing(self.graph.parameters, known)
         outcome.asked = of_parameters(self.graph.parameters, known)
         if endings.returned and not detached and not self._shown(endings):
-            outcome.flags = constants_beside(self.graph, endings)
+            outcome.flags = flags_beside(self.graph, followed)
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)

@@ -211,7 +211,7 @@ class FunctionEffects(OutsideEffects):
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:
-                return Treatment(moved_to=moved, split=telling, says=answer.says)
+                return Treatment(result=answer.result, moved_to=moved, split=telling, says=answer.says)
         if telling and answer.fate is not Fate.BORROW:
             return replace(answer.treatment, split=True)
         treatment = answer.treatment

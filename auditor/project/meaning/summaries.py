@@ -234,6 +234,15 @@ def _said_absent(test: ast.expr) -> str | None:
     return None
 
 
+def _tabled(question: Question, followed: Followed) -> tuple[Path, ...]:
+    """Where `self.active[key] = row; return row` has put it, wherever it is returned."""
+    endings, own = followed.endings, question.place
+    elsewhere = {(node, path) for node, path in endings.beside if path[: len(own)] != own}
+    put = {(node, path) for node, path in elsewhere if path[0] not in (RESULT[0], own[0]) and len(path) > 1}
+    everywhere = {node for node, _ in put} >= endings.returned.keys()
+    return tuple(sorted({path for _, path in put})) if everywhere else ()
+
+
 def _conclude(question: Question, followed: Followed) -> Answer:
     endings = followed.endings
     graph = question.function.graph
@@ -276,6 +285,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
     if again and len(question.place) > 1 and question.place[1].startswith("["):
         return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
+    if endings.returned and (tabled := _tabled(question, followed)):
+        says = said_by(graph, followed.solution, kept)
+        telling = tells_apart(graph, followed.solution, says, kept, False, frozenset(endings.returned))
+        return Answer(Fate.TAKE, min(endings.returned.values()), stored=tabled, says=says, telling=telling)
     if endings.returned:
         paths = sorted(set(endings.returned.values()))
         decided = _callers_choice(question, followed, kept)

@@ -1,7 +1,7 @@
 """What a function's result says of what it did with a lease: `return False` where it did nothing."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from auditor.flow.clauses import Fact
 from auditor.flow.held import Held
@@ -9,9 +9,10 @@ from auditor.flow.knowledge import EQUAL, NOTHING, SAME, Knowledge, excluded
 from auditor.flow.operands import uses
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RESULT, Assume, Await, Call, Leave, Move, Way
+from auditor.ir.ops import RESULT, Assume, Await, Call, Leave, Move, Unpack, Way
 
 NONE = ast.Constant(value=None)
+IS_THERE: Knowledge = frozenset({("", True), (" is None", False)})
 
 
 def said_by(graph: Graph, solution: Solution[Held], left: Iterable[tuple[int, Held]]) -> Knowledge:
@@ -21,15 +22,23 @@ def said_by(graph: Graph, solution: Solution[Held], left: Iterable[tuple[int, He
 
 
 def tells_apart(
-    graph: Graph, solution: Solution[Held], said: Knowledge, left: Iterable[tuple[int, Held]], ended: bool
+    graph: Graph,
+    solution: Solution[Held],
+    said: Knowledge,
+    left: Iterable[tuple[int, Held]],
+    ended: bool,
+    returning: Set[int] = frozenset(),
 ) -> bool:
     """Whether all other ways out return something of which the opposite is known; `ended`: some of them are
-    left without the lease."""
+    left without the lease; `returning` are those that return it."""
     unchanged = set(left)
     others = []
     for node, op in enumerate(graph.ops):
         if isinstance(op, Leave) and op.way is not Way.RAISE:
             here = solution.states.get(node, {})
+            if node in returning:
+                others += [IS_THERE for held in here if (node, held) not in unchanged]
+                continue
             others += [said_at(graph, node, here[held]) for held in here if (node, held) not in unchanged]
             if ended and (not here or _spelt_out(getattr(op.at, "value", None) or NONE) is None):
                 others.append(said_at(graph, node, NOTHING))
@@ -61,13 +70,15 @@ def _names_of(graph: Graph, call: Call) -> set[str]:
     for op in graph.ops:
         if isinstance(op, Move | Await) and op.source[0] in names and len(op.source) == 1:
             names.add(op.target[0])
+        elif isinstance(op, Unpack) and op.source[0] in names:
+            names |= {target[0] for _, target in op.targets}
     return names
 
 
 def _is_followed(key: str, name: str) -> bool:
-    """`rc`, `rc is None`, `rc == BUSY`, `rc < 0`; not `rc in (BUSY, FULL)`."""
+    """`rc`, `rc[0]`, `rc is None`, `rc == BUSY`, `rc < 0`; not `rc in (BUSY, FULL)`."""
     asked = key[len(name) :] if key.startswith(name) else "?"
-    return asked in ("", " < 0") or asked.startswith((EQUAL, SAME))
+    return asked in ("", " < 0") or asked.startswith((EQUAL, SAME, "["))
 
 
 def said_at(graph: Graph, node: int, known: Knowledge) -> Knowledge:
@@ -94,6 +105,9 @@ def _spelt_out(value: ast.expr) -> Knowledge | None:
             number = isinstance(constant, int | float) and not isinstance(constant, bool)
             below = {(" < 0", negative)} if number else set()
             return frozenset({("", bool(constant)), (" is None", constant is None), *equal, *below})
+        case ast.Tuple(elts=items):
+            told = ((at, _spelt_out(item) or NOTHING) for at, item in enumerate(items))
+            return frozenset((f"[{at}]{key}", truth) for at, known in told for key, truth in known)
         case ast.Attribute(value=ast.Name() | ast.Attribute(), attr=member) if member.isupper():
             return frozenset({(" is None", False), *equal})
         case ast.Name(id=name) if name.isupper():

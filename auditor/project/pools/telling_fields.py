@@ -15,13 +15,13 @@ from auditor.project.pools.made_of_numbers import known_by, numbered_fields
 from auditor.project.shapes.field_work import field_work
 
 _ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
-_ONE = rf"(?:(?:int|float|bool|str|bytes)\b|{_ARRAY})"
-PLAIN = re.compile(
-    rf"(?:Optional\[)?(?:{_ONE}|(?:[Dd]ict|[Ll]ist|[Ss]et|Sequence|deque)\[(?:{_ONE}(?:, )?)+\])"
-)
+_ONE = r"(?:int|float|bool|str|bytes)\b"
+_SEVERAL = r"(?:Optional\[)?(?:{0}|(?:[Dd]ict|[Ll]ist|[Ss]et|Sequence|deque)\[(?:{0}(?:, )?)+\])"
+PLAIN = re.compile(_SEVERAL.format(rf"(?:{_ONE}|{_ARRAY})"))
 """Annotations of what cannot hold the object that it is a field of."""
 
-SCALAR = re.compile(r"(?:Optional\[)?(?:int|float|bool|str)\b")
+SCALAR = re.compile(_SEVERAL.format(_ONE))
+"""Those of them that are no memory."""
 
 NO_NUMBER = re.compile(rf"(?:Optional\[)?(?:(?:float|bool)\b|{_ARRAY})")
 """The same of an object that stands for a number: whoever has the number may give it back."""
