@@ -13,6 +13,7 @@ from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.contexts import entered_by_hand
 from auditor.project.meaning.filling import is_owed_here, lent_in_turns, places_in_argument, told_of
+from auditor.project.meaning.one_more import is_one_more
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
@@ -238,6 +239,9 @@ class Recogniser(Releases):
         source = source or self.source(function, call.at)
         if source is None:
             return None
+        again = source.counts and source.handle is Handle.ARGUMENT and self._says_it_again(function, call)
+        if again and is_one_more(function, call.at, self.ending_names(source.protocol)):
+            source = replace(source, handle=Handle.RESULT, rest=())
         places = self._places(function, source, call)
         return Acquisition(
             source.protocol,
