@@ -103,7 +103,23 @@ def test_poolaudit_toml_comes_before_pyproject(tmp_path: Path) -> None:
         ("[[protocols]]\nname = 'a'", "protocols[0] `a`: needs `acquire` or `lease`"),
         (
             "[[protocols]]\nname = 'a'\nlease = ['x']\nhandle = 'first'",
-            "protocols[0] `a`: handle 'first': use result, receiver, argument N or none",
+            "protocols[0] `a`: handle 'first': use result, receiver, argument N, argument NAME or none",
+        ),
+        (
+            "[[protocols]]\nname = 'a'\nlease = ['x']\nhandle = 'argument -1'",
+            "protocols[0] `a`: handle 'argument -1': use result, receiver, argument N, argument NAME or none",
+        ),
+        (
+            "[[protocols]]\nname = 'a'\nacquire = ['x(0)']\nrelease = ['y']",
+            "pattern 'x(0)': what an acquire fills is said by `handle`, not in parentheses",
+        ),
+        (
+            "[[protocols]]\nname = 'a'\nacquire = ['$.x']\nrelease = ['y']",
+            "pattern '$.x': $ is a lease, and there is none before this call; write a dotted name",
+        ),
+        (
+            "[[protocols]]\nname = 'a'\nacquire = ['x']\nrelease = ['$.y(1)']",
+            "pattern '$.y(1)': $ is the lease itself and is what is given back; write ()",
         ),
         (
             "[[protocols]]\nname = 'a'\nlease = ['x']\nvalue = 'int'",

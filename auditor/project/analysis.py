@@ -34,7 +34,7 @@ from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
 from auditor.project.leases.shown_again import keep_what_is_shown
-from auditor.project.leases.wrapping import lists_what_it_counts, wraps
+from auditor.project.leases.wrapping import lists_what_it_counts, told_otherwise, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
@@ -90,6 +90,7 @@ class Analysis:
         self._counted: list[tuple[Function, Source, Outcome]] = []
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
+        self._again: set[Function] = set()  # wrappers of which more was found since their callers were asked
         self._returned_at: dict[Function, frozenset[int]] = {}  # ways out with a wrapper's first lease
 
     def effects(self, function: Function) -> FunctionEffects:
@@ -168,7 +169,8 @@ class Analysis:
             found_before = set(self.recogniser.wrappers)
             for path in paths:
                 self._follow_in(path, words)
-            words, paths = self._callers_of(set(self.recogniser.wrappers) - found_before)
+            again, self._again = self._again, set()
+            words, paths = self._callers_of((set(self.recogniser.wrappers) - found_before) | again)
 
     def _callers_of(self, fresh: set[Function]) -> tuple[set[str], list[str]]:
         """By which names, and in which files, they may be called."""
@@ -225,8 +227,11 @@ class Analysis:
         if first is None:
             self.recogniser.wrappers[function] = made
             self._returned_at[function] = outcome.returned_at
-        elif self._beside(function, outcome, made, first):
+        elif self._beside(function, outcome, made, first) or told_otherwise(made, first):
             self.recogniser.wrappers[function] = replace(first, also=(*first.also, made))
+            for each in self.received.pop(function, ()):  # they are asked again, about both
+                self.outcomes.pop(id(each.call), None)
+            self._again.add(function)
 
     def _beside(self, function: Function, outcome: Outcome, made: Source, first: Source) -> bool:
         """Whether one way out returns both, in places of their own."""

@@ -46,8 +46,21 @@ def parse_pattern(text: str, default: tuple[Position, ...]) -> Pattern:
         else tuple(_operand(part, text) for part in arguments.split(",") if part.strip())
     )
     if on_lease:
+        if operands and arguments is not None:
+            raise BadPattern(f"pattern {text!r}: $ is the lease itself and is what is given back; write ()")
         operands = (-1,)
     return Pattern(text, re.compile(translate(name)), operands, bool(on_lease), arguments is not None)
+
+
+def _beginning(text: str) -> Pattern:
+    """`*.allocate`, whose `handle` says what of the call carries the obligation."""
+    pattern = parse_pattern(text, ())
+    if pattern.on_lease:
+        nothing = "$ is a lease, and there is none before this call; write a dotted name"
+        raise BadPattern(f"pattern {text!r}: {nothing}")
+    if pattern.operands:
+        raise BadPattern(f"pattern {text!r}: what an acquire fills is said by `handle`, not in parentheses")
+    return pattern
 
 
 def _operand(part: str, text: str) -> Position:
@@ -77,14 +90,14 @@ def protocol_from_settings(settings: ProtocolSettings, origin: str = "settings")
     """Raises BadPattern, or ValueError naming the key that is wrong."""
     handle, argument = _handle(settings.handle)
     given_back: tuple[Position, ...] = (0,) if handle in (Handle.RESULT, Handle.ARGUMENT) else ()
-    acquire = tuple(parse_pattern(text, ()) for text in settings.acquire)
+    acquire = tuple(map(_beginning, settings.acquire))
     release = tuple(parse_pattern(text, given_back) for text in settings.release)
     return Protocol(
         name=settings.name,
         origin=origin,
         acquire=acquire,
         release=release,
-        lease=tuple(parse_pattern(text, ()) for text in settings.lease),
+        lease=tuple(map(_beginning, settings.lease)),
         transfer=tuple(parse_pattern(text, (0,)) for text in settings.transfer),
         handle=handle,
         argument=argument,
@@ -94,13 +107,13 @@ def protocol_from_settings(settings: ProtocolSettings, origin: str = "settings")
 
 
 def _handle(text: str) -> tuple[Handle, Position]:
-    if text.startswith("argument"):
-        rest = text.removeprefix("argument").strip()
-        return Handle.ARGUMENT, int(rest) if rest.isdigit() else rest or 0
-    try:
-        return Handle(text), 0
-    except ValueError:
-        raise ValueError(f"handle {text!r}: use result, receiver, argument N or none") from None
+    kind, _, which = text.partition(" ")
+    which = which.strip()
+    if kind == "argument" and (which.isdigit() or which.isidentifier() or not which):
+        return Handle.ARGUMENT, int(which) if which.isdigit() else which or 0
+    if which or kind not in {each.value for each in Handle}:
+        raise ValueError(f"handle {text!r}: use result, receiver, argument N, argument NAME or none")
+    return Handle(kind), 0
 
 
 def _value(text: str) -> Value:

@@ -26,7 +26,7 @@ class Following:
         self.effects = effects
         self.edges = edges
         self._known: dict[int, Knowledge] | None = None
-        self._alone: dict[tuple[int, tuple[Path, ...]], Followed] = {}
+        self._alone: dict[tuple[int, tuple[Path, ...], Knowledge], Followed] = {}
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -87,7 +87,8 @@ class Following:
         return found
 
     def _followed_alone(self, node: int, source: Source | None) -> Followed:
-        key = node, self.acquisition(node, source).places
+        acquisition = self.acquisition(node, source)
+        key = node, acquisition.places, acquisition.flags
         if key not in self._alone:
             self._alone[key] = self._follow(node, source)
         return self._alone[key]

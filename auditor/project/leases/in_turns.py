@@ -1,4 +1,4 @@
-"""What one turn of a loop begins and a later one ends: `if step == first: start()`, `elif step == last: stop()`.
+"""What one turn of a loop begins and a later one ends: `if i == first: start()`, `elif i == last: stop()`.
 
 Which turns there are is in the numbers, and whether the last of them comes nobody can tell from the ways
 through the loop."""
@@ -50,4 +50,3 @@ def _turning(loop: ast.For | ast.AsyncFor | ast.While) -> Iterator[str]:
     for node in walk(loop):
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
-

@@ -50,3 +50,12 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
 def lists_what_it_counts(outcome: Outcome) -> bool:
     """`block.inc_ref(); found.append(block)`, and `return found`."""
     return outcome.acquisition.keyed and outcome.returned == (ANY_ITEM,)
+
+
+def told_otherwise(made: Source, first: Source) -> bool:
+    """`return found, False` on one way and `return created, True` on another: what comes beside it tells its
+    callers which of the two they have, and either way they owe it."""
+    sources = (first, *first.also)
+    same_place = all(made.rest == other.rest for other in sources)
+    apart = all(any((key, not truth) in other.flags for key, truth in made.flags) for other in sources)
+    return same_place and apart
