@@ -20,7 +20,7 @@ from auditor.project.meaning.releases import Releases, callee_text, names_of
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
-from auditor.project.pools.called_like import called_like_pool, given_back_near
+from auditor.project.pools.called_like import called_like_pool, given_back_near, says_enough
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
@@ -175,10 +175,8 @@ class Recogniser(Releases):
         pair, half = self.acquiring.get(target, (None, None))
         if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
             return False
-        if not self.calls.guessed(function, call) or called_like_pool(call.func.value, pair):
+        if not self.calls.guessed(function, call) or says_enough(call.func.value, target, pair):
             return False
-        if take_apart(target.name, ACQUIRE_WORDS - WEAK) is not None:
-            return False  # `lib.borrow()` says what it does
         return not given_back_near(function, call.func.value, pair)
 
     def _is_inner(self, function: Function, target: Function) -> bool:

@@ -2,9 +2,10 @@
 
 import ast
 
+from auditor.project.code.asked_of import is_called_like
 from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.halves import Pair
-from auditor.protocols.vocabulary import GUARDS, singular, split
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, WEAK, singular, split, take_apart
 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
 """Words of classes' names by which no pool is told from another thing."""
@@ -20,6 +21,14 @@ def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
     if GUARDS & set(split(name)[-1:]) - mine:
         return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
     return bool(words & mine)
+
+
+def says_enough(receiver: ast.expr, method: Function, pair: Pair) -> bool:
+    """The receiver is called like the pool, also by the one word `cache` of a `RadixCache`; or the method
+    says what it does: `library.borrow()`."""
+    if called_like_pool(receiver, pair) or take_apart(method.name, ACQUIRE_WORDS - WEAK) is not None:
+        return True
+    return method.cls is not None and is_called_like(receiver, method.cls)
 
 
 def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
