@@ -25,6 +25,7 @@ from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack
 from auditor.project.code.calls import Calls, constants_passed, is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.meaning.telling import said_by, tells_apart
+from auditor.project.meaning.write_only import WriteOnly
 
 EffectsOf = Callable[[Function], Effects]
 
@@ -87,6 +88,7 @@ class Summaries:
         self.calls = calls
         self.answers: dict[Question, Answer] = {}
         self._effects_of = effects_of
+        self._write_only = WriteOnly(calls.model)
 
     def answer(self, question: Question) -> Answer:
         if question not in self.answers:
@@ -129,7 +131,9 @@ class Summaries:
             followed = follow_given(graph, effects, acquisition, known, EDGES["explicit"])
         except (TooLarge, TooManyStates, RecursionError):
             return NOT_TOLD
-        return _conclude(question, followed)
+        answer = _conclude(question, followed)
+        noted = answer.stored and not followed.endings.taken and answer.result is None
+        return NOTHING if noted and self._write_only.keeps(function, answer.stored) else answer
 
     def _needed(self, question: Question) -> Iterator[Question]:
         """Flow-insensitively: calls to which the body may pass the lease."""
