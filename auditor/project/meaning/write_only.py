@@ -1,5 +1,5 @@
-"""Lists into which things are put and out of which nobody ever takes one: `self.sent.append(n)` of a link that
-notes what it sent. Who puts a lease there has handed it over to nobody."""
+"""Lists into which things are put and out of which nobody ever takes one: `self.sent.append(n)` of a link.
+Who puts a lease there has handed it over to nobody."""
 
 import re
 from collections.abc import Iterable
