@@ -11,7 +11,8 @@ from auditor.progress import Progress
 from auditor.project.result import FlowResult
 from auditor.source.clue import Clue
 from auditor.source.index import FileIndex
-from auditor.source.scan import ScanJob, Scanned, Sight, look_at, scan
+from auditor.source.parse import remembering
+from auditor.source.scan import ScanJob, Scanned, Sight, look_at, scan, scanned
 from auditor.source.suppress import Suppression
 from auditor.texts import Texts
 from auditor.workers import Died, run_all
@@ -51,12 +52,22 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class FlowJob:
-    """The flow analysis of a whole tree, which a worker can do before all of it has been scanned."""
+    """The flow analysis of a whole tree, which a worker can do before all of it has been scanned. The files
+    that it must read and of which there is no scan yet, `new`, it scans as well: so each is parsed once."""
 
     texts: Texts
     paths: tuple[str, ...]
     relevant: tuple[str, ...]
+    new: tuple[ScanJob, ...]
     settings: AnalysisSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What a worker found that did such a job."""
+
+    scanned: tuple[Scanned, ...]
+    flow: FlowResult
 
 
 def scan_all(
@@ -67,22 +78,28 @@ def scan_all(
     by which leases may be followed at the same time."""
     done = dict(earlier)
     waiting = [ScanJob(file, clues, texts.held(file)) for file in texts if file.path not in done]
-    total = len(done) + len(waiting)
+    new, total = len(waiting), len(done) + len(waiting)
     following: list[ScanJob | FlowJob] = []
-    if follow is not None and jobs > 1 and len(waiting) >= MANY:
+    if follow is not None and jobs > 1 and new >= MANY:
         waiting = _sighted(waiting, jobs)
-        following = [_flow_job(texts, [*done.values(), *waiting], follow)]
-    flow = None
+        following = [_flow_job(texts, earlier.values(), waiting, follow)]
+        waiting = [job for job in waiting if not job.relevant]
+    flow: FlowResult | None = None
+    foreseen: tuple[str, ...] = ()
+    lost: list[ScanJob] = []
     for job, result in run_all(_work, waiting, jobs, first=following):
-        if isinstance(job, FlowJob):
-            flow = None if isinstance(result, Died) else _flow_decoder.decode(result)
-            continue
-        path = job.file.path
-        done[path] = _died(path, result) if isinstance(result, Died) else _decoder.decode(result)
+        if isinstance(job, ScanJob):
+            done[job.file.path] = _decoded(job, result)
+        elif isinstance(result, Died):
+            lost += job.new
+        else:
+            followed = _followed_decoder.decode(result)
+            flow, foreseen = followed.flow, job.relevant
+            done.update((file.path, file) for file in followed.scanned)
         progress("Reading", len(done), total)
-    scan = Scan(tuple(done[path] for path in sorted(done)), new=len(waiting), flow=flow)
-    foreseen = [job.relevant for job in following if isinstance(job, FlowJob)] == [scan.relevant]
-    return scan if foreseen else replace(scan, flow=None)  # what was followed has failed to be read
+    done.update((job.file.path, _decoded(job, result)) for job, result in run_all(scan, lost, jobs))
+    found = Scan(tuple(done[path] for path in sorted(done)), new, flow)
+    return found if found.relevant == foreseen else replace(found, flow=None)  # a file of them has failed
 
 
 def _sighted(waiting: list[ScanJob], jobs: int) -> list[ScanJob]:
@@ -95,16 +112,15 @@ def _unless_died(sight: Sight | Died | None) -> Sight | None:
     return None if isinstance(sight, Died) else sight
 
 
-def _flow_job(texts: Texts, files: Iterable[ScanJob | Scanned], settings: AnalysisSettings) -> FlowJob:
-    known = dict(map(_relevance, files))
+def _flow_job(
+    texts: Texts, earlier: Iterable[Scanned], waiting: list[ScanJob], settings: AnalysisSettings
+) -> FlowJob:
+    known = {each.path: each.relevant for each in earlier} | {
+        each.file.path: each.relevant for each in waiting
+    }
     paths = sorted(known)
-    return FlowJob(texts, tuple(paths), tuple(path for path in paths if known[path]), settings)
-
-
-def _relevance(file: ScanJob | Scanned) -> tuple[str, bool]:
-    if isinstance(file, Scanned):
-        return file.path, file.relevant
-    return file.file.path, file.sight is not None and file.sight.relevant
+    relevant = tuple(path for path in paths if known[path])
+    return FlowJob(texts, tuple(paths), relevant, tuple(each for each in waiting if each.relevant), settings)
 
 
 def _work(job: ScanJob | FlowJob) -> bytes:
@@ -112,13 +128,19 @@ def _work(job: ScanJob | FlowJob) -> bytes:
         return scan(job)
     from auditor.project.analysis import analyse  # half of what starting costs, and one worker alone needs it
 
-    return msgspec.json.encode(analyse(job.texts.readable(job.paths), job.settings, job.relevant))
+    parse = remembering()
+    found = tuple(scanned(each, parse) for each in job.new)
+    flow = analyse(job.texts.readable(job.paths), job.settings, job.relevant, parse)
+    return msgspec.json.encode(_Followed(found, flow))
 
 
 _decoder = msgspec.json.Decoder(Scanned)
-_flow_decoder = msgspec.json.Decoder(FlowResult)
+_followed_decoder = msgspec.json.Decoder(_Followed)
 
 
-def _died(path: str, died: Died) -> Scanned:
-    message = f"crashed the process that read it (exit code {died.exit_code})"
+def _decoded(job: ScanJob, result: bytes | Died) -> Scanned:
+    if not isinstance(result, Died):
+        return _decoder.decode(result)
+    path = job.file.path
+    message = f"crashed the process that read it (exit code {result.exit_code})"
     return Scanned(path, message, failure=Failure(path, 0, message))

@@ -50,11 +50,13 @@ from auditor.project.pools.discovery import discover
 from auditor.project.pools.halves import Pair
 from auditor.project.result import FlowResult
 from auditor.protocols.load import in_force
+from auditor.source.parse import Parse
 
 
 def analyse(
-    sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str] | None = None
-) -> FlowResult:
+    sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str] | None = None,
+    parse: Parse = ast.parse,
+) -> FlowResult:  # fmt: skip
     """Decide the life of every acquire in `sources` (path relative to the working directory -> text).
 
     `relevant` are the files that may define or use a pool (all, if not given); the others are read only
@@ -62,7 +64,7 @@ def analyse(
     collecting = gc.isenabled()
     gc.disable()  # syntax trees are large and free of cycles: collecting doubles the time
     try:
-        return Analysis(sources, settings, relevant).run()
+        return Analysis(sources, settings, relevant, parse).run()
     finally:
         if collecting:
             gc.enable()
@@ -72,8 +74,10 @@ class Analysis:
     """One run. Sites are found in waves: a function that returns a lease makes its callers acquire."""
 
     def __init__(
-        self, sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str] | None = None
-    ) -> None:
+        self, sources: Mapping[str, str], settings: AnalysisSettings, relevant: Sequence[str] | None = None,
+        parse: Parse = ast.parse,
+    ) -> None:  # fmt: skip
+        self.parse = parse
         self.relevant = sorted(sources if relevant is None else relevant)
         self.called = CalledNames(sources)
         self.settings = settings
@@ -99,7 +103,7 @@ class Analysis:
         return self._effects[function]
 
     def _opened(self, sources: Mapping[str, str]) -> Project:
-        return Project(sources)
+        return Project(sources, self.parse)
 
     def _discover(self) -> list[Pair]:
         pairs: list[Pair] = []

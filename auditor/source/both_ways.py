@@ -43,19 +43,12 @@ _UNDONE_OF_FREE = ((("cut",), _JOINED), (("struck", "less"), ("added", "updated"
 """Of these the field has to be called what is free or in use, or may be full at first."""
 
 _BITS = ("also", "lit")
+_HEAPED = b"heappop(self."
+_ANY_OF = b"next(iter(self."
 _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _KEYED = re.compile(rb"(\w+)\[")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
-_OTHERWISE = (
-    (b"heappop(", b"heappop(self.", "taken", _NAME),
-    (b"iter(", b"next(iter(self.", "first", _NAME),
-    (b"next ", b"next = self.", "head", _HEAD),
-    (b"nxt ", b"nxt = self.", "head", _HEAD),
-    (b"del ", b"del self.", "taken", _KEYED),
-)
-"""A word that is quickly looked for, what stands before the field, and what that does to it."""
-
 _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
@@ -160,10 +153,9 @@ def _of_module(taken: set[bytes], data: bytes) -> set[bytes]:
 
 def _of_closures(taken: set[bytes], data: bytes) -> set[bytes]:
     """Local names of a function that hands out two of its own functions: `return take, give`."""
-    handed = {name for pair in _HANDED_OUT.findall(data) for name in pair}
-    if sum(b"    def %b(" % name in data for name in handed) < 2:
-        return set()
-    return {name for name in taken if b"    %b = " % name in data}
+    found = {name for name in taken if b"    %b = " % name in data}
+    handed = {name for pair in _HANDED_OUT.findall(data) for name in pair} if found else set()
+    return found if sum(b"    def %b(" % name in data for name in handed) > 1 else set()
 
 
 def _all_places(data: bytes) -> Iterator[tuple[int, int]]:
@@ -190,8 +182,14 @@ def _notes(data: bytes, text: Searched) -> Notes:
         notes[done.lastgroup or ""].add(done[1])
         if done["linked"]:
             notes["head"].update(_HEAD.findall(done["linked"]))
-    for word, needle, way, name in _OTHERWISE:
-        for _, at in _places(needle, data) if text.has(word) else ():
+    for needle, way, name in (
+        (_HEAPED, "taken", _NAME),
+        (_ANY_OF, "first", _NAME),
+        (b"next = self.", "head", _HEAD),
+        (b"nxt = self.", "head", _HEAD),
+        (b"del self.", "taken", _KEYED),
+    ):
+        for _, at in _places(needle, data):
             if found := name.match(data, at + len(needle)):
                 notes[way].add(found[name.groups])
     for local in _popped(data) if text.has(b"pop") else ():

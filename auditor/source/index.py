@@ -7,6 +7,7 @@ from auditor.source.entries import ClassIndex, FileIndex, LargeAllocation, PoolI
 from auditor.source.imports import origins, pool_imports, renames
 from auditor.source.lifetime.read import sightings, suspects
 from auditor.source.nodes import every_node
+from auditor.source.parse import Parse
 from auditor.source.searched import Listed
 from auditor.source.vocabulary import Need, count_lines, prefilter
 
@@ -31,7 +32,13 @@ def index_bytes(path: str, data: bytes, text: str | None = None) -> FileIndex:
     return index_file(path, data.decode("utf-8", "replace") if text is None else text, need, readers)
 
 
-def index_file(path: str, text: str, need: Need = Need.WHOLE, readers: tuple[int, ...] = ()) -> FileIndex:
+def index_file(
+    path: str,
+    text: str,
+    need: Need = Need.WHOLE,
+    readers: tuple[int, ...] = (),
+    parse: Parse = ast.parse,
+) -> FileIndex:
     """Index decoded text. Raises SyntaxError, ValueError, RecursionError or MemoryError where it cannot
     be parsed.
 
@@ -42,7 +49,7 @@ def index_file(path: str, text: str, need: Need = Need.WHOLE, readers: tuple[int
     if need is Need.NOTHING and not readers:
         return FileIndex(path, lines)
     text = text.removeprefix("\ufeff")
-    source = Source(path, text, ast.parse(text))
+    source = Source(path, text, parse(text))
     outlived = sightings(source, readers)
     if need is Need.NOTHING:
         return FileIndex(path, lines, sightings=outlived)

@@ -1,5 +1,6 @@
 """What a worker process does with one file: read, decode, index, find suppressions, judge its relevance."""
 
+import ast
 import symtable
 import sys
 import tokenize
@@ -15,6 +16,7 @@ from auditor.source.index import FileIndex, Need, index_file, prefilter
 from auditor.source.lifetime.read import suspects
 from auditor.source.load import Unreadable, decode, digest, read
 from auditor.source.newer_syntax import in_older_syntax
+from auditor.source.parse import Parse
 from auditor.source.searched import Listed
 from auditor.source.suppress import Suppression, suppressions
 
@@ -53,6 +55,11 @@ class ScanJob:
     data: bytes | None = None
     sight: Sight | None = None
 
+    @property
+    def relevant(self) -> bool:
+        """Whether it is known that the flow analysis must read the file."""
+        return self.sight is not None and self.sight.relevant
+
     def read(self) -> bytes:
         return read(self.file) if self.data is None else self.data
 
@@ -73,10 +80,10 @@ def _sight(job: ScanJob, data: bytes) -> Sight:
 
 def scan(job: ScanJob) -> bytes:
     """`Scanned` for one file, encoded: plain bytes travel between processes quickest."""
-    return msgspec.json.encode(_scan(job))
+    return msgspec.json.encode(scanned(job))
 
 
-def _scan(job: ScanJob) -> Scanned:
+def scanned(job: ScanJob, parse: Parse = ast.parse) -> Scanned:
     path = job.file.path
     checked = ""
     warnings.simplefilter("ignore")  # invalid escapes in the audited code are not our subject
@@ -85,7 +92,7 @@ def _scan(job: ScanJob) -> Scanned:
         checked = digest(data)
         text = decode(data)
         sight = job.sight or _sight(job, data)
-        index = _index(path, text, sight)
+        index = _index(path, text, sight, parse)
         return Scanned(path, checked, index, suppressions(path, text), sight.relevant)
     except Exception as error:  # whatever is wrong with one file, or with us, costs that file alone
         return Scanned(path, checked or str(error), failure=_failure(path, error))
@@ -107,19 +114,19 @@ def _failure(path: str, error: Exception) -> Failure:
             return Failure(path, 0, f"internal error: {type(error).__name__}: {error}")
 
 
-def _index(path: str, text: str, sight: Sight) -> FileIndex:
+def _index(path: str, text: str, sight: Sight, parse: Parse) -> FileIndex:
     """The index of a file that is valid Python, or would be to a newer one."""
     try:
-        return _checked_index(path, text, sight)
+        return _checked_index(path, text, sight, parse)
     except SyntaxError:
         older = in_older_syntax(text)
         if older is None:
             raise
-        return _checked_index(path, older, sight)
+        return _checked_index(path, older, sight, parse)
 
 
-def _checked_index(path: str, text: str, sight: Sight) -> FileIndex:
+def _checked_index(path: str, text: str, sight: Sight, parse: Parse) -> FileIndex:
     """Whether a file is valid has to be asked where it is not parsed for its index."""
     if sight.need is Need.NOTHING and not sight.readers:
         symtable.symtable(text, path, "exec")  # two thirds of what ast.parse costs, and it checks as much
-    return index_file(path, text, sight.need, sight.readers)
+    return index_file(path, text, sight.need, sight.readers, parse)

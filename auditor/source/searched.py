@@ -28,10 +28,10 @@ class Listed(Searched):
 
     def has(self, needle: bytes) -> bool:
         """Whether `needle` stands in the file."""
-        hint = _hint(needle)
-        if hint.startswith(b" ") and hint.endswith(b" "):
-            return hint[1:-1] in self._words and needle in self.data
-        return hint in self._listed and (hint is needle or needle in self.data)
+        hint, is_word = _hint(needle)
+        if hint not in (self._words if is_word else self._listed):
+            return False
+        return hint is needle or needle in self.data
 
     def says(self, word: re.Pattern[bytes]) -> bool:
         """Whether some word has in it what the pattern matches."""
@@ -47,12 +47,13 @@ class Listed(Searched):
 
 
 @lru_cache(maxsize=1 << 10)
-def _hint(needle: bytes) -> bytes:
-    """What must stand in the list of words where `needle` stands in a file: of `.eval()` it is ` eval `, of
-    `_hook(` it is `_hook `."""
+def _hint(needle: bytes) -> tuple[bytes, bool]:
+    """What must stand in the list of words where `needle` stands in a file, and whether that is a whole word:
+    of `.eval()` it is `eval`, of `_hook(` it is the end of one, `_hook `."""
     word = max(_WORD.finditer(needle), key=lambda found: len(found[0]), default=None)
     if word is None:
-        return b""  # the list holds nothing but letters and digits of ASCII
+        return b"", False  # the list holds nothing but letters and digits of ASCII
     if word[0] == needle:
-        return needle
-    return b" " * (word.start() > 0) + word[0] + b" " * (word.end() < len(needle))
+        return needle, False
+    begins, ends = word.start() > 0, word.end() < len(needle)
+    return (word[0], True) if begins and ends else (b" " * begins + word[0] + b" " * ends, False)

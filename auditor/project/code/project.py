@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping
 from auditor.project.code.collect import read_module
 from auditor.project.code.modules import Class, Function, Module
 from auditor.source.newer_syntax import in_older_syntax
+from auditor.source.parse import Parse
 
 
 class Project:
     """All sources, parsed on demand. `sources` maps paths with forward slashes to text."""
 
-    def __init__(self, sources: Mapping[str, str]) -> None:
+    def __init__(self, sources: Mapping[str, str], parse: Parse = ast.parse) -> None:
         self.sources = sources
+        self._parse_text = parse
         self.failed: dict[str, tuple[int, str]] = {}
         self._modules: dict[str, Module | None] = {}
         self._by_suffix: dict[str, list[str]] | None = None
@@ -41,7 +43,7 @@ class Project:
     def _parse(self, path: str) -> Module | None:
         text = self.sources[path]
         try:
-            return read_module(path, text, _syntax_tree(text))
+            return read_module(path, text, _syntax_tree(text, self._parse_text))
         except SyntaxError as error:
             self.failed[path] = (error.lineno or 0, f"invalid syntax: {error.msg}")
         except ValueError as error:
@@ -120,14 +122,14 @@ class Project:
         return None
 
 
-def _syntax_tree(text: str) -> ast.Module:
+def _syntax_tree(text: str, parse: Parse) -> ast.Module:
     try:
-        return ast.parse(text)
+        return parse(text)
     except SyntaxError:
         older = in_older_syntax(text)
         if older is None:
             raise
-        return ast.parse(older)
+        return parse(older)
 
 
 def dotted_name(node: ast.expr) -> list[str] | None:

@@ -246,16 +246,12 @@ def _still_attached(turn: Loop | Function, carrier: ast.expr, call: ast.Call, si
 def _in_evaluation(code: Code, function: Function, site: _Site, backwards: list[ast.Call]) -> Sighting | None:
     """A loss of a loop that evaluates, where nobody goes back from anything."""
     loops = code.loops_around(site.node)
+    if not loops or backwards:  # as at most sites, for which nothing else has to be read
+        return None
     evaluates = _EVALUATES.match(function.name) or any(
         last_name(c.func) == "eval" for c in calls_in(function)
     )
-    if (
-        not loops
-        or not evaluates
-        or backwards
-        or _trains(function)
-        or not _outlives(code, function, site, loops[0])
-    ):
+    if not evaluates or _trains(function) or not _outlives(code, function, site, loops[0]):
         return None
     runs = [call for call in calls_in(*loops[0].body) if is_model(code, call.func, function)]
     if not runs:
