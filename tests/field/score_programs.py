@@ -47,6 +47,8 @@ SETS = (
     "postmortems",
     "backends",
     "runtimes",
+    "labellers",
+    "platforms",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
