@@ -173,8 +173,12 @@ class Analysis:
             found_before = set(self.recogniser.wrappers)
             for path in paths:
                 self._follow_in(path, words)
-            again, self._again = self._again, set()
-            words, paths = self._callers_of((set(self.recogniser.wrappers) - found_before) | again)
+            words, paths = self._callers_of(self._found_since(found_before))
+
+    def _found_since(self, before: set[Function]) -> set[Function]:
+        """Wrappers that are new, or of which more was found."""
+        again, self._again = self._again, set()
+        return (set(self.recogniser.wrappers) - before) | again
 
     def _callers_of(self, fresh: set[Function]) -> tuple[set[str], list[str]]:
         """By which names, and in which files, they may be called."""

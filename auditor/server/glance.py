@@ -97,7 +97,7 @@ class Glance(Recurring):
             before = set(self.recogniser.wrappers)
             for path in paths:
                 self._follow_in(path, words)
-            fresh = set(self.recogniser.wrappers) - before
+            fresh = self._found_since(before)
             words = self._with_aliases(set().union(*(called_as(function, texts) for function in fresh)))
             paths = sorted(self.called.calling(self.focus, words))
 
