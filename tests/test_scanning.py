@@ -68,6 +68,14 @@ def test_a_worker_follows_the_leases_while_others_scan(tree: Path) -> None:
     assert same(found, run(tree, 1))
 
 
+def test_files_that_say_the_same_are_followed_each_for_itself(tree: Path) -> None:
+    for n in range(3):
+        (tree / f"same_{n}.py").write_text(POOLS + LEAKING.partition("\n")[2].format(n=8))
+    found = run(tree, 2)
+    assert [finding.code for finding in found.findings].count("PA101") == 7
+    assert same(found, run(tree, 1))
+
+
 def test_few_files_are_not_worth_it(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "MANY", 14)
     assert scanned(tree, 2).flow is None

@@ -49,7 +49,7 @@ def index_file(
     if need is Need.NOTHING and not readers:
         return FileIndex(path, lines)
     text = text.removeprefix("\ufeff")
-    source = Source(path, text, parse(text))
+    source = Source(path, text, parse(text, path))
     outlived = sightings(source, readers)
     if need is Need.NOTHING:
         return FileIndex(path, lines, sightings=outlived)

@@ -43,7 +43,7 @@ class Project:
     def _parse(self, path: str) -> Module | None:
         text = self.sources[path]
         try:
-            return read_module(path, text, _syntax_tree(text, self._parse_text))
+            return read_module(path, text, _syntax_tree(text, path, self._parse_text))
         except SyntaxError as error:
             self.failed[path] = (error.lineno or 0, f"invalid syntax: {error.msg}")
         except ValueError as error:
@@ -122,14 +122,14 @@ class Project:
         return None
 
 
-def _syntax_tree(text: str, parse: Parse) -> ast.Module:
+def _syntax_tree(text: str, path: str, parse: Parse) -> ast.Module:
     try:
-        return parse(text)
+        return parse(text, path)
     except SyntaxError:
         older = in_older_syntax(text)
         if older is None:
             raise
-        return parse(older)
+        return parse(older, path)
 
 
 def dotted_name(node: ast.expr) -> list[str] | None:
