@@ -33,8 +33,8 @@ QUEUEING = frozenset({"put", "put_nowait", "append", "appendleft", "push", "add"
 
 def counts_places(acquire: ast.Call, function: Function, *, ended_here: bool) -> bool:
     """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
-    back when it is free again, unless it is `ended_here` on one way and nothing is queued. A semaphore that
-    begins at 0 counts arrivals, which nobody gives back."""
+    back when it is free again, unless it is `ended_here` on one way, or a way says that none was taken, and
+    nothing is queued. A semaphore that begins at 0 counts arrivals, which nobody gives back."""
     match acquire.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr)) if (
             function.cls is not None and any(_begins_empty(m, attr) for m in function.cls.methods.values())

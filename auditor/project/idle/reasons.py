@@ -129,7 +129,9 @@ def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str
 def for_want(stock: Stock, function: Function, test: ast.expr, box: Set[str], taking: ast.expr) -> bool:
     """`if not self._free:`, `if len(pages) < n:`, said when the store holds too few."""
     asked = _condition(stock, function, test, taking)
-    if not asked.known or asked.words & BOOKS - {"free", "count"} or _asks_own_books(stock, function, asked):
+    named = {word for name in box for word in split(name)}  # a local `taken` is no book
+    books = asked.words & BOOKS - {"free", "count"} - named
+    if not asked.known or books or _asks_own_books(stock, function, asked):
         return False
     if any(_finds_nothing(node, box) for node in walk(test)):
         return False  # there is something in it

@@ -53,7 +53,7 @@ class TakenHere:
 
     def says_nothing(self, op: InPlace | Store) -> bool:
         """Also `self.dirty[page] = False` of what its methods note of those that come back, and
-        `page.refs = 1` of one that is about to be lent."""
+        `page.refs = 1` or `self.refs[page] = 1` of one that is about to be lent."""
         if isinstance(op, InPlace):
             return self.counts_another(op)
         if self._counts_its_first_user(op.at):
@@ -68,11 +68,20 @@ class TakenHere:
             and node.targets == [at]
             and isinstance(node.value, ast.Constant)
             and node.value.value == 1
-            and isinstance(at, ast.Attribute)
-            and isinstance(at.value, ast.Name)
-            and at.value.id != self.own
+            and self._is_of_one(at)
             for node in self.function.statements
         )
+
+    def _is_of_one(self, at: ast.AST) -> bool:
+        """`page.refs`, `self.refs[page]`"""
+        match at:
+            case ast.Attribute(value=ast.Name(id=name)):
+                return name != self.own
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=owner)), slice=ast.Name(id=name)):
+                given = list(given_to(self.function, name))
+                taken = any(self.take.shown in walk(value) for value in given)
+                return owner == self.own and (name == self.take.name or taken)
+        return False
 
     def may_fail(self, call: Call) -> bool:
         """In a `try` that begins after the take, whose failure a handler is for."""

@@ -120,7 +120,9 @@ class Follower(Following):
         elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
         elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
         elsewhere = elsewhere or self._still_to_run(op, acquisition)
-        elsewhere = elsewhere or counts_places(op.at, self.function, ended_here=not rolled_back)
+        elsewhere = elsewhere or counts_places(
+            op.at, self.function, ended_here=not rolled_back or bool(refused)
+        )
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings) or self._ended_later(op, endings)
         detached = not endings.released and left_detached(op.at, self.function)

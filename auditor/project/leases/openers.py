@@ -38,13 +38,12 @@ def openers(
         for field in _filled(outcome):
             fates = _fates(outcome, field, model, summaries)
             closing = {method for method, answer in fates.items() if _closes(method, answer)}
-            by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
-            if closing and not (
-                by_and_by and any(_takes_some(fates[each]) for each in fates.keys() - closing)
-            ):
+            if closing:
+                by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
                 made = found.setdefault(cls, Opener(cls, set(), set(), set()))
                 made.fields.add(field[0][1:])
                 made.closing |= closing
+                made.closing |= {each for each in fates if by_and_by and _takes_some(fates[each])}
                 made.opening |= _leading_to(outcome.function.name, model, cls)
     return found
 
@@ -66,7 +65,8 @@ def _filled(outcome: Outcome) -> Iterator[Path]:
 
 
 def _filled_at_once(function: Function, field: str) -> bool:
-    """At birth, or `self.beams = [Beam(pages)]`: what is put into a table by and by may go one by one."""
+    """At birth, or `self.beams = [Beam(pages)]`: what is put into a table by and by may go one by one, and
+    who takes some out of it may have taken all."""
     own = function.owner or ""
     return function.name == "__init__" or any(
         own_attribute(target, own) == field for target, _ in assignments(function)

@@ -1,9 +1,11 @@
 """Counts that go down and up by amounts: what is handed out for an amount says how much goes back."""
 
 import ast
+from collections.abc import Iterator, Sequence
 
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, field_work
+from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
 
 
@@ -23,20 +25,59 @@ def returns_the_amount(taker: Function) -> bool:
 
 def carries_the_amount(taker: FieldWork, giver: FieldWork, counter: str) -> bool:
     """`self.units -= n; return Grant(n)` and `self.units += grant.units`: the object says how much."""
-    taken = {ast.unparse(value) for field, _, value in taker.amounts if field == counter}
-    made = any(
+    taken = [[value] for field, _, value in taker.amounts if field == counter]
+    back = [value for field, _, value in giver.amounts if field == counter]
+    return _notes(taker, taken) and any(_reads(giver, value) for value in back)
+
+
+def tickets(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork]
+) -> Iterator[tuple[FieldWork, list[FieldWork]]]:
+    """`self.left[team] -= n; return Hold(team, n)`, refused where too little is left, and
+    `self.left[hold.team] += hold.n - used`: the object says whose and how much."""
+    for taker in lending:
+        lowered = {
+            (field, way)
+            for field, way, key, value in taker.balances
+            if _notes(taker, [[key, value]]) and _is_asked(taker, field)
+        }
+        givers = [
+            work
+            for work in (given if lowered else ())
+            if work is not taker
+            and any((field, -way) in lowered and _reads(work, key) for field, way, key, _ in work.balances)
+        ]
+        if givers:
+            yield taker, givers
+
+
+def _notes(taker: FieldWork, taken: Sequence[Sequence[ast.expr]]) -> bool:
+    """An object is made that is told all of these that are no constants."""
+    wanted = [{ast.unparse(each) for each in some if not isinstance(each, ast.Constant)} for some in taken]
+    return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id[:1].isupper()
-        and any(ast.unparse(given) in taken for given in _arguments(node))
+        and any(some and some <= {ast.unparse(given) for given in _arguments(node)} for some in wanted)
         for node in taker.method.nodes
     )
-    return made and any(
-        field == counter
-        and isinstance(value, ast.Attribute)
-        and isinstance(value.value, ast.Name)
-        and value.value.id in giver.told
-        for field, _, value in giver.amounts
+
+
+def _reads(giver: FieldWork, value: ast.expr) -> bool:
+    """A field of what it is told: `hold.n`, or `back = hold.n - used`."""
+    fields = (node for node in giver.method.nodes if isinstance(node, ast.Attribute))
+    read = {id(node) for node in fields if isinstance(node.value, ast.Name) and node.value.id in giver.told}
+    return mentions(value, giver.derived(frozenset(), read), read)
+
+
+def _is_asked(work: FieldWork, field: str) -> bool:
+    """`if self.left[team] < n: return None`, or what was read there before is asked."""
+    shown = {id(node) for node in work.method.nodes if isinstance(node, ast.Attribute) and node.attr == field}
+    names = work.derived(frozenset(), shown)
+    return any(
+        mentions(node.test, names, shown)
+        for node in work.method.nodes
+        if isinstance(node, ast.If | ast.While | ast.Assert)
     )
 
 

@@ -20,7 +20,6 @@ from auditor.source.nodes import walk
 TAKING = REMOVERS - {"remove", "discard"}
 SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
 SHORT = 3  # statements of a method that only shows a part of a field
-
 LOOKING_UP = frozenset({"get", "setdefault", "values", "items"})
 
 
@@ -55,6 +54,7 @@ class FieldWork:
     counted: list[tuple[str, int]] = field(default_factory=list)
     summed: set[str] = field(default_factory=set)
     amounts: list[tuple[str, int, ast.expr]] = field(default_factory=list)
+    balances: list[tuple[str, int, ast.expr, ast.expr]] = field(default_factory=list)
     marked: list[Marking] = field(default_factory=list)
     counters: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
@@ -155,7 +155,7 @@ class _Reader:
             self._assigned(bound, given)
         match statement:
             case ast.AugAssign(target=target, op=ast.Add() | ast.Sub() as op, value=value) if isinstance(
-                target, ast.Attribute
+                target, ast.Attribute | ast.Subscript
             ) or (isinstance(target, ast.Name) and target.id in self.of_module):
                 self._changed(target, op, value)
             case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
@@ -243,14 +243,17 @@ class _Reader:
 
     def _changed(self, target: ast.expr, op: ast.operator, value: ast.expr) -> None:
         name = self.field_of(target)
-        if name is None:
+        way = 1 if isinstance(op, ast.Add) else -1
+        if name is not None and isinstance(target, ast.Subscript):
+            self.work.balances.append((name, way, target.slice, value))
+        if name is None or isinstance(target, ast.Subscript):
             return
-        if isinstance(value, (ast.List, ast.Tuple, ast.Name)) and isinstance(op, ast.Add):
+        if isinstance(value, (ast.List, ast.Tuple, ast.Name)) and way > 0:
             self.work.put.append(Put(name, None, value))
-        self.work.counted.append((name, 1 if isinstance(op, ast.Add) else -1))
+        self.work.counted.append((name, way))
         if not (isinstance(value, ast.Constant) and value.value == 1):
             self.work.summed.add(name)
-            self.work.amounts.append((name, 1 if isinstance(op, ast.Add) else -1, value))
+            self.work.amounts.append((name, way, value))
 
     def _called(self, call: ast.Call) -> None:
         match call:
@@ -292,7 +295,6 @@ def _key_within(container: ast.expr) -> ast.expr | None:
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
     """Expressions of this statement; those of statements within it come with those."""
     for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.expr):
-            yield from walk(child)
-        elif isinstance(child, ast.withitem):
-            yield from walk(child.context_expr)
+        within = child.context_expr if isinstance(child, ast.withitem) else child
+        if isinstance(within, ast.expr):
+            yield from walk(within)

@@ -136,8 +136,7 @@ def _is_filled(node: ast.AST, name: str, *, made: bool = False) -> bool:
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr=attr), attr=way), args=[*_, put])
         ) if attr == name and way in FILLING:
-            empty = isinstance(put, (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple))
-            return _is_made(put) if made else not empty
+            return _is_made(put) if made else not isinstance(put, ast.Constant | ast.Tuple)
         case ast.Assign(targets=[ast.Subscript(value=ast.Attribute(attr=attr))], value=put) if attr == name:
             return _is_made(put)
     return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from auditor.project.code.bindings import ways
 from auditor.project.code.modules import Function
-from auditor.project.shapes.amounts import carries_the_amount
+from auditor.project.shapes.amounts import carries_the_amount, tickets
 from auditor.project.shapes.field_work import FieldWork, Put, field_work
 from auditor.project.shapes.for_good import takes_for_good
 from auditor.project.shapes.full_at_first import (
@@ -44,6 +44,7 @@ from auditor.project.shapes.registers import registers, strikes
 from auditor.project.shapes.rings import ringed_again
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
+from auditor.project.shapes.within import only_adds_within, takes_within
 from auditor.protocols.vocabulary import ends, negates, split, undoes
 
 ENDING = re.compile(
@@ -74,6 +75,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
         stocked = stocked_with_memory(begun, helpers, name)
         givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
         takers = [work for work in takers if takes_for_good(work, name, helpers)]
+        givers = givers if any(takes_within(work, name) for work in takers) else _at_the_top(givers, name)
         if takers and givers:
             brought = given_at_first(begun, name) and (
                 _there_and_back(name, takers, givers, named) or _called_so(name, takers, givers)
@@ -90,6 +92,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     yield from _marked(lending, given, begun)
     yield from _undone(lending, given, begun)
     yield from _counts(lending, given)
+    for taker, givers in tickets(lending, given):
+        yield from _shape([taker], givers)
     for taker, giver in registers(lending, given):
         yield from _shape([taker], [giver])
 
@@ -106,6 +110,11 @@ def _not_undone(givers: Sequence[FieldWork]) -> list[FieldWork]:
     """`carve` puts back what is left over, and `uncarve` what `carve` took: only the second gives back."""
     names = [work.method.name for work in givers]
     return [work for work in givers if not any(undoes(name, work.method.name) for name in names)]
+
+
+def _at_the_top(givers: Sequence[FieldWork], name: str) -> list[FieldWork]:
+    """`self.slots.popleft()` takes a whole slot, into which `self.slots[delay].append(timer)` puts things."""
+    return [work for work in givers if not only_adds_within(work, name)]
 
 
 def _methods(works: Sequence[FieldWork]) -> tuple[Function, ...]:
