@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from auditor.flow.asked_first import asked_first
 from auditor.flow.effects import Acquisition, Effects, Handle
 from auditor.flow.held import Endings, Held
+from auditor.flow.kept_beside import kept_beside
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
@@ -44,6 +46,14 @@ class Followed:
     endings: Endings
     solution: Solution[Held]
     shown: Shown
+
+    @property
+    def only_yielded(self) -> bool:
+        """By a generator that does not see to it afterwards; it may give back what it does not yield."""
+        endings, states = self.endings, self.solution.states
+        others = endings.returned or endings.stored or endings.written or endings.unknown
+        ended = (held for node in endings.released for held in states.get(node, ()))
+        return bool(endings.yielded) and not others and not any(held.lent for held in ended)
 
 
 def known_at_nodes(graph: Graph) -> dict[int, Knowledge]:
@@ -116,19 +126,22 @@ def _follow(
     shown: Shown = UNSEEN,
 ) -> Followed:
     def followed(
-        trusted: frozenset[int], others: frozenset[str] = frozenset()
+        trusted: frozenset[int], others: frozenset[str], believing: bool = False
     ) -> tuple[Ownership, Solution[Held]]:
         domain = Ownership(graph, effects, acquisition, site, lends, trusted, others)
+        domain.believing = believing
         return domain, solve(graph, start, domain.step, edges, domain.told)
 
-    domain, solution = followed(shown.lent, shown.others)
+    domain, solution = followed(shown.lent, others := shown.others)
     if doubtful(graph, domain.endings):
         back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
-        trusted = _only_lent(*followed(_all_calls(graph), shown.others), back)
+        believed = followed(_all_calls(graph), others, believing=True)
+        trusted = _only_lent(*believed, back) | asked_first(graph, *believed)
         if trusted:
-            domain, solution = followed(trusted | shown.lent, shown.others)
-    others = _gone_on_with(graph, domain.endings) | shown.others
-    if others != shown.others and domain.endings.unknown:
+            others |= kept_beside(*believed)
+            domain, solution = followed(trusted | shown.lent, others)
+    others |= _gone_on_with(graph, domain.endings)
+    if others != domain.others and domain.endings.unknown:
         domain, solution = followed(domain.trusted, others)
     return Followed(domain.endings, solution, Shown(frozenset(domain.trusting), others))
 

@@ -66,12 +66,6 @@ class Endings:
     def handed_over(self) -> bool:
         return bool(self.returned or self.stored or self.taken)
 
-    @property
-    def only_yielded(self) -> bool:
-        """By a generator that does not see to it afterwards."""
-        others = self.released or self.returned or self.stored or self.written or self.unknown
-        return bool(self.yielded) and not others
-
 
 def limited(held: Held) -> Held:
     """Keeps states finite where a container is put into itself again and again. Raises TooManyStates."""

@@ -4,20 +4,18 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
-from auditor.flow.held import NOWHERE, Endings, Held, Places
+from auditor.flow.held import Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import EXTENDING, FILLING, Knowledge
 from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
-from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part, spelled_out
+from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     ANY_ITEM,
     ITERATED,
     Call,
-    Constant,
-    Fresh,
     InPlace,
     Move,
     Next,
@@ -51,6 +49,8 @@ class Holding:
         self.trusted = trusted  # calls of unknown functions that are taken to borrow
         self.others = others  # names of what is surely another thing
         self.trusting: set[int] = set()  # those of them that were given the lease
+        self.believing = False  # that what is kept of the work with the lease is another thing
+        self.kept_perhaps: set[tuple[str, Path]] = set()  # names of such things, and where they are kept
         self.parameters = frozenset(graph.parameters)
         self.own_roots = set(graph.fresh_roots)  # names of what nobody else knows
         self.shown_roots: set[str] = set()  # of lists of what others know, and of what is taken from those
@@ -254,6 +254,8 @@ class Holding:
             return held  # `self.segments[:n] = self.count`: a part of it in another part
         if sure or maybe:
             if (to := self._for_others(node, target)) is not None:
+                if self.believing and not sure:
+                    return self._kept_beside(held, getattr(self.graph.ops[node], "source", target), to)
                 return self._escape(node, held, to, sure | {to + place[len(target) :] for place in sure})
             after = replace(held, places=held.places | sure, maybe=held.maybe | (maybe - sure))
             return self._keep(node, held, after, Loss.OVERWRITTEN)
@@ -261,19 +263,10 @@ class Holding:
             return self._keep(node, held, replace(held, places=held.places - gone), Loss.OVERWRITTEN)
         return held
 
-    def _same_amount(self, op: Constant | Fresh | Call, held: Held) -> tuple[Places, Places]:
-        """`credits.give(4)` gives back what `credits.take(4)` took, `give(len(x))` what `take(len(x))`; so
-        does `close("gather")` of `open("gather")`."""
-        named = isinstance(op, Constant) and isinstance(op.value, str)
-        same = (named or self.acquisition.value is Value.AMOUNT) and spelled_out(op) in held.places
-        return (frozenset({op.target}) if same else NOWHERE), NOWHERE
-
-    def _summed(self, op: InPlace, held: Held) -> Held | None:
-        """`total += n`: the sum is of an amount that is owed, and is given back or noted in its place."""
-        amount = self.acquisition.value is Value.AMOUNT and op.operand in held.places
-        if not amount or len(op.target) != 1 or self._outlives(op.target):
-            return None
-        return replace(held, places=held.places | {op.target}, kept=True)
+    def _kept_beside(self, held: Held, thing: Path, to: Path) -> Held:
+        """`self.results[key] = out` of what the work with the lease gave: it may be seen to afterwards."""
+        self.kept_perhaps.add((thing[0], to))
+        return replace(held, maybe=held.maybe | {to})
 
     def _escape(self, node: int, held: Held, target: Path, sure: Places) -> Held | None:
         if sure and held.counted:

@@ -88,6 +88,11 @@ class Passing(Perhaps):
                 perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
                 to = frozenset(place for place in listed if place is not None and edge not in RAISING)
                 after = replace(after, maybe=after.maybe | to)
+            if self.believing and edge not in RAISING:
+                listing = [each for each in perhaps if each.fate is Fate.BORROW and each.moved_to]
+                perhaps = [each for each in perhaps if each not in listing]
+                for each in listing:
+                    after = self._kept_beside(after, operand, each.moved_to or ())
             if any(self._ends_or_moves(treatment) for treatment in perhaps):
                 if not self._lent_perhaps(node, operand, held, perhaps):
                     self.endings.unknown.add(node)

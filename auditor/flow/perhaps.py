@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
+from auditor.flow.amounts import Amounts
 from auditor.flow.effects import Fate, Position, Treatment, Value
 from auditor.flow.held import Held
-from auditor.flow.holding import Holding
 from auditor.flow.indirect import AT, WITHIN, lies_within
 from auditor.flow.operands import operands
 from auditor.flow.places import below
@@ -17,8 +17,12 @@ MAKING = re.compile(r"_*(?:make|build|create|wrap|new|view|handle|as|to|from|ope
 """Functions whose result stands for what they are given."""
 
 
-class Perhaps(Holding):
+class Perhaps(Amounts):
     """Places of which nobody can tell whether the lease is there."""
+
+    def kept_outside(self, held: Held) -> bool:
+        """Whether an object that outlives the function has it."""
+        return any(map(self._outlives, held.places))
 
     def _ends_or_moves(self, treatment: Treatment) -> bool:
         """Somebody else may have it then: also an object made around it (`memoryview(x)` is none), whose

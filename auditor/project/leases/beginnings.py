@@ -55,16 +55,22 @@ def always_in_a_table(endings: Endings, own: str | None) -> bool:
 
 
 def flags_beside(graph: Graph, followed: Followed) -> frozenset[tuple[str, bool]]:
-    """Items returned beside the lease of which it is known that they are true, or false, where every return
-    of it agrees: `return buf, True`; `return buf, extra` behind `if extra == 0: return x, 0`."""
+    """Items returned beside the lease of which it is known that they are true, or false, or something, where
+    every return of it agrees: `return buf, True`; `return buf, extra` behind `if extra == 0: return x, 0`."""
     seen = []
     for node in followed.endings.returned:
         value = getattr(graph.ops[node].at, "value", None)
         items = value.elts if isinstance(value, ast.Tuple) else []
         known = frozenset.intersection(*followed.solution.states[node].values())
         truths = ((f"[{i}]", _truth(item, known)) for i, item in enumerate(items))
-        seen.append({(item, truth) for item, truth in truths if truth is not None})
+        some = {(f"[{i}] is None", False) for i, item in enumerate(items) if _is_some(item, known)}
+        seen.append(some.union((item, truth) for item, truth in truths if truth is not None))
     return frozenset(set.intersection(*seen)) if seen else frozenset()
+
+
+def _is_some(item: ast.expr, known: Knowledge) -> bool:
+    """The other one of a pair: `if right is None: return None, None`."""
+    return isinstance(item, ast.Name) and (f"{item.id} is None", False) in known
 
 
 def _truth(item: ast.expr, known: Knowledge) -> bool | None:

@@ -98,7 +98,7 @@ class Follower(Following):
 
     def _conclude(self, node: int, op: Call, acquisition: Acquisition, followed: Followed) -> Outcome:
         endings = followed.endings
-        if endings.only_yielded:
+        if followed.only_yielded:
             endings.returned = endings.yielded  # its consumers'
         recogniser = self.effects.recogniser
         ending = recogniser.ending_names(acquisition.protocol)
@@ -110,7 +110,8 @@ class Follower(Following):
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         known_to_others = acquisition.inner or acquisition.keyed
-        noted = acquisition.value is Value.AMOUNT and bool(endings.stored)
+        in_records = endings.stored or any(endings.returned.values())
+        noted = acquisition.value is Value.AMOUNT and bool(in_records)
         kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
         refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
         if elsewhere and not refused:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
@@ -43,15 +44,33 @@ def refusals(
     """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
     if not (is_kept_by_others(acquired) or kept):
         return ()
-    returned = (node for node in function.statements if isinstance(node, ast.Return))
+    returned = [node for node in function.statements if isinstance(node, ast.Return)]
     answers = {node.lineno: _text(node) for node in returned}
     refusing = {_text(node) for node in _refusing(function, acquire)}
     saying = (refusing | NOTHING if kept else refusing) & NOTHING
-    if set(answers.values()) <= saying:
+    if answers and set(answers.values()) <= saying:
         return ()  # it always answers so
+    if kept:
+        saying |= {_text(node) for node in returned if _was_there(function, node.value)}
+    silent = frozenset({Loss.NEXT_TURN}) if kept else frozenset[Loss]()
     return tuple(
-        leak for leak in leaks if leak.loss is Loss.RETURN and answers.get(leak.at.line, "") in saying
+        leak
+        for leak in leaks
+        if leak.loss in silent or (leak.loss is Loss.RETURN and answers.get(leak.at.line, "") in saying)
     )
+
+
+def _was_there(function: Function, answer: ast.expr | None) -> bool:
+    """`known = self.uploads.get(key)`, and `return known`: that says nothing of what was taken just now."""
+    given = list(given_to(function, answer.id)) if isinstance(answer, ast.Name) else []
+    return bool(given) and all(_looked_up(each, function.owner) for each in given)
+
+
+def _looked_up(value: ast.expr, owner: str | None) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(value=table, attr="get")) | ast.Subscript(value=table):
+            return owner is not None and own_attribute(table, owner) is not None
+    return False
 
 
 def _text(node: ast.Return) -> str:

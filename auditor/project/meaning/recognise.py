@@ -17,6 +17,7 @@ from auditor.project.meaning.one_more import is_one_more
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
+from auditor.project.meaning.several_taken import each_taken
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
@@ -199,7 +200,7 @@ class Recogniser(Releases):
             unnamed = found.handle is Handle.ARGUMENT and not told_anything(call)
             if found.value is Value.AMOUNT and unnamed:
                 return replace(found, handle=Handle.RECEIVER)  # `take_credit()` is one of them
-            return found
+            return each_taken(target, found) if found.handle is Handle.RESULT else found
         return self.wrappers.get(target)
 
     def _by_pattern(

@@ -1,0 +1,53 @@
+"""Pools that hand out several of their things at once: `first = self.idle.pop()`, `second = self.idle.pop()`,
+`return first, second`. Each of them is a lease of its own, and so lies where it is in the tuple."""
+
+import ast
+from dataclasses import replace
+
+from auditor.flow.effects import Value
+from auditor.project.code.bindings import given_to, ways
+from auditor.project.code.modules import Function
+from auditor.project.meaning.source import Source
+from auditor.project.shapes.pool_state import own_state
+
+TAKING = frozenset({"pop", "popleft", "heappop"})
+
+
+def each_taken(function: Function, source: Source) -> Source:
+    """What is known of the function's result, said of each of them: where one is there, so are the others."""
+    items = [f"[{index}]" for index in range(_taken_at_once(function))]
+    there = source.flags.union((f"{item} is None", False) for item in items)
+    if source.value is not Value.INDEX:
+        there = there.union((item, True) for item in items)
+    apart = [replace(source, rest=(item,), flags=there) for item in items]
+    return replace(apart[0], also=tuple(apart[1:])) if len(apart) > 1 else source
+
+
+def _taken_at_once(function: Function) -> int:
+    """How many are in the tuple, where every return of one that says anything has as many."""
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
+    tuples = [each.elts for each in returned if isinstance(each, ast.Tuple) and not _says_none(each)]
+    sizes = {len(parts) for parts in tuples}
+    every = all(_is_taken(function, part) for parts in tuples for part in parts)
+    return sizes.pop() if every and len(sizes) == 1 else 0
+
+
+def _says_none(answer: ast.Tuple) -> bool:
+    return all(isinstance(part, ast.Constant) for part in answer.elts)
+
+
+def _is_taken(function: Function, part: ast.expr) -> bool:
+    """`self.idle.pop()`, or a name for that and nothing else."""
+    match part:
+        case ast.Name(id=name):
+            given = [way for value in given_to(function, name) for way in ways(value)]
+            return (
+                bool(given)
+                and not any(isinstance(each, ast.Name) for each in given)
+                and all(_is_taken(function, each) for each in given)
+            )
+        case ast.Call(func=ast.Attribute(value=store, attr=method)) if method in TAKING:
+            return own_state(store, function.owner) or any(
+                own_state(each, function.owner) for each in part.args[:1]
+            )
+    return False
