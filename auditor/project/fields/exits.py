@@ -72,8 +72,15 @@ def _set_by_heirs(family: Sequence[Function], involved: Sequence[Function]) -> I
     """`self._open = True` of a method that calls one of these, `super().start()`."""
     names = {each.name for each in involved}
     for method in family:
-        if method.name != "__init__" and any(last_part(call.func) in names for call in method.calls):
+        if method.name != "__init__" and any(_asked_of_super(c) in names for c in method.calls):
             yield from (own_attribute(target, method.owner or "") or "" for target in _written(method))
+
+
+def _asked_of_super(call: ast.Call) -> str:
+    match call.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+            return name
+    return ""
 
 
 def _says_it_was_called(test: ast.expr, method: Function, own: str, family: Sequence[Function]) -> bool:
