@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, given_to, own_attribute, suites_of
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import ENDING
+from auditor.project.fields.filling_again import WORKING
 from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -50,7 +51,7 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     begins_to_end = beginner is not None and _ends_another(method, own, field, beginner, tests)
     deciding = [each for each in others if each is not beginner] if begins_to_end else involved
     decided = {own_attribute(target, each.owner or "") for each in deciding for target in _written(each)}
-    decided |= set(_marked(method, own))
+    decided |= set(_marked(method, own)) | set(_set_by_heirs(family, involved))
     births = [each for each in family if each.name == "__init__"]
     decided |= {flag for each in births for flag, _ in asked_at_birth(each, f".{field}")}
     keeping = (each for each in others if not any(_given_to(each, each.owner or "", field)))
@@ -65,6 +66,21 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(asks_for(test, own, lender) for test in tests for lender in lenders)
     )
+
+
+def _set_by_heirs(family: Sequence[Function], involved: Sequence[Function]) -> Iterator[str]:
+    """`self._open = True` of a method that calls one of these, `super().start()`."""
+    names = {each.name for each in involved}
+    for method in family:
+        if method.name != "__init__" and any(_asked_of_super(c) in names for c in method.calls):
+            yield from (own_attribute(target, method.owner or "") or "" for target in _written(method))
+
+
+def _asked_of_super(call: ast.Call) -> str:
+    match call.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+            return name
+    return ""
 
 
 def _says_it_was_called(test: ast.expr, method: Function, own: str, family: Sequence[Function]) -> bool:
@@ -185,9 +201,13 @@ def _emptied(method: Function) -> Iterator[str]:
 
 def _has_one_end(method: Function, own: str, field: str) -> bool:
     """One call gives it back; where another is given it, that may keep it, `self.sink.take(self.buffer)`,
-    unless its own end comes next."""
+    unless its own end comes next, or it says that it waits for it, `main.wait_stream(self.stream)`."""
     worked_with = {id(node) for node in _before_its_end(method, own, field)}
-    given = (call for call in _given_to(method, own, field) if id(call) not in worked_with)
+    given = (
+        call
+        for call in _given_to(method, own, field)
+        if id(call) not in worked_with and not WORKING.fullmatch(last_part(call.func))
+    )
     ending = {ast.unparse(call.func) for call in given}
     ended = any(_ends_itself(call, own, field) for call in method.calls)
     return len(ending) + ended < 2

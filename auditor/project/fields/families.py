@@ -25,6 +25,7 @@ from auditor.project.fields.exits import (
     begins_always,
     overridden,
 )
+from auditor.project.fields.flags_left_down import flags_left_down
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.outgrown import outgrown
@@ -48,6 +49,7 @@ class Families:
         self.summaries = summaries
         self.effects_of = effects_of
         self.recogniser = recogniser
+        self.left_down: dict[Class, frozenset[str]] = {}
         self.whole: dict[Path, Path] = {}
         """Where in what a container holds the lease lies, by the container's path; of one lease."""
 
@@ -65,6 +67,8 @@ class Families:
                 return True
             if not _leaves(method) and not _ends_by_name(method):
                 continue
+            if self._left_by_a_flag(outcome, method, path):
+                return True
             answer = self._asked(outcome, method, path)
             if method.name in EXITS and (
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
@@ -107,6 +111,21 @@ class Families:
         place = (method.parameters[0], *path[1:])
         acquisition = outcome.acquisition
         return self.summaries.answer(Question(method, place, acquisition.value, acquisition.protocol))
+
+    def _left_by_a_flag(self, outcome: Outcome, method: Function, path: Path) -> bool:
+        """`if self._owned:` around its release, and nobody ever sets that."""
+        own, acquisition = method.parameters[0], outcome.acquisition
+        down = frozenset((f"{own}.{flag}", False) for flag in self._flags_left_down(method))
+        place = (own, *self.whole.get(path, path)[1:])
+        question = Question(method, place, acquisition.value, acquisition.protocol, down)
+        return bool(down) and self.summaries.answer(question).fate is Fate.BORROW
+
+    def _flags_left_down(self, method: Function) -> frozenset[str]:
+        cls = method.cls
+        assert cls is not None
+        if cls not in self.left_down:
+            self.left_down[cls] = flags_left_down(self.project, list(self._family(cls)))
+        return self.left_down[cls]
 
     def _ended_where_told(self, outcome: Outcome, family: list[Function], place: Path) -> bool:
         """`finish(request)` gives back what `start(request)` left in the request's own list."""

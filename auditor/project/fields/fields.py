@@ -30,6 +30,7 @@ from auditor.project.fields.forgetting import (
 )
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
+from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_another import OverAnother
 from auditor.project.fields.reckoning import OPENING, takes_out
@@ -90,7 +91,7 @@ class Fields(OverAnother):
         records = Records(self.project, self.model, self.recogniser)
         for outcome, forgotten in records.forgotten(wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
-        return found | _overwritten_as_well(wanted, found)
+        return found | overwritten_as_well(wanted, found)
 
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
@@ -289,24 +290,3 @@ class Fields(OverAnother):
             return False
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
-
-
-def _overwritten_as_well(
-    outcomes: list[Outcome], found: dict[int, tuple[StoredField, ...]]
-) -> dict[int, tuple[StoredField, ...]]:
-    """What the constructor put into a field that another method overwrites is what is lost first."""
-    overwrites = {
-        each.field: each.overwrite
-        for fields in found.values()
-        for each in fields
-        if each.overwrite is not None
-    }
-    making = ("__init__", "__post_init__")
-    begun = (each for each in outcomes if each.function.name in making and id(each.call) in found)
-    return {
-        id(outcome.call): tuple(
-            replace(each, overwrite=overwrites.get(each.field)) if each.released_by else each
-            for each in found[id(outcome.call)]
-        )
-        for outcome in begun
-    }

@@ -14,6 +14,7 @@ from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
 from auditor.project.fields.in_others import (
     given_field,
     is_forgotten,
+    is_made_by_its_own,
     is_returned,
     only_work,
     only_worked_with,
@@ -80,8 +81,10 @@ class ForgottenFields(TakenOut):
     def _is_forgotten(self, outcome: Outcome, place: Path) -> bool:
         """Somebody of the tree has such objects, so that nobody outside sees to them."""
         function, cls = outcome.function, outcome.function.cls
-        if outcome.returned is not None or is_returned(function, place[0]):
+        made = is_made_by_its_own(function, place[0])
+        if outcome.returned is not None or (is_returned(function, place[0]) and not made):
             return False
         family = list(self._family(cls) if cls is not None else function.module.functions.values())
         names = self.recogniser.ending_names(outcome.acquisition.protocol)
-        return is_forgotten(family, place, function) or ends_its_siblings(self.project, place, family, names)
+        siblings = ends_its_siblings(self.project, place, family, names)
+        return siblings or (not made and is_forgotten(family, place, function))

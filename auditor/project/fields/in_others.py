@@ -10,7 +10,7 @@ from functools import cached_property
 from auditor.flow.places import METADATA
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function, Module
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
@@ -36,7 +36,24 @@ def given_field(function: Function, places: Iterable[Path]) -> Path | None:
 
 
 def _is_anothers(function: Function, name: str) -> bool:
-    return name in function.parameters or found_in_a_table(function, name) is not None
+    known = name in function.parameters or found_in_a_table(function, name) is not None
+    return known or is_made_by_its_own(function, name)
+
+
+def is_made_by_its_own(function: Function, name: str) -> bool:
+    """`plan = self.plan(counts)`, `draft = super().propose(prefix)`, and never another one."""
+    stores = [node for node in function.nodes if getattr(node, "id", "") == name]
+    once = sum(isinstance(getattr(node, "ctx", None), ast.Store) for node in stores) == 1
+    return once and any(_is_by_its_own(value, function) for value in given_to(function, name))
+
+
+def _is_by_its_own(value: ast.expr, function: Function) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))):
+            return True
+        case ast.Call(func=func):
+            return own_attribute(func, function.owner or "") is not None
+    return False
 
 
 def only_filled(project: Project, table: str) -> bool:

@@ -4,9 +4,18 @@ import ast
 import re
 from collections.abc import Sequence
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.fields.filling_again import Filling, before, leaving, made_of, same, tests_in
+from auditor.project.fields.filling_again import (
+    Filling,
+    attributes_in,
+    before,
+    leaving,
+    made_of,
+    names_in,
+    same,
+    tests_in,
+)
 from auditor.project.fields.outgrown import LIKENESS
 from auditor.project.fields.reckoning import (
     COMING,
@@ -33,12 +42,27 @@ FOR_A_KNOWN_KEY = re.compile(
 
 
 def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
-    """`pin(name)` beside `unpin(name)`: who may call either at any time may call the first one twice."""
+    """`pin(name)` beside `unpin(name)`: who may call either at any time may call the first one twice; not
+    `save(layer)` beside `load(layer)`, who asks back what he put in."""
     key = filling.key
     last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
     if not NAMES.fullmatch(last) or COMING.match(filling.method.name):
         return False
-    return any(last in ender.parameters and takes_out(ender, filling.field) for ender in enders)
+    taking = [each for each in enders if last in each.parameters and takes_out(each, filling.field)]
+    return bool(taking) and not any(_brings_back(each, filling.field) for each in taking)
+
+
+def _brings_back(method: Function, field: str) -> bool:
+    """`slab, size = self.by_layer.pop(layer)`, and `return bytes(slab[:size])`; not that there was one."""
+    own = method.owner or ""
+    names: set[str] = set()
+    for target, value in assignments(method):  # in the order of the lines
+        if names_in(value) & names or any(own_attribute(each, own) == field for each in attributes_in(value)):
+            names |= names_in(target) - {own}
+    returned = (node.value for node in method.statements if isinstance(node, ast.Return) and node.value)
+    return any(
+        names_in(value) & names for value in returned if not isinstance(value, ast.Compare | ast.UnaryOp)
+    )
 
 
 def known_elsewhere(filling: Filling) -> bool:

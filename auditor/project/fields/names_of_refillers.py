@@ -38,6 +38,16 @@ NEW = frozenset(
 """Words in the names of what comes in the old one's place."""
 
 
+AROUND = (("before", "after"), ("pre", "post"))
+"""First words of methods that are called around a step."""
+
+
+def in_turns(name: str, ending: str) -> bool:
+    """`before_step` and `after_step`: neither is called twice in a row."""
+    words, others = split(name), split(ending)
+    return bool(words) and bool(others) and (words[0], others[0]) in AROUND and words[1:] == others[1:]
+
+
 def is_the_new_one(name: str) -> bool:
     """`replace(request, fresh)`: an object so named has not been there before."""
     return not NEW.isdisjoint(split(name))

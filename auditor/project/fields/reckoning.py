@@ -139,9 +139,24 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
         own = method.owner
         if method is not filling.method and own is not None and method.name != "__init__":
             for other in all_fillings(method, own):
-                if _under_alike(other, filling) and looks_and_takes(other, call):
+                if not _under_alike(other, filling):
+                    continue
+                if looks_and_takes(other, call) or _ends_and_takes(other, filling, call, family):
                     return True
     return False
+
+
+def _ends_and_takes(other: Filling, filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
+    """`self.unpin(name)` before `self.pinned[name] = pool.use(name)`, of the table that is asked about."""
+    if other.key is None or other.field != filling.field or not _lent_alike(other, call):
+        return False
+    taking = {method.name for method in family if takes_out(method, other.field)}
+    return any(
+        isinstance(node, ast.Call)
+        and own_attribute(node.func, other.owner) in taking
+        and any(same(made_of(other.method, each), other.key) for each in node.args)
+        for node in before(other)
+    )
 
 
 def _under_alike(one: Filling, other: Filling) -> bool:

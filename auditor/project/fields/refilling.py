@@ -51,6 +51,7 @@ from auditor.project.fields.known_keys import (
 )
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import replaces_what_it_saw
+from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
@@ -157,9 +158,12 @@ class Refilling(ForgottenFields):
     ) -> bool:
         setting = SETTING.match(filling.method.name) is not None
         lasting = [ender for ender in enders if setting or not CLOSING.fullmatch(ender.name)]
-        if puts_in(filling) or others_look_first(filling, call, family):
+        if others_look_first(filling, call, family):
             return True
-        return not comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
+        if any(in_turns(filling.method.name, ender.name) for ender in lasting):
+            return False
+        goes = not comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
+        return goes or puts_in(filling)
 
     def _key_again(
         self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]

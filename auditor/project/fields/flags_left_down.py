@@ -1,0 +1,51 @@
+"""Private flags of a class that nobody ever raises: `self._owned = False` at birth, and nothing else ever."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.modules import Function, Module
+from auditor.project.code.project import Project
+from auditor.source.nodes import walk
+
+
+def flags_left_down(project: Project, family: Sequence[Function]) -> frozenset[str]:
+    """Some method sets each of them to False, and nothing in the tree sets a field so named of such an
+    object to something else, or quotes its name."""
+    lowered = {field for method in family for field in _lowered(method)}
+    return frozenset(field for field in lowered if not _is_raised(project, field, family))
+
+
+def _lowered(method: Function) -> Iterator[str]:
+    for target, value in assignments(method):
+        field = own_attribute(target, method.owner or "")
+        if field is not None and field.startswith("_") and _is_false(value):
+            yield field
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False
+
+
+def _is_raised(project: Project, field: str, family: Sequence[Function]) -> bool:
+    quoted = re.compile(rf"[\"']{field}[\"']|(?<![.\w]){field}\b")
+    read = {module.path: module for module in project.parsed()}
+    for path, text in project.sources.items():
+        if field in text and (path not in read or quoted.search(text) or _sets(read[path], field, family)):
+            return True
+    return False
+
+
+def _sets(module: Module, field: str, family: Sequence[Function]) -> bool:
+    """Methods of another class may set their own of that name."""
+    functions = list(module.by_node.values())
+    others = [each for each in functions if each.cls is not None and each not in family]
+    known = {id(target) for each in family for target, value in assignments(each) if _is_false(value)}
+    known |= {id(node) for each in others for node in each.nodes if _is_own(node, each)}
+    stores = (node for node in walk(module.tree) if isinstance(node, ast.Attribute) and node.attr == field)
+    return any(isinstance(node.ctx, ast.Store) and id(node) not in known for node in stores)
+
+
+def _is_own(node: ast.AST, method: Function) -> bool:
+    return isinstance(node, ast.expr) and own_attribute(node, method.owner or "") is not None
