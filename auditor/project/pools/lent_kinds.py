@@ -30,8 +30,6 @@ TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zero
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
 MAKES_TENSORS = re.compile(rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn)\(")
 COUNTS = re.compile(r"(?:\w+\()?range\(")
-ONE_OBJECT = re.compile(r"(?:Optional\[)?'?(?!Tensor)_*[A-Z]\w*'?\]?(?: \| None)?'?")
-"""Annotations that name a class, perhaps of a project: `Page`, `Page | None`."""
 OBJECTS = re.compile(r"(?:deque\(|list\()?[\[(]?(?:\w+\.)?_*[A-Z]\w*[a-z]\w*\(")
 TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
 
@@ -43,7 +41,7 @@ def value_of(function: Function) -> Value:
     says_so = not text or text in ("Tensor", "torch.Tensor")
     if says_so and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
         return Value.TENSOR
-    if (not text or ONE_OBJECT.fullmatch(text)) and _keeps_objects(function):
+    if not text and _keeps_objects(function):
         return Value.OBJECT
     owner_words = split(function.cls.name) if function.cls is not None else ()
     if NUMBERED & {*split(function.name), *owner_words}:
