@@ -20,9 +20,6 @@ CONTENTS = re.compile(
 )
 """Things that may be alike, as against what they are told apart by."""
 
-NAMES = re.compile(r"(?:\w+_)?(?:name|label|tag|kind|model|adapter|tenant|topic)")
-"""What several who ask may ask for: a list of such may have one twice, other than a list of those who ask."""
-
 
 def stored_under_shared_keys(graph: Graph) -> frozenset[int]:
     """Nodes that put something into a table that no test and no look-up of this function is about."""
@@ -39,8 +36,7 @@ def _is_content(graph: Graph, key: ast.expr | None) -> bool:
     match key:
         case ast.Name(id=name):
             sources = _gone_over(graph, name)
-            of = list(map(_one, sources))
-            named = any(map(CONTENTS.fullmatch, (name, *of))) or any(map(NAMES.fullmatch, of))
+            named = any(map(CONTENTS.fullmatch, (name, *map(_one, sources))))
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):
             sources = _gone_over(graph, name)
             named = CONTENTS.fullmatch(attribute) is not None
