@@ -32,8 +32,19 @@ KEPT = {
     "trainers": (238, 72, {"optim_offload.py:142"}),
     "operators": (219, 71, {"kv_offload.py:130"}),
     "makers": (180, 53, set()),
+    "declared": (211, 68, set()),
+    "engines": (208, 64, set()),
+    "libraries": (243, 73, {"p05_pinned_loader.py:123"}),
+    "postmortems": (258, 92, set()),
+    "backends": (213, 64, set()),
+    "runtimes": (224, 65, set()),
+    "labellers": (178, 45, {"p04_memory_objects.py:126", "p04_memory_objects.py:129"}),
+    "platforms": (196, 49, {"grad_buckets.py:75", "speculative_decode.py:128", "tensor_arena.py:86"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
+
+TOLD_ELSEWHERE = {"p06_connection_checkout.py:154"}
+"""Leaks that are told where the lease is taken out of a table, and labelled where it was put in."""
 
 
 @pytest.mark.slow
@@ -43,7 +54,8 @@ def test_the_score_of_the_programs_is_kept(of: str) -> None:
     labels = []
     for program in programs(of):
         its, elsewhere = judged(program)
-        assert not elsewhere, f"reported where nothing is labelled: {elsewhere}"
+        unknown = set(elsewhere) - TOLD_ELSEWHERE
+        assert not unknown, f"reported where nothing is labelled: {unknown}"
         labels += its
     assert len(labels) == sites
     assert sum(each.leaks and bool(each.codes) for each in labels) >= found_at_least
