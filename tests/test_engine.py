@@ -8,6 +8,7 @@ import pytest
 from auditor import examine
 from auditor.config import Settings
 from auditor.engine import Audited, Request, audit
+from auditor.project import analysis
 from auditor.rule import Rule, all_rules
 from auditor.settings_file import SettingsError
 from tests.command_line import UNUSED
@@ -89,7 +90,7 @@ def test_a_file_without_pools_does_not_start_the_flow_analysis_again(monkeypatch
     first = audited(cache="c").run
     Path("b.py").write_text(UNUSED)
     with monkeypatch.context() as patch:
-        patch.setattr("auditor.project.analysis.analyse", _must_not_run)
+        patch.setattr(analysis, "analyse", _must_not_run)
         second = audited(cache="c").run
     assert [finding.code for finding in second.findings] == ["PA101", "PA002"]
     assert second.findings[0] == first.findings[0]
