@@ -26,6 +26,7 @@ from auditor.project.fields.forgetting import (
     asks_or_releases,
     escaped_by_name,
     forgets,
+    freed_first,
     shared,
 )
 from auditor.project.fields.in_others import only_filled
@@ -245,6 +246,7 @@ class Fields(OverAnother):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
+            drops = [drop for drop in drops if not freed_first(method, drop)]
         return released_by, escapes, drops
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:

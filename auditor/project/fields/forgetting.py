@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 
+from auditor.flow.lease import Leak
 from auditor.project.code.bindings import (
     assigned_by,
     assignments,
@@ -249,3 +250,15 @@ def _is_order(way: ast.cmpop) -> bool:
 
 def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in walk(node) if isinstance(inner, ast.Attribute)}
+
+
+def freed_first(method: Function, drop: Leak) -> bool:
+    """`for freed in self.ring.free_buf(): del self.index[self.keys[freed]]`: that has been freed."""
+    if method.module.path != drop.at.path:
+        return False
+    for loop in method.statements:
+        if isinstance(loop, ast.For) and loop.lineno < drop.at.line <= (loop.end_lineno or 0):
+            over = given_to(method, loop.iter.id) if isinstance(loop.iter, ast.Name) else [loop.iter]
+            if any(isinstance(each, ast.Call) and looks_releasing(each) for each in over):
+                return True
+    return False

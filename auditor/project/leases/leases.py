@@ -126,6 +126,7 @@ class Follower(Following):
         )
         elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
         elsewhere = elsewhere or self._taken_over(op, endings) or self._ended_later(op, endings)
+        elsewhere = elsewhere or self._known_where_it_was_found(acquisition, leaks)
         detached = not endings.released and left_detached(op.at, self.function)
         elsewhere = elsewhere or detached or ends_by_itself(op.at, self.function)
         elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
@@ -203,6 +204,13 @@ class Follower(Following):
         return frozenset(
             (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
         )
+
+    def _known_where_it_was_found(self, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> bool:
+        """`request = queue.peek()`, marked, and `request = queue.pop()`: others knew it before."""
+        if acquisition.handle is not Handle.ARGUMENT or acquisition.value is Value.AMOUNT:
+            return False
+        rebound = any(leak.loss is Loss.REBOUND for leak in leaks)
+        return rebound and acquisition.places[0][0] not in self.function.parameters
 
     def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
         """Nothing here gives it back, or nothing but the handling of a failure.
