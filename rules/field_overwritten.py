@@ -13,6 +13,9 @@ does look first, or the method says that there is one and goes on. The same is a
 (`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only where another
 method reckons with it, it is known elsewhere, or it is a name that somebody can also take out; of a field of
 an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step.
+Whatever the pool, it is said of a method whose name tells that there is one (`reopen`, `redraft(sequence)`),
+or whose own test does (`if self.scratch is None or self.scratch.size < n:`), or beside which another one that
+fills the table looks first, unless something on the way to the store touches what is there or rules it out.
 Nothing is said where a caller looks first.
 
 What a pool of the tree lent is forgotten where a method that others call puts None over it, and only other

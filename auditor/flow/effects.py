@@ -91,7 +91,6 @@ class Acquisition:
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
     from_zero: bool = False  # a number, and 0 is one of them
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
-    abandoned: bool = False  # by a generator that somebody leaves before it is done
 
     @property
     def keyed(self) -> bool:

@@ -34,8 +34,6 @@ class Yielding(Parted):
         if inside is not None:
             self._note_yielded(node, op, held, inside)
             held = replace(held, lent=True)
-        if edge is Edge.CLOSE and self.acquisition.abandoned:
-            return replace(held, lent=False)
         return None if edge in RAISING and held.lent else held
 
     def _note_yielded(self, node: int, op: Yield, held: Held, inside: Path) -> None:

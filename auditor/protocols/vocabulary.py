@@ -69,7 +69,7 @@ POOLS = frozenset({"pool", "allocator"})
 """Last words of names that say what a thing is."""
 
 GUARDS = frozenset({"lock", "mutex", "semaphore", "condition", "event", "queue"})
-"""Last words of names that say what a thing is."""
+"""Last words of names of what guards other things, and is none of them: `turnstile_lock`."""
 
 SETTLING = frozenset({"commit", "confirm", "settle", "complete", "finalize", "publish"})
 """Verbs that end a reservation the other way: what was reserved is used, and nothing is owed any more."""

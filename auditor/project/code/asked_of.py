@@ -22,7 +22,7 @@ class AskedOf:
     def methods(self, function: Function, receiver: ast.expr) -> Set[str]:
         """What is called of the same name here, or of the same field anywhere in the class: of `self.rows[i]`
         and `self.rows[j]` alike."""
-        text = ast.unparse(_listing(receiver))
+        text = ast.unparse(listing(receiver))
         of_own = text.startswith(f"{function.owner}.")
         where = function.cls if of_own and function.cls is not None else function
         if where not in self._known:
@@ -36,12 +36,13 @@ def _asked(functions: Iterable[Function]) -> Asked:
     for function in functions:
         for call in function.calls:
             if isinstance(call.func, ast.Attribute):
-                receiver = ast.unparse(_listing(call.func.value))
+                receiver = ast.unparse(listing(call.func.value))
                 found.setdefault(receiver, set()).add(call.func.attr)
     return found
 
 
-def _listing(receiver: ast.expr) -> ast.expr:
+def listing(receiver: ast.expr) -> ast.expr:
+    """`self.rows` of `self.rows[i]`."""
     while isinstance(receiver, ast.Subscript):
         receiver = receiver.value
     return receiver
@@ -50,7 +51,7 @@ def _listing(receiver: ast.expr) -> ast.expr:
 def is_called_like(receiver: ast.expr, cls: Class) -> bool:
     """`pool` is called like a `ConnectionPool`, by the word that says what it is, and so are
     `connections`."""
-    words = [singular(word) for word in split(last_part(_listing(receiver)))]
+    words = [singular(word) for word in split(last_part(listing(receiver)))]
     named = {singular(word) for word in split(cls.name)}
     if not GUARDS.intersection(words[-1:]) <= named:
         return False  # `turnstile_lock` is a lock, and no TurnstileHandler

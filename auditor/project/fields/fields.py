@@ -26,8 +26,8 @@ from auditor.project.fields.forgetting import (
     asks_or_releases,
     escaped_by_name,
     forgets,
-    freed_first,
     shared,
+    strikes_off_what_it_freed,
 )
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
@@ -216,11 +216,9 @@ class Fields(OverAnother):
         numbers = outcome.acquisition.value is Value.INDEX and path[-1] == ANY_ITEM
         attribute = path[1][1:]
         releasing = (looks_releasing(call) for method in family for call in method.calls)
-        alone = {place[:2] for place in outcome.beside} <= {path[:2]}  # nobody is told the number
-        forgotten = alone and only_filled(self.project, attribute)
-        escapes = numbers and any(releasing) and not forgotten
+        escapes = numbers and any(releasing) and not self._is_only_filled(outcome, path)
         for method in family:
-            escapes = escaped_by_name(method) or escapes
+            escapes = escaped_by_name(method) or strikes_off_what_it_freed(method, attribute) or escapes
             if method.owner is None or not mentions(method, attribute):
                 continue
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
@@ -246,8 +244,12 @@ class Fields(OverAnother):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
-            drops = [drop for drop in drops if not freed_first(method, drop)]
         return released_by, escapes, drops
+
+    def _is_only_filled(self, outcome: Outcome, path: Path) -> bool:
+        """The number lies in this table alone, and nobody takes one out of that."""
+        alone = {place[:2] for place in outcome.beside} <= {path[:2]}
+        return alone and only_filled(self.project, path[1][1:])
 
     def _overwrite(self, outcome: Outcome, path: Path, at: Span, ended: bool) -> Leak | None:
         """A step that stores into the field again, without asking and without giving the last one back."""

@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 
-from auditor.flow.lease import Leak
 from auditor.project.code.bindings import (
     assigned_by,
     assignments,
@@ -252,13 +251,17 @@ def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in walk(node) if isinstance(inner, ast.Attribute)}
 
 
-def freed_first(method: Function, drop: Leak) -> bool:
-    """`for freed in self.ring.free_buf(): del self.index[self.keys[freed]]`: that has been freed."""
-    if method.module.path != drop.at.path:
-        return False
+def strikes_off_what_it_freed(method: Function, attribute: str) -> bool:
+    """`for freed in self.ring.free_buf(): del self.index[self.keys[freed]]`: the table follows its pool."""
+    own = method.owner or ""
     for loop in method.statements:
-        if isinstance(loop, ast.For) and loop.lineno < drop.at.line <= (loop.end_lineno or 0):
-            over = given_to(method, loop.iter.id) if isinstance(loop.iter, ast.Name) else [loop.iter]
-            if any(isinstance(each, ast.Call) and looks_releasing(each) for each in over):
-                return True
+        if not isinstance(loop, ast.For):
+            continue
+        over = given_to(method, loop.iter.id) if isinstance(loop.iter, ast.Name) else [loop.iter]
+        freed = any(isinstance(each, ast.Call) and looks_releasing(each) for each in over)
+        struck = (node for node in walk(loop) if isinstance(node, ast.Subscript))
+        if freed and any(
+            isinstance(n.ctx, ast.Del) and own_attribute(n.value, own) == attribute for n in struck
+        ):
+            return True
     return False

@@ -158,20 +158,17 @@ class Uses:
 
     def only_works(self, field: str) -> bool:
         return all(
-            self._is_work(node)
+            self.is_worked_with(node)
             for node in self.function.nodes
             if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
             if getattr(node.value, "id", None) not in self.others
         )
 
     def only_works_with(self, name: str) -> bool:
-        return all(self._is_work(node) for node in self._reads_of(name) if id(node) not in self.known)
+        return all(self.is_worked_with(node) for node in self._reads_of(name) if id(node) not in self.known)
 
     def is_worked_with(self, node: ast.AST) -> bool:
         """What is read there is asked for, or worked with, and goes nowhere."""
-        return self._is_work(node)
-
-    def _is_work(self, node: ast.AST) -> bool:
         parent = self.parents.get(id(node))
         match parent:
             case ast.Attribute(attr=attr):
@@ -179,10 +176,10 @@ class Uses:
                     return True
                 called = getattr(self.parents.get(id(parent)), "func", None) is parent
                 ends = attr in TAKING or (ENDING.search(attr) and attr not in self.works)
-                return not ends if called else self._is_work(parent)
+                return not ends if called else self.is_worked_with(parent)
             case ast.Subscript(value=value, ctx=ctx):
                 if value is node:
-                    return not isinstance(ctx, ast.Load) or self._is_work(parent)
+                    return not isinstance(ctx, ast.Load) or self.is_worked_with(parent)
                 return isinstance(ctx, ast.Load) or self._is_filled(parent)
             case ast.Call() if self.borrowed is not None and self.borrowed(self.function, parent, node):
                 return True
@@ -194,12 +191,12 @@ class Uses:
                     or ast.unparse(func).partition(".")[0] in OF_ARRAYS
                 )
             case ast.keyword() | ast.BoolOp() | ast.IfExp():
-                return self._is_work(parent)
+                return self.is_worked_with(parent)
             case ast.Assign(targets=[ast.Name(id=name)]):
-                return all(map(self._is_work, self._reads_of(name)))
+                return all(map(self.is_worked_with, self._reads_of(name)))
             case ast.Tuple(elts=elements):
                 name = self._name_beside(parent, elements.index(node)) if node in elements else None
-                return name is not None and all(map(self._is_work, self._reads_of(name)))
+                return name is not None and all(map(self.is_worked_with, self._reads_of(name)))
             case ast.Compare() | ast.UnaryOp() | ast.BinOp() | ast.FormattedValue() | ast.Slice():
                 return True
         return isinstance(parent, ast.If | ast.While | ast.Assert | ast.Expr)

@@ -1,8 +1,5 @@
 """Follow the acquires of one function, each alone, and tell one what the others have shown."""
 
-from dataclasses import replace
-from functools import cached_property
-
 from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import UNSEEN, Followed, Shown, follow_acquire, known_at_nodes
 from auditor.flow.knowledge import NOTHING, Knowledge
@@ -10,7 +7,6 @@ from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Edge, Path
 from auditor.project.code.modules import Function
-from auditor.project.leases.abandoned import left_early
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import loops_around
@@ -39,11 +35,7 @@ class Following:
         assert isinstance(op, Call)
         acquisition = self.effects.acquisition(op, source)
         assert acquisition is not None
-        return replace(acquisition, abandoned=True) if self.left_early else acquisition
-
-    @cached_property
-    def left_early(self) -> bool:
-        return left_early(self.effects.recogniser.calls, self.function)
+        return acquisition
 
     def followed(self, node: int, source: Source | None) -> Followed:
         """`run(a, b)`, of which nothing is known, had borrowed b where it had borrowed a: that is given back

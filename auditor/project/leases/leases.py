@@ -7,7 +7,6 @@ from dataclasses import replace
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES, Followed
 from auditor.flow.held import Endings
-from auditor.flow.knowledge import Knowledge
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
@@ -24,32 +23,21 @@ from auditor.project.fields.ended_by_others import (
     only_compared,
     taking_over,
 )
-from auditor.project.leases.abandoned import as_ways_out
-from auditor.project.leases.beginnings import (
-    always_in_a_table,
-    flags_beside,
-    missing,
-    of_parameters,
-    of_receiver,
-    reads_field,
-)
+from auditor.project.leases.afterwards import Afterwards
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.filled_and_refused import refused_with_it
-from auditor.project.leases.following import Following
-from auditor.project.leases.held_over import held_over
 from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
-from auditor.project.leases.own_pools import empties_itself, is_memory_of_a_pool, taken_at_birth
+from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import site_nodes
 from auditor.project.meaning.source import Source
-from auditor.project.meaning.telling import said_by
 from auditor.project.outcome import Outcome, merged_outcome
 
 BEGINNING = re.compile(
@@ -63,7 +51,7 @@ AWAITING = frozenset({"gather", "wait", "wait_for", "shield", "run_until_complet
 """Functions that run the coroutines they are given and hand on what these return."""
 
 
-class Follower(Following):
+class Follower(Afterwards):
     """Says what became of them."""
 
     def __init__(self, function: Function, effects: FunctionEffects, exceptions: str) -> None:
@@ -105,43 +93,15 @@ class Follower(Following):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = tuple(self.losses.leaks(node, followed))
-        if self.left_early and not (endings.yielded and (endings.taken or not endings.released)):
-            leaks = as_ways_out(leaks)  # what it yields and does not see to afterwards is its consumer's
         rolled_back = self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
-        known_to_others = acquisition.inner or acquisition.keyed
-        in_records = endings.stored or any(endings.returned.values())
-        noted = acquisition.value is Value.AMOUNT and bool(in_records)
-        kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
-        refused = refusals(self.function, op.at, acquisition, leaks, kept) if elsewhere else ()
-        if elsewhere and not refused:
-            refused = passed_over(self.function, self.effects.summaries, acquisition, endings, leaks)
+        refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
-        elsewhere = elsewhere or (acquisition.inner and acquisition.keyed)
-        elsewhere = elsewhere or (self.in_test and self._made_for_the_test(op))
-        elsewhere = elsewhere or (self.in_test and expected_to_fail(op.at, self.function))
-        elsewhere = elsewhere or self._still_to_run(op, acquisition)
-        elsewhere = elsewhere or counts_places(
-            op.at, self.function, ended_here=not rolled_back or bool(refused)
-        )
-        elsewhere = elsewhere or ends_with_its_script(op.at, self.function) or only_compared(op, self.graph)
-        elsewhere = elsewhere or self._taken_over(op, endings) or self._ended_later(op, endings)
-        elsewhere = elsewhere or self._known_where_it_was_found(acquisition, leaks)
         detached = not endings.released and left_detached(op.at, self.function)
-        elsewhere = elsewhere or detached or ends_by_itself(op.at, self.function)
-        elsewhere = elsewhere or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
-        elsewhere = elsewhere or taken_at_birth(op.at, self.function) or empties_itself(op.at, self.function)
-        if elsewhere:
-            leaks = ()
-        elif acquisition.value is Value.AMOUNT:
-            takers = self.effects.recogniser.calls.targets(self.function, op.at)[0]
-            granted = of_what_was_granted(self.function, op.at, takers, leaks)
-            leaks = tuple(map(of_an_amount, granted))
-        elif acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
-            leaks = tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
-        elif acquisition.keyed and endings.released:
-            leaks = tuple(leak for leak in leaks if not leak.started)
-        lease = self._lease(op, acquisition, leaks)
+        ended_here = not rolled_back or bool(refused)
+        if elsewhere or detached or self._is_others_to_end(op, acquisition, endings, leaks, ended_here):
+            elsewhere, leaks = True, ()
+        lease = self._lease(op, acquisition, self._believed(node, op, acquisition, followed, leaks))
         lease = replace(
             lease,
             released=bool(endings.released),
@@ -150,36 +110,61 @@ class Follower(Following):
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)
-        known = self.known[node] | acquisition.given
-        outcome.unless = missing(self.graph.parameters, known)
-        outcome.asked = of_parameters(self.graph.parameters, known)
-        if endings.returned and not detached and not self._shown(endings):
-            outcome.flags = flags_beside(self.graph, followed)
-            outcome.own = self._own(known | of_receiver(op, acquisition))
-            outcome.returned = sorted(set(endings.returned.values()))[0]
-            outcome.returned_at = frozenset(endings.returned)
-            outcome.recorded = always_in_a_table(endings, self.function.owner)
-        if not is_memory_of_a_pool(op.at, self.function, recogniser.pools):
-            outcome.stored = sorted(endings.left_in.items())
-        left = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
-        outcome.says = said_by(self.graph, followed.solution, left)
-        if acquisition.keyed and (elsewhere or refused or not endings.released):
-            outcome.own = self._own(known | of_receiver(op, acquisition))
-            outcome.held_over, outcome.says = held_over(self.function, node, acquisition, followed, known)
-        outcome.beside = frozenset(path for _, path in endings.beside)
-        outcome.unknown = bool(endings.unknown)
+        left = elsewhere or bool(refused) or not endings.released
+        self._tell(outcome, node, op, followed, shown=not detached, left=left)
         return outcome
+
+    def _refused(
+        self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...]
+    ) -> tuple[Leak, ...]:
+        """Of what is lost here, and may be others' to end, that of which no other can know."""
+        known_to_others = acquisition.inner or acquisition.keyed
+        in_records = endings.stored or any(endings.returned.values())
+        noted = acquisition.value is Value.AMOUNT and bool(in_records)
+        kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
+        refused = refusals(self.function, op.at, acquisition, leaks, kept)
+        return refused or passed_over(self.function, self.effects.summaries, acquisition, endings, leaks)
+
+    def _is_others_to_end(
+        self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...], ended_here: bool
+    ) -> bool:
+        """Whether somebody else sees to it, or nobody has to."""
+        function = self.function
+        return (
+            (acquisition.inner and acquisition.keyed)
+            or (self.in_test and self._made_for_the_test(op))
+            or (self.in_test and expected_to_fail(op.at, function))
+            or self._still_to_run(op, acquisition)
+            or counts_places(op.at, function, ended_here=ended_here)
+            or ends_with_its_script(op.at, function)
+            or only_compared(op, self.graph)
+            or self._taken_over(op, endings)
+            or self._ended_later(op, endings)
+            or self._known_where_it_was_found(acquisition, leaks)
+            or ends_by_itself(op.at, function)
+            or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
+            or taken_at_birth(op.at, function)
+            or empties_itself(op.at, function)
+        )
+
+    def _believed(
+        self, node: int, op: Call, acquisition: Acquisition, followed: Followed, leaks: tuple[Leak, ...]
+    ) -> tuple[Leak, ...]:
+        """Without what is no loss of an amount, of numbers that are dealt out, or once a task is started."""
+        if acquisition.value is Value.AMOUNT:
+            takers = self.effects.recogniser.calls.targets(self.function, op.at)[0]
+            granted = of_what_was_granted(self.function, op.at, takers, leaks)
+            return tuple(map(of_an_amount, granted))
+        if acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
+            return tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
+        if acquisition.keyed and followed.endings.released:
+            return tuple(leak for leak in leaks if not leak.started)
+        return leaks
 
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
         """The calls that give it back."""
         calls = (self.graph.ops[node] for node in endings.released)
         return tuple(sorted({self.losses.span(op.at) for op in calls if isinstance(op, Call)}))
-
-    def _shown(self, endings: Endings) -> bool:
-        """`return self.handles[-1]` of a list that the object keeps: its callers look at what is there."""
-        own = self.function.owner
-        values = [getattr(self.graph.ops[node].at, "value", None) for node in endings.returned]
-        return all(own and reads_field(value, own) for value in values)
 
     def _taken_over(self, op: Call, endings: Endings) -> bool:
         """Given back only where a call of which nothing is known did not take it."""
@@ -197,13 +182,6 @@ class Follower(Following):
         known = self.effects.recogniser.calls.targets(self.function, op.at)[0]
         made_here = root in self.graph.fresh_roots and not known
         return made_here and of_an_allocator_of_its_own(op.at, self.function)
-
-    def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
-        """What is known of the fields of the method's own object, without its name."""
-        own = self.function.owner
-        return frozenset(
-            (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
-        )
 
     def _known_where_it_was_found(self, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> bool:
         """`request = queue.peek()`, marked, and `request = queue.pop()`: others knew it before."""

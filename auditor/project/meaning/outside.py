@@ -106,6 +106,12 @@ class OutsideEffects:
                 unnamed = is_temporary(call.args[0][0])  # `join(mkdtemp(), "log")` is all that is left of it
                 return PERHAPS_SAME if unnamed else Treatment(result=(WITHIN,), maybe=True)
             return found
+        return self._by_its_name(call, dotted, position, rest, value)
+
+    def _by_its_name(
+        self, call: Call, dotted: str | None, position: Position, rest: Path, value: Value
+    ) -> Treatment:
+        """Of a function in no table, what it is called says most."""
         if self.recogniser.releases_by_name(call.at, position, value):
             return RELEASED
         if position == 0 and value is Value.INDEX and REMOVING.fullmatch(call.method):

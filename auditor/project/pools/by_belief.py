@@ -21,7 +21,7 @@ from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.registers import LISTENERS
 from auditor.protocols.vocabulary import Name
 
-ENDING = re.compile(r"-= |\.pop|\bdel |\.remove\(|\.discard\(|heappop|(self\.\w+) \+= [\s\S]*\1 = \w+\n")
+ENDING = re.compile(r"-= |\.pop|\bdel |\.remove\(|\.discard\(|heappop")
 """What some method of such a class does, asked of its text before its methods are read."""
 
 ACQUIRING = Name("acquire", frozenset())

@@ -2,7 +2,7 @@
 
 import ast
 
-from auditor.project.code.asked_of import is_called_like
+from auditor.project.code.asked_of import is_called_like, listing
 from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.halves import Pair
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, WEAK, singular, split, take_apart
@@ -37,19 +37,13 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     the way back is no common one, it may be another such pool: `self.old.close_row(row)`."""
     ways_back = {half.function.name for half in pair.releases}
     telling = {name for name in ways_back if len(split(name)) > 1}
-    asked = _listing(receiver)
+    asked = ast.unparse(listing(receiver))
     of_own = asked.startswith(f"{function.owner}.") and function.cls is not None
     near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
     return any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back
-        and (other.func.attr in telling or _listing(other.func.value) == asked)
+        and (other.func.attr in telling or ast.unparse(listing(other.func.value)) == asked)
         for each in near
         for other in each.calls
     )
-
-
-def _listing(receiver: ast.expr) -> str:
-    while isinstance(receiver, ast.Subscript):
-        receiver = receiver.value
-    return ast.unparse(receiver)

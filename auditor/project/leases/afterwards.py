@@ -1,0 +1,60 @@
+"""What is known of a lease behind its function: where it lies, who gets it, what the result says of it."""
+
+from auditor.flow.follow import Followed
+from auditor.flow.held import Endings
+from auditor.flow.knowledge import Knowledge
+from auditor.ir.ops import Call
+from auditor.project.leases.beginnings import (
+    always_in_a_table,
+    flags_beside,
+    missing,
+    of_parameters,
+    of_receiver,
+    reads_field,
+)
+from auditor.project.leases.following import Following
+from auditor.project.leases.held_over import held_over
+from auditor.project.leases.own_pools import is_memory_of_a_pool
+from auditor.project.meaning.telling import said_by
+from auditor.project.outcome import Outcome
+
+
+class Afterwards(Following):
+    """Notes it in the outcome."""
+
+    def _tell(
+        self, outcome: Outcome, node: int, op: Call, followed: Followed, *, shown: bool, left: bool
+    ) -> None:
+        """Where it is afterwards. `shown`: to whoever gets the result; `left`: as it is for the callers."""
+        endings, acquisition = followed.endings, outcome.acquisition
+        known = self.known[node] | acquisition.given
+        outcome.unless = missing(self.graph.parameters, known)
+        outcome.asked = of_parameters(self.graph.parameters, known)
+        if endings.returned and shown and not self._shown(endings):
+            outcome.flags = flags_beside(self.graph, followed)
+            outcome.own = self._own(known | of_receiver(op, acquisition))
+            outcome.returned = sorted(set(endings.returned.values()))[0]
+            outcome.returned_at = frozenset(endings.returned)
+            outcome.recorded = always_in_a_table(endings, self.function.owner)
+        if not is_memory_of_a_pool(op.at, self.function, self.effects.recogniser.pools):
+            outcome.stored = sorted(endings.left_in.items())
+        there = [(at, held) for at in endings.stored for held in followed.solution.states.get(at, ())]
+        outcome.says = said_by(self.graph, followed.solution, there)
+        if acquisition.keyed and left:
+            outcome.own = self._own(known | of_receiver(op, acquisition))
+            outcome.held_over, outcome.says = held_over(self.function, node, acquisition, followed, known)
+        outcome.beside = frozenset(path for _, path in endings.beside)
+        outcome.unknown = bool(endings.unknown)
+
+    def _shown(self, endings: Endings) -> bool:
+        """`return self.handles[-1]` of a list that the object keeps: its callers look at what is there."""
+        own = self.function.owner
+        values = [getattr(self.graph.ops[node].at, "value", None) for node in endings.returned]
+        return all(own and reads_field(value, own) for value in values)
+
+    def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
+        """What is known of the fields of the method's own object, without its name."""
+        own = self.function.owner
+        return frozenset(
+            (key[len(own) :], truth) for key, truth in known if own and key.startswith(f"{own}.")
+        )
