@@ -20,8 +20,6 @@ from auditor.project.fields.outgrown import LIKENESS
 from auditor.project.fields.reckoning import (
     COMING,
     SETTING,
-    all_fillings,
-    looks_into,
     takes_out,
     told_by_its_caller,
 )
@@ -34,11 +32,6 @@ NAMES = re.compile(
 
 RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")
 """Methods after which each key has another one."""
-
-FOR_A_KNOWN_KEY = re.compile(
-    r"_*(?:re_?(?:load|set|run|start|place|fresh|new|build|assign|alloc\w*|bind|map|locate|do)|rotate|swap(?!_(?:in|out)))(?:_|$)"
-)
-"""Methods after which what stands under the key is another one."""
 
 
 def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
@@ -101,8 +94,6 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     `reset_peaks()` of each name that another table of the object has."""
     method, key = filling.method, filling.key
     own = method.owner or ""
-    if told_by_its_caller(filling) and _renews(filling, family):
-        return True
     if SETTING.match(method.name) and told_by_its_caller(filling):
         return any(
             _adds(node, each.owner or "", filling.field) for each in family for node in walk(each.node)
@@ -112,19 +103,6 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     ]
     itself = any(isinstance(each.iter, ast.expr) and own_attribute(each.iter, own) for each in over)
     return itself and RESETTING.match(method.name) is not None
-
-
-def _renews(filling: Filling, family: Sequence[Function]) -> bool:
-    """`reload(name)` of a table that another method fills under what it is told, or where there is none:
-    there is one already."""
-    return FOR_A_KNOWN_KEY.match(filling.method.name) is not None and any(
-        other.field == filling.field
-        and other.key is not None
-        and (told_by_its_caller(other) or any(looks_into(node, other) for node in before(other)))
-        for method in family
-        if method is not filling.method and method.owner is not None
-        for other in all_fillings(method, method.owner)
-    )
 
 
 def _adds(node: ast.AST, own: str, field: str) -> bool:
