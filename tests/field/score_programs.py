@@ -49,6 +49,8 @@ SETS = (
     "runtimes",
     "labellers",
     "platforms",
+    "kernels",
+    "reviewers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,1 @@
+"""Small key/value serving engine."""

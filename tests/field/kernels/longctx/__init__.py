@@ -1,0 +1,1 @@
+"""Long-context training helpers: host offload and window scheduling."""

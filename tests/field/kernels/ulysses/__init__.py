@@ -1,0 +1,1 @@
+"""Ulysses-style head/sequence exchange."""
