@@ -1,0 +1,132 @@
+"""Writes the program of one pool in one use, as it leaks and as it is right.
+
+A pool (`pools/NAME.py`) is code with a head: `# take:` and `# give:` are its two halves, written with P for the pool
+and X for what was taken, `n` and `key` for the arguments of a use; `# gets:` says what taking answers (`value`, or
+`optional` for a value or None, `answer` for True or False, `nothing`); `# type:` is what a user calls it, else Pool.
+
+A use (`uses/NAME.txt`) is the methods of a class, indented by four after a first column: `-` marks the lines that
+only the leaking one has, `+` those of the right one. `TAKE x else return` is an acquire that may fail,
+`GIVE x` its release, `T` and `G x` are the bare expressions, `USE x` what was taken (or `n` where there is no value).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_IMPORTS = """import asyncio
+import contextlib
+import functools
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+"""
+_TAKE = re.compile(r"( *)TAKE (\w+) else (.*)")
+_GIVE = re.compile(r"\b(?:GIVE|G) ([\w.\[\]]+)")
+_USE = re.compile(r"\bUSE ([\w.]+)")
+_TAKEN = re.compile(r"\bT\b")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One way of keeping a stock."""
+
+    name: str
+    text: str
+
+    def _head(self, word: str, otherwise: str = "") -> str:
+        found = re.search(rf"^# {word}: (.*)$", self.text, re.MULTILINE)
+        return found[1] if found else otherwise
+
+    @cached_property
+    def take(self) -> str:
+        return re.sub(r"\bP\b", "self.pool", self._head("take"))
+
+    def give(self, held: str) -> str:
+        return re.sub(r"\bX\b", held, re.sub(r"\bP\b", "self.pool", self._head("give")))
+
+    @cached_property
+    def gets(self) -> str:
+        return self._head("gets", "value")
+
+    @cached_property
+    def has_value(self) -> bool:
+        return self.gets in ("value", "optional")
+
+    @cached_property
+    def type(self) -> str:
+        return self._head("type", "Pool")
+
+
+@dataclass(frozen=True)
+class Use:
+    """One way of holding what a pool gave."""
+
+    name: str
+    text: str
+
+    def fits(self, pool: Pool) -> bool:
+        return pool.has_value or not self.text.startswith("# needs a value")
+
+    def methods(self, right: bool) -> str:
+        kept = [
+            line for line in self.text.splitlines() if line[:1] != "#" and line[:1] != ("-" if right else "+")
+        ]
+        return "\n".join(f"   {' ' + line[1:]}" if line else "" for line in kept)
+
+
+def pools() -> list[Pool]:
+    return [Pool(path.stem, path.read_text()) for path in sorted((_HERE / "pools").glob("*.py"))]
+
+
+def uses() -> list[Use]:
+    return [Use(path.stem, path.read_text()) for path in sorted((_HERE / "uses").glob("*.txt"))]
+
+
+def program(pool: Pool, use: Use, right: bool) -> str:
+    user = (_HERE / "user.txt").read_text().replace("TYPE", pool.type)
+    methods = "\n".join(_lowered(pool, user + use.methods(right)))
+    return f"{_IMPORTS}{pool.text}\n{_awaiting(methods) if 'await ' in pool.take else methods}\n"
+
+
+def _lowered(pool: Pool, template: str) -> Iterator[str]:
+    for line in template.splitlines():
+        if found := _TAKE.fullmatch(line):
+            yield from _taking(pool, *found.groups())
+            continue
+        line = _GIVE.sub(lambda given: pool.give(given[1]), line)
+        line = _USE.sub(lambda used: used[1] if pool.has_value else "n", line)
+        yield _TAKEN.sub(pool.take, line)
+
+
+def _taking(pool: Pool, indent: str, name: str, failing: str) -> Iterator[str]:
+    if pool.gets == "answer":
+        yield f"{indent}if not {pool.take}:"
+        yield f"{indent}    {failing}"
+        return
+    yield f"{indent}{name} = {pool.take}" if pool.has_value else indent + pool.take
+    if pool.gets == "optional":
+        yield f"{indent}if {name} is None:"
+        yield f"{indent}    {failing}"
+
+
+def _awaiting(methods: str) -> str:
+    """What takes by `await` becomes a coroutine, and so does what calls one."""
+    done: set[str] = set()
+    while waiting := _waiting(methods) - done:
+        for name in waiting:
+            methods = re.sub(rf"^    def {name}\b", f"    async def {name}", methods, flags=re.MULTILINE)
+            methods = re.sub(rf"(?<!await )\bself\.{name}\(", f"await self.{name}(", methods)
+        done |= waiting
+    methods = methods.replace("@contextlib.contextmanager", "@contextlib.asynccontextmanager")
+    return re.sub(r"\b__(enter|exit)__", r"__a\1__", methods)
+
+
+def _waiting(methods: str) -> set[str]:
+    found = re.split(r"^    (?:async )?def ", methods, flags=re.MULTILINE)[1:]
+    return {method.partition("(")[0] for method in found if "await " in method}

@@ -1,0 +1,1 @@
+"""Disaggregated prefill: a connector which moves KV between two engines."""

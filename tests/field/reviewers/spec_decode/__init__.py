@@ -1,0 +1,1 @@
+"""Speculative decoding: draft slots, a proposer and a verifier."""
