@@ -2,28 +2,26 @@
 
     python -m tests.combinations [POOL or USE ...] [--show]
 
-With names, only combinations of them; `--show` prints the programs.
+Two names are a cell if one is a pool and the other a use; otherwise every row and column named is judged.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import defaultdict
 
 from tests.combinations.judge import Cell, cells, missed, reported
 from tests.combinations.program import program
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--show", action="store_true", help="print the leaking programs too")
     arguments = parser.parse_args()
-    asked = [
-        cell
-        for cell in cells()
-        if set(arguments.names) <= {cell[0].name, cell[1].name} or _one_of(cell, arguments.names)
-    ]
+    asked = _asked(arguments.names)
     _print("missed", [cell for cell in asked if missed(*cell)], len(asked))
     _print("false", [cell for cell in asked if reported(*cell, right=True)], len(asked))
     if arguments.show:
@@ -31,17 +29,22 @@ def main() -> None:
             print(f"# {pool.name} in {use.name}\n{program(pool, use, right=False)}")
 
 
-def _one_of(cell: Cell, names: list[str]) -> bool:
-    return len(names) > 2 and (cell[0].name in names or cell[1].name in names)
+def _asked(names: list[str]) -> list[Cell]:
+    named = [(cell, {cell[0].name, cell[1].name} & set(names)) for cell in cells()]
+    exact = [cell for cell, found in named if len(found) == 2]
+    if len(names) == 2 and exact:
+        return exact
+    return [cell for cell, found in named if found or not names]
 
 
 def _print(what: str, found: list[Cell], of: int) -> None:
     print(f"{what} {len(found)} of {of}")
-    for kind in (0, 1):
-        for name, count in Counter(cell[kind].name for cell in found).most_common():
-            print(
-                f"  {('pool', 'use')[kind]} {name} {count}: {', '.join(cell[1 - kind].name for cell in found if cell[kind].name == name)[:150]}"
-            )
+    for kind, other in ((0, 1), (1, 0)):
+        others: dict[str, list[str]] = defaultdict(list)
+        for cell in found:
+            others[cell[kind].name].append(cell[other].name)
+        for name, beside in sorted(others.items(), key=lambda entry: -len(entry[1])):
+            print(f"  {('pool', 'use')[kind]} {name} {len(beside)}: {', '.join(beside)}")
 
 
 if __name__ == "__main__":

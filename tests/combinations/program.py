@@ -1,12 +1,13 @@
 """Writes the program of one pool in one use, as it leaks and as it is right.
 
-A pool (`pools/NAME.py`) is code with a head: `# take:` and `# give:` are its two halves, written with P for the pool
-and X for what was taken, `n` and `key` for the arguments of a use; `# gets:` says what taking answers (`value`, or
-`optional` for a value or None, `answer` for True or False, `nothing`); `# type:` is what a user calls it, else Pool.
+A pool (`pools/NAME.py`) is code with a head: `# take:` and `# give:` are its two halves, written with P for
+the pool and X for what was taken, `n` and `key` for the arguments of a use; `# gets:` says what taking gives
+(`value`, or `optional` for a value or None, `answer` for True or False, `nothing`); `# type:` is the class
+that a user is given, else Pool.
 
-A use (`uses/NAME.txt`) is the methods of a class, indented by four after a first column: `-` marks the lines that
-only the leaking one has, `+` those of the right one. `TAKE x else return` is an acquire that may fail,
-`GIVE x` its release, `T` and `G x` are the bare expressions, `USE x` what was taken (or `n` where there is no value).
+A use (`uses/NAME.txt`) is the methods of a class, indented by four after a first column: `-` marks the lines
+that only the leaking one has, `+` those of the right one. `TAKE x else return` is an acquire that may fail,
+`GIVE x` its release, `T` and `G x` are the bare expressions, `USE x` what was taken (`n` if it has no value).
 """
 
 from __future__ import annotations
