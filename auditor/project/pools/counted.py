@@ -9,6 +9,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import hands_out_what_ends
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.locks_within import lock_pairs
 from auditor.project.pools.used_together import used_together
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
@@ -52,6 +53,12 @@ def counted_pairs(
         marking = marking_half(begins, up, [ends])
         if marking is not None and hands_out_what_ends(begins, ends):
             marking = Half(begins, up, value=value_of(begins))
+        if marking is not None:
+            yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
+    for begins, ends in lock_pairs(
+        [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
+    ):
+        marking = marking_half(begins, up, [ends])
         if marking is not None:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in capacities([m for m in methods if m not in paired]):
