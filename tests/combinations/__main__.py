@@ -1,8 +1,9 @@
 """Prints the leaking combinations nobody tells and the right ones that are reported.
 
-    python -m tests.combinations [POOL or USE ...] [--show]
+    python -m tests.combinations [POOL or USE ...] [--reach REACH] [--show]
 
 Two names are a cell if one is a pool and the other a use; otherwise every row and column named is judged.
+Without --reach the user is given the pool under its annotated name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 from collections import defaultdict
 
 from tests.combinations.judge import Cell, cells, missed, reported
-from tests.combinations.program import program
+from tests.combinations.program import program, reach
 
 
 def main() -> None:
@@ -20,13 +21,15 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--show", action="store_true", help="print the leaking programs too")
+    parser.add_argument("--reach", default="annotated", help="how the user comes by the pool")
     arguments = parser.parse_args()
+    by = reach(arguments.reach)
     asked = _asked(arguments.names)
-    _print("missed", [cell for cell in asked if missed(*cell)], len(asked))
-    _print("false", [cell for cell in asked if reported(*cell, right=True)], len(asked))
+    _print("missed", [cell for cell in asked if missed(*cell, by)], len(asked))
+    _print("false", [cell for cell in asked if reported(*cell, right=True, by=by)], len(asked))
     if arguments.show:
         for pool, use in asked:
-            print(f"# {pool.name} in {use.name}\n{program(pool, use, right=False)}")
+            print(f"# {pool.name} in {use.name}", *program(pool, use, False, by).values(), sep="\n")
 
 
 def _asked(names: list[str]) -> list[Cell]:

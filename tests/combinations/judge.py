@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from auditor.config import Settings
-from tests.combinations.program import Pool, Use, pools, program, uses
+from tests.combinations.program import Pool, Reach, Use, pools, program, reach, uses
 from tests.field.score import NOT_JUDGED
 from tests.marked_code import audited
 
@@ -20,16 +20,17 @@ def cells() -> list[Cell]:
     return [(pool, use) for pool in pools() for use in uses() if use.fits(pool)]
 
 
-def missed(pool: Pool, use: Use) -> bool:
-    return not reported(pool, use, right=False)
+def missed(pool: Pool, use: Use, by: Reach | None = None) -> bool:
+    return not reported(pool, use, right=False, by=by)
 
 
-def reported(pool: Pool, use: Use, right: bool) -> list[str]:
+def reported(pool: Pool, use: Use, right: bool, by: Reach | None = None) -> list[str]:
     """Lines and codes of the findings outside PA103 and PA111."""
-    text = program(pool, use, right)
-    compile(text, f"{pool.name}_{use.name}.py", "exec")
+    texts = program(pool, use, right, by or reach("annotated"))
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "m.py").write_text(text)
-        run = audited(Path(folder), "m.py", _SETTINGS)
+        for name, text in texts.items():
+            compile(text, f"{pool.name}_{use.name}.py", "exec")
+            Path(folder, name).write_text(text)
+        run = audited(Path(folder), ".", _SETTINGS)
     assert not run.failures, run.failures
     return [f"{found.span.line} {found.code}" for found in run.findings if found.code not in NOT_JUDGED]

@@ -8,13 +8,17 @@ that a user is given, else Pool.
 A use (`uses/NAME.txt`) is the methods of a class, indented by four after a first column: `-` marks the lines
 that only the leaking one has, `+` those of the right one. `TAKE x else return` is an acquire that may fail,
 `GIVE x` its release, `T` and `G x` are the bare expressions, `USE x` what was taken (`n` if it has no value).
+
+A reach (`reaches/NAME.txt`) is how the user comes by the pool: `# P:` what it calls it, `# init:` the
+parameter of its constructor, `# set:` what that does with it, `# base:` its base class, `# file:` where the
+pool is, if not in the user's own file; and code that stands between them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,26 +38,33 @@ _TAKEN = re.compile(r"\bT\b")
 
 
 @dataclass(frozen=True)
-class Pool:
-    """One way of keeping a stock."""
+class _Told:
+    """A text with a head."""
 
     name: str
     text: str
 
-    def _head(self, word: str, otherwise: str = "") -> str:
+    def head(self, word: str, otherwise: str = "") -> str:
         found = re.search(rf"^# {word}: (.*)$", self.text, re.MULTILINE)
         return found[1] if found else otherwise
 
+
+@dataclass(frozen=True)
+class Pool(_Told):
+    """One way of keeping a stock, as somebody reaches it."""
+
+    reached: str = "self.pool"
+
     @cached_property
     def take(self) -> str:
-        return re.sub(r"\bP\b", "self.pool", self._head("take"))
+        return re.sub(r"\bP\b", self.reached, self.head("take"))
 
     def give(self, held: str) -> str:
-        return re.sub(r"\bX\b", held, re.sub(r"\bP\b", "self.pool", self._head("give")))
+        return re.sub(r"\bX\b", held, re.sub(r"\bP\b", self.reached, self.head("give")))
 
     @cached_property
     def gets(self) -> str:
-        return self._head("gets", "value")
+        return self.head("gets", "value")
 
     @cached_property
     def has_value(self) -> bool:
@@ -61,15 +72,12 @@ class Pool:
 
     @cached_property
     def type(self) -> str:
-        return self._head("type", "Pool")
+        return self.head("type", "Pool")
 
 
 @dataclass(frozen=True)
-class Use:
+class Use(_Told):
     """One way of holding what a pool gave."""
-
-    name: str
-    text: str
 
     def fits(self, pool: Pool) -> bool:
         return pool.has_value or not self.text.startswith("# needs a value")
@@ -81,6 +89,21 @@ class Use:
         return "\n".join(f"   {' ' + line[1:]}" if line else "" for line in kept)
 
 
+@dataclass(frozen=True)
+class Reach(_Told):
+    """One way of coming by a pool."""
+
+    def user(self, template: str) -> str:
+        template = template.replace("self.pool = pool", self.head("set"))
+        template = template.replace("pool: TYPE", self.head("init"))
+        base = self.head("base")
+        return template.replace("class User:", f"class User({base}):") if base else template
+
+    @cached_property
+    def between(self) -> str:
+        return re.sub(r"^# .*\n", "", self.text, flags=re.MULTILINE)
+
+
 def pools() -> list[Pool]:
     return [Pool(path.stem, path.read_text()) for path in sorted((_HERE / "pools").glob("*.py"))]
 
@@ -89,10 +112,23 @@ def uses() -> list[Use]:
     return [Use(path.stem, path.read_text()) for path in sorted((_HERE / "uses").glob("*.txt"))]
 
 
-def program(pool: Pool, use: Use, right: bool) -> str:
-    user = (_HERE / "user.txt").read_text().replace("TYPE", pool.type)
-    methods = "\n".join(_lowered(pool, user + use.methods(right)))
-    return f"{_IMPORTS}{pool.text}\n{_awaiting(methods) if 'await ' in pool.take else methods}\n"
+def reaches() -> list[Reach]:
+    return [Reach(path.stem, path.read_text()) for path in sorted((_HERE / "reaches").glob("*.txt"))]
+
+
+def reach(name: str) -> Reach:
+    return Reach(name, (_HERE / "reaches" / f"{name}.txt").read_text())
+
+
+def program(pool: Pool, use: Use, right: bool, by: Reach) -> dict[str, str]:
+    """The texts of its files by their names."""
+    pool = replace(pool, reached=by.head("P"))
+    template = by.between + "\n\n" + by.user((_HERE / "user.txt").read_text()) + use.methods(right)
+    methods = "\n".join(_lowered(pool, template.replace("TYPE", pool.type)))
+    user = _awaiting(methods) if "await " in pool.take else methods
+    if file := by.head("file"):
+        return {file: pool.text, "m.py": f"{_IMPORTS}from {Path(file).stem} import {pool.type}\n\n\n{user}\n"}
+    return {"m.py": f"{_IMPORTS}{pool.text}\n{user}\n"}
 
 
 def _lowered(pool: Pool, template: str) -> Iterator[str]:
