@@ -176,7 +176,7 @@ class _Reader:
                 self.work.taken.append((name, node))
 
     def _taken_in_loop(self, name: str) -> None:
-        """`del self.idle[at]` under `for at, page in enumerate(self.idle):`; a part by `= (start + n, rest)`."""
+        """`del self.idle[at]` under `for at, page in enumerate(self.idle):`; a part by `= (at + n, rest)`."""
         if name in self.loops:
             self.work.taken.append((name, self.loops[name]))
 
