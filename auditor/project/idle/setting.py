@@ -7,7 +7,7 @@ from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
 from auditor.ir.ops import Assume, Call, InPlace, Next, Store
-from auditor.project.code.bindings import assignments, given_to
+from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
@@ -146,7 +146,8 @@ class TakenHere:
 
     def asks_books(self, op: Assume) -> bool:
         """Not how many there are in the stock, or what the object was told once and for all."""
-        fields = {name for name in op.names if name.startswith(".")}
+        own = (own_attribute(node, self.own) for node in walk(op.at) if isinstance(node, ast.expr))
+        fields = {f".{name}" for name in own if name is not None}
         known = self.stock & op.names or (fields and fields <= self._given)
         return self.own in op.names and not known
 
