@@ -4,7 +4,6 @@ Whatever else happens to it (it is given away, returned, written to a field) end
 it then. What is left at a way out was dropped. It may lie in a list of the function's own meanwhile."""
 
 import ast
-from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -77,12 +76,13 @@ class Untouched:
 
 
 class Setting(Protocol):
-    """What the domain has to know of the function around it; `own` is `self`, `stock` its `.free`."""
+    """What the domain has to know of the function around it; `own` is `self`."""
 
     @property
     def own(self) -> str: ...
-    @property
-    def stock(self) -> Set[str]: ...
+
+    def asks_books(self, op: Assume) -> bool:
+        """Whether a condition on the object's fields may be about the one that was taken."""
 
     def takes(self, call: Call) -> bool:
         """Whether the call takes another one out of the same store."""
@@ -212,13 +212,13 @@ class Forgetting:
         return None if self._touches(op, held) else held
 
     def _assume(self, node: int, op: Assume, held: Untouched) -> Untouched:
-        asked = held.roots
-        if held.boxed or op.names & asked or (op.subject is not None and op.subject[0] in asked):
+        if op.kind == "none" and not op.says_absent and op.subject in held.places:
+            return held  # `if slot is None: return None`: there is one
+        if held.boxed or op.names & held.roots or (op.subject or ("",))[0] in held.roots:
             return replace(held, asked=node)
-        if self.setting.own in op.names and held.asked >= 0:
-            return held if self.setting.stock & op.names else replace(held, doubted=True)
-        branches = held.asked < 0 and self.setting.branches_at(op)
-        return replace(held, asked=node) if branches else held
+        if held.asked >= 0:
+            return replace(held, doubted=held.doubted or self.setting.asks_books(op))
+        return replace(held, asked=node) if self.setting.branches_at(op) else held
 
     def _call(self, op: Call, held: Untouched) -> Untouched | None:
         receiver = [op.receiver] if op.receiver is not None else []

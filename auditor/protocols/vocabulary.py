@@ -214,6 +214,7 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"hold", "use", "keep", "park"}), frozenset({"release", "vacate", "drop", "letgo"})),
     (frozenset({"login", "logon", "signin", "dock", "board"}),
      frozenset({"logout", "logoff", "signout", "disembark"})),
+    (frozenset({"down", "decr", "decrement"}), frozenset({"up", "incr", "increment"})),
     (frozenset({"suspend", "pause", "block"}), frozenset({"resume", "unpause", "unblock"})),
 )  # fmt: skip
 """Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""

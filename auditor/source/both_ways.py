@@ -39,7 +39,11 @@ _UNDONE = (
     (("fewer", "less", "minus"), ("raised", "more", "plus")),
     (("fewer",), _ENTERED),
 )
-_UNDONE_OF_FREE = ((("cut",), _JOINED), (("struck", "less"), ("added", "updated", "also")))
+_UNDONE_OF_FREE = (
+    (("cut",), _JOINED),
+    (("struck", "less"), ("added", "updated", "also")),
+    (("taken",), ("updated",)),
+)
 """Of these the field has to be called what is free or in use, or may be full at first."""
 
 _BITS = ("also", "lit")

@@ -2,17 +2,19 @@
 
 import ast
 import re
+from collections import Counter
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
 from auditor.ir.ops import Assume, Call, InPlace, Next, Store
-from auditor.project.code.bindings import given_to
+from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import is_empty
 from auditor.project.idle.takes import Take
 from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.full_at_first import INITIAL
 from auditor.project.shapes.name_bindings import bound_by
 from auditor.project.shapes.pool_state import changes_state
 from auditor.source.nodes import walk
@@ -137,7 +139,36 @@ class TakenHere:
         return whole_tests(self.function)
 
     def ends_it(self, call: Call) -> bool:
-        return ENDING_IT.search(call.method) is not None
+        """Not `self._free.put(slot)`."""
+        path = call.receiver or ()
+        stored = len(path) > 1 and path[0] == self.own and path[1].lstrip(".") in self.store.fields
+        return not stored and ENDING_IT.search(call.method) is not None
+
+    def asks_books(self, op: Assume) -> bool:
+        """Not how many there are in the stock, or what the object was told once and for all."""
+        own = (own_attribute(node, self.own) for node in walk(op.at) if isinstance(node, ast.expr))
+        fields = {f".{name}" for name in own if name is not None}
+        known = self.stock & op.names or (fields and fields <= self._given)
+        return self.own in op.names and not known
+
+    @cached_property
+    def _given(self) -> frozenset[str]:
+        """`.limit` of `self.limit = limit` in the constructor, which nothing changes."""
+        own = self.store.cls.methods.values()
+        written = Counter(
+            f".{node.attr}"
+            for method in own
+            for node in method.nodes
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+        )
+        told = {
+            f".{target.attr}"
+            for method in own
+            if method.name in INITIAL
+            for target, value in assignments(method)
+            if isinstance(target, ast.Attribute) and isinstance(value, ast.Name)
+        }
+        return frozenset(name for name in told if written[name] == 1)
 
     def branches_at(self, op: Assume) -> bool:
         return id(self.tests.get(id(op.at))) in self._branching

@@ -5,6 +5,7 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from auditor.flow.effects import Handle, Position, Value
+from auditor.flow.operands import PROCESS_POSITION
 from auditor.project.code.aliases import Aliases
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import Calls, is_bound, parameter_for
@@ -87,6 +88,8 @@ class Releases:
                     return None
                 if protocol != pair.name and pair.proposed:
                     continue  # of what others lend it says nothing
+                if half.handle is Handle.NONE:
+                    return position == PROCESS_POSITION
                 if half.handle is Handle.RECEIVER or not told_anything(call):
                     return position == -1
                 return position != -1 and is_told_of_it(half, call, position)

@@ -11,6 +11,7 @@ from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
 from auditor.project.pools.used_together import used_together
+from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
     counts_of_itself,
@@ -51,7 +52,9 @@ def counted_pairs(
         [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     ):
         marking = marking_half(begins, up, [ends])
-        if marking is not None and hands_out_what_ends(begins, ends):
+        if marking is not None and returns_the_amount(begins):
+            marking = Half(begins, up, value=Value.AMOUNT, echo=True)
+        elif marking is not None and hands_out_what_ends(begins, ends):
             marking = Half(begins, up, value=value_of(begins))
         if marking is not None:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
@@ -71,11 +74,16 @@ def counted_pairs(
 
 
 def counting_functions(name: str, functions: list[Function]) -> Iterator[Pair]:
-    """`share(page)` raises the `page.refs` that `unshare(page)` lowers."""
+    """`share(page)` raises the `page.refs` that `unshare(page)` lowers; `enter()` and `leave()` count in the
+    module."""
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts(functions):
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
         yield Pair(name, None, (half,), (Half(ends, down, Handle.ARGUMENT),))
+    for begins, ends in use_counts([each for each in functions if not own_parameters(each)]):
+        marking = marking_half(begins, up, [ends])
+        if marking is not None:
+            yield Pair(name, None, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
 
 
 def _counts(cls: Class, begins: Function, ends: Function, parameter: str, of_told: bool) -> Pair:

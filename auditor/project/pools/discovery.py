@@ -38,7 +38,7 @@ from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
 from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.project.shapes.shapes import shapes
-from auditor.project.shapes.use_counts import lowered_by, noted_under, struck_off
+from auditor.project.shapes.use_counts import lowered_by, noted_under, struck_off, waits_for
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -246,6 +246,7 @@ def _behaving(
             (other, its)
             for other, its in partners
             if _gives_back(other, name)
+            and not (name.verb == "up" and waits_for(other, lowered_by(other, [function])))
             and (
                 marks_an_entry(function, [other])
                 or lowered_by(function, [other])

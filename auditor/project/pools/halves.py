@@ -118,7 +118,13 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     if marks_argument:
         echo = not name.kind and returns_what_it_is_told(function)  # `pin_memory(tensor)` converts
         return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo)
-    return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT, echo=returns_itself(function))
+    handle = Handle.NONE if _of_module(function) else Handle.RECEIVER
+    return Half(function, name, handle, 0, Value.OBJECT, echo=returns_itself(function))
+
+
+def _of_module(function: Function) -> bool:
+    """What it counts up, there is one of: `enter_section()`."""
+    return function.cls is None and function.parent is None and not function.of_first
 
 
 def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from auditor.flow.effects import Handle
 from auditor.project.code.modules import Function
 from auditor.project.pools.halves import Half, Pair
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.markings import FREE
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.protocols.vocabulary import ends, singular, split
 
@@ -24,8 +26,13 @@ def _work_together(taker: Function, giver: Function) -> bool:
 
 
 def has_opposite(function: Function, plain: list[Function]) -> bool:
-    """Functions of a module have only their names to say that they are about the same thing: one undoes the
-    other, or they are called after it: `fetch_frame` and `stash_frame`."""
+    """Functions of a module have only names to say that they are about the same thing: one undoes the other,
+    or they are called after it, `fetch_frame` and `stash_frame`, or what they work on is called free."""
+    work = field_work(function)
+    if any(
+        not FREE.isdisjoint(split(name)) for name in (*dict(work.taken), *(put.field for put in work.put))
+    ):
+        return True
     about = {singular(word) for word in split(function.name)[1:]}
     return any(
         ends(function.name, other.name)

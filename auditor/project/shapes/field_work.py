@@ -13,7 +13,7 @@ from auditor.project.shapes.found_in import found_in
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.owners import owners_of, shared_by
-from auditor.project.shapes.pieces import at_an_end, gone_over, joins
+from auditor.project.shapes.pieces import gone_over, is_end_of, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 from auditor.source.nodes import walk
 
@@ -172,13 +172,11 @@ class _Reader:
             if isinstance(node, ast.Call):
                 self._called(node)
                 self._marked(node)
-            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-                name = self.field_of(node.value)
-                if name is not None and isinstance(node.ctx, ast.Load) and at_an_end(node.slice):
-                    self.work.taken.append((name, node))
+            elif is_end_of(node) and (name := self.field_of(node.value)) is not None:
+                self.work.taken.append((name, node))
 
     def _taken_in_loop(self, name: str) -> None:
-        """`for at, page in enumerate(self.idle):` with `del self.idle[at]`: the page is taken."""
+        """`del self.idle[at]` under `for at, page in enumerate(self.idle):`; a part by `= (at + n, rest)`."""
         if name in self.loops:
             self.work.taken.append((name, self.loops[name]))
 
@@ -240,6 +238,8 @@ class _Reader:
             self.aliases[target.id] = name
         elif isinstance(target, ast.Subscript) and (into := self.field_of(target.value)) is not None:
             self.work.put.append(Put(into, target.slice, value))
+            if isinstance(value, ast.Tuple) and any(isinstance(each, ast.BinOp) for each in value.elts):
+                self._taken_in_loop(into)
 
     def _changed(self, target: ast.expr, op: ast.operator, value: ast.expr) -> None:
         name = self.field_of(target)

@@ -16,7 +16,11 @@ def takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
     if not any(field == store for field, _ in work.taken):
         return False
     cut = is_cut(work.method, store)
-    taken = {id(node) for field, node in work.taken if field == store and (cut or isinstance(node, ast.Call))}
+    taken = {
+        id(node)
+        for field, node in work.taken
+        if field == store and (cut or not isinstance(node, ast.Subscript))
+    }
     if not taken or not work.hands_out(taken):
         return False
     back = [(put, at) for put, at in all_put(work, works) if put.field == store]

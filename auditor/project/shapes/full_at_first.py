@@ -19,8 +19,8 @@ AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "Orde
 
 
 def beginning(works: Sequence[FieldWork]) -> list[FieldWork]:
-    """What runs first: the constructor, and the methods that it calls."""
-    first = [work for work in works if work.method.name in INITIAL]
+    """What runs first: the constructor, and the methods that it calls, or who asks for `cls()`."""
+    first = [work for work in works if work.method.name in INITIAL or _makes_one(work.method)]
     called = {name for work in first for name in _own_methods_called(work.method)}
     return first + [work for work in works if work.method.name in called]
 
@@ -99,6 +99,12 @@ def _is_truth(value: ast.expr) -> bool:
     return False
 
 
+def _makes_one(method: Function) -> bool:
+    return "classmethod" in method.decorators and any(
+        isinstance(call.func, ast.Name) and call.func.id == method.owner for call in method.calls
+    )
+
+
 def _own_methods_called(method: Function) -> Iterator[str]:
     own = method.owner
     for call in method.calls:
@@ -148,7 +154,8 @@ def _is_made(value: ast.expr) -> bool:
 
 
 def _makes_each(value: ast.expr) -> bool:
-    """`[Link(address) for address in addresses]`; `[(0, size)]`, one extent of all there is."""
+    """`[Link(address) for address in addresses]`; `[(0, size)]` or `[Hole(0, size)]`, one extent of all there
+    is."""
     match value:
         case ast.ListComp(elt=made) | ast.DictComp(value=made):
             return _is_made(made)
@@ -156,6 +163,8 @@ def _makes_each(value: ast.expr) -> bool:
             return last_part(func) in AROUND and _is_made(made)
         case ast.List(elts=[ast.Tuple(elts=[ast.Constant(value=0), _])]):
             return True
+        case ast.List(elts=[ast.Call(args=[ast.Constant(value=0), *_]) as made]):
+            return _is_made(made)
     return False
 
 

@@ -1,6 +1,7 @@
 """Pieces that are cut off a list or an array, and pieces that are joined to one."""
 
 import ast
+from typing import TypeGuard
 
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
@@ -9,8 +10,15 @@ JOINING = frozenset({"cat", "concat", "concatenate", "append", "hstack", "union"
 """Functions of torch and numpy, and of sets, that make one of several."""
 
 
-def at_an_end(piece: ast.Slice) -> bool:
-    """`free[:n]`, `free[-n:]`"""
+def is_end_of(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    """`free[:n]`, `free[-n:]`, where that is read."""
+    match node:
+        case ast.Subscript(slice=ast.Slice() as piece, ctx=ast.Load()):
+            return _at_an_end(piece)
+    return False
+
+
+def _at_an_end(piece: ast.Slice) -> bool:
     negative = isinstance(piece.lower, ast.UnaryOp) and isinstance(piece.lower.op, ast.USub)
     return piece.lower is None or (negative and piece.upper is None)
 

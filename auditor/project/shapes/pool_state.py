@@ -20,9 +20,17 @@ ORDERING = frozenset({"heappop", "heappush", "heappushpop", "heapreplace", "heap
 
 
 def own_parameters(function: Function) -> tuple[str, ...]:
-    """Without `self`."""
+    """Without `self`; of `put(self, *slots)` the slots."""
     names = function.parameters
-    return names[1:] if function.of_first or (function.is_method and not function.is_static) else names
+    own = names[1:] if function.of_first or (function.is_method and not function.is_static) else names
+    return own or _gathered(function)
+
+
+def _gathered(function: Function) -> tuple[str, ...]:
+    """`*args` are another function's."""
+    args = function.node.args if isinstance(function.node, ast.FunctionDef | ast.AsyncFunctionDef) else None
+    gathered = args.vararg.arg if args is not None and args.vararg is not None else "args"
+    return () if gathered.lstrip("_") in ("", "args") else (gathered,)
 
 
 def own_state(node: ast.AST, owner: str | None) -> bool:

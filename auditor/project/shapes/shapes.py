@@ -129,8 +129,12 @@ def _takes_out_of(work: FieldWork, name: str) -> bool:
     if not any(each == name for each, _ in work.taken):
         return False
     free = not FREE.isdisjoint(split(name)) or is_cut(work.method, name)
-    taken = {id(node) for each, node in work.taken if each == name and (free or isinstance(node, ast.Call))}
+    taken = {id(node) for each, node in work.taken if each == name and (free or not _is_slice(node))}
     return bool(taken) and work.hands_out(taken)
+
+
+def _is_slice(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
 
 
 def _puts_into(work: FieldWork, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Iterator, Set
+from typing import TypeGuard
 
 from auditor.project.code.bindings import given_to, given_to_field, own_attribute
 from auditor.project.code.modules import Function, last_part
@@ -22,15 +23,16 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
         left = {
             name
             for name in _counted(begins, ast.Sub) & _counted(ends, ast.Add)
-            if asks(field_work(begins), name) or _is_semaphore(begins, name)
+            if asks(field_work(begins), name) or _is_semaphore(begins, name) or _is_least(begins, name)
         }
         if used or left:
             yield begins, ends
 
 
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
-    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up;
-    or is refused where too many are noted. Whoever only counts what it notes asks no number first."""
+    """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up,
+    or keeps what it draws under the name, until that is put back; or is refused where too many are noted.
+    Whoever only counts what it notes asks no number first."""
     works = [field_work(method) for method in methods if not method.name.startswith("__")]
     for begins in works:
         noted = noted_under(begins.method, own_parameters(begins.method)[:1])
@@ -38,10 +40,34 @@ def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
             struck = noted & struck_off(ends.method) if ends is not begins else set()
             down = {name for name, way in begins.counted if way < 0 and (name, 1) in ends.counted}
             called = undoes(ends.method.name, begins.method.name)
+            drawn = {name for name, _ in begins.taken} & {put.field for put in ends.put} if called else set()
             if struck and (
-                any(asks(begins, name) for name in down) or (called and _has_room(begins, struck))
+                any(asks(begins, name) for name in down | drawn) or (called and _has_room(begins, struck))
             ):
                 yield begins.method, ends.method
+
+
+def waits_for(method: Function, counts: Set[str]) -> bool:
+    """`while self.left == 0: wait()`, or `return False`, before `self.left -= 1`: such a `down` takes, and
+    `up` gives back; a count of users is asked only when it has been lowered."""
+    lowered = [
+        node.lineno
+        for node in method.nodes
+        if isinstance(node, ast.AugAssign) and _own(method, node.target) in counts
+    ]
+    return any(
+        _own(method, each) in counts
+        for node in method.nodes
+        if isinstance(node, ast.While | ast.Call) or _answers_no(node)
+        if node.lineno < min(lowered, default=0)
+        for each in walk(_condition(node) or ast.Pass())
+        if isinstance(each, ast.expr)
+    )
+
+
+def _answers_no(node: ast.AST) -> TypeGuard[ast.If]:
+    last = node.body[-1] if isinstance(node, ast.If) else None
+    return isinstance(last, ast.Return) and last.value is not None
 
 
 def capacities(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
@@ -77,10 +103,20 @@ def _mentions_field(node: ast.AST, field: str) -> bool:
 
 
 def asks(work: FieldWork, field: str) -> bool:
+    own = None if work.method.cls is not None else field
     return any(
-        isinstance(each, ast.Attribute) and each.attr == field
+        (isinstance(each, ast.Attribute) and each.attr == field)
+        or (isinstance(each, ast.Name) and each.id == own)
         for node in work.method.nodes
         for each in walk(_condition(node) or ast.Pass())
+    )
+
+
+def _is_least(method: Function, field: str) -> bool:
+    """`granted = min(n, self.left)`: no more than there is."""
+    return any(
+        last_part(call.func) == "min" and any(_own(method, each) == field for each in call.args)
+        for call in method.calls
     )
 
 
@@ -147,15 +183,22 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
 
 
 def _counted(method: Function, way: type[ast.operator]) -> set[str]:
-    """Fields of its own object, or what they hold under a key, that it changes one way only."""
-    own = method.owner
+    """Fields of its own object, or what they hold under a key, or numbers of the module, that it changes one
+    way only."""
     changed: dict[str, set[type[ast.operator]]] = {}
-    for target, op in (*_changed(method), *_semaphores(method)) if own is not None else ():
+    for target, op in (*_changed(method), *_semaphores(method)):
         place = target.value if isinstance(target, ast.Subscript) else target
-        attribute = own_attribute(place, own or "")
+        attribute = _own(method, place)
         if attribute is not None:
             changed.setdefault(attribute, set()).add(type(op))
     return {attribute for attribute, ways in changed.items() if ways == {way}}
+
+
+def _own(method: Function, place: ast.expr) -> str | None:
+    """`left` of `self.left`, and of a function that says `global left`."""
+    if method.owner is not None:
+        return own_attribute(place, method.owner)
+    return place.id if isinstance(place, ast.Name) and place.id in method.module.assigned else None
 
 
 def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
