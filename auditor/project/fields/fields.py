@@ -237,7 +237,11 @@ class Fields(OverAnother):
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):
                 escapes = True
-            elif answer.dropped and method is not outcome.function and forgets(method, attribute):
+            elif (
+                answer.dropped
+                and method is not outcome.function
+                and forgets(method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol))
+            ):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.foreign
                 sure = not numbers or declared or self._for_good(outcome, method)

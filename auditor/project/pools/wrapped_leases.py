@@ -16,7 +16,7 @@ from auditor.protocols.vocabulary import Name
 
 
 def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
-    """The pair, with those methods among its ends; what is lent is the object, then, and not the number in it."""
+    """The pair, with those methods among its ends: what is lent is the object, then, not the number in it."""
     if pair.owner is None:
         return pair
     names = {half.function.name for half in pair.releases if half.handle is Handle.RESULT}
@@ -44,6 +44,8 @@ def _tells(method: Function, name: str) -> bool:
     for call in method.calls:
         func = call.func
         if getattr(func, "attr", "") == name and own_attribute(getattr(func, "value", None), own) is not None:
-            told = [own_attribute(argument, own) or getattr(argument, "id", "") == own for argument in call.args]
+            told = [
+                own_attribute(argument, own) or getattr(argument, "id", "") == own for argument in call.args
+            ]
             return all(told)
     return False
