@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -42,10 +43,7 @@ def _telling(lent: Class, names: set[str]) -> Iterator[Function]:
 def _tells(method: Function, name: str) -> bool:
     own = method.owner or ""
     for call in method.calls:
-        func = call.func
-        if getattr(func, "attr", "") == name and own_attribute(getattr(func, "value", None), own) is not None:
-            told = [
-                own_attribute(argument, own) or getattr(argument, "id", "") == own for argument in call.args
-            ]
-            return all(told)
+        match call.func:
+            case ast.Attribute(value=pool, attr=asked) if asked == name and own_attribute(pool, own):
+                return all(own_attribute(told, own) or getattr(told, "id", "") == own for told in call.args)
     return False
