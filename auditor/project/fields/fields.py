@@ -266,6 +266,9 @@ class Fields(OverAnother):
         again = function.name in STEPS or entered or self._renewed(outcome, path)
         if not again or len(path) != 2 or asks_or_releases(function, attribute):
             return None
+        last = self._asked(outcome, function, path)
+        if last.fate is Fate.RELEASE and not last.dropped:
+            return None  # `old, self.buffer = self.buffer, new`, and `old` is given back
         return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
 
     def _replaced(self, outcome: Outcome, path: Path, at: Span) -> bool:
