@@ -23,6 +23,9 @@ class Assuming(Passing):
         if self._has_ended(op, held):
             self.endings.released.setdefault(node, held)
             return None
+        if op.kind == "zero":
+            granted = self.acquisition.value is Value.AMOUNT and op.subject in held.places
+            return None if granted and op.value else held  # of nothing that is owed there is 0
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
         if op.kind == "standard":

@@ -145,10 +145,12 @@ def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
         learned.add((f"{op.key} is None", False))
     if op.value and excluded(op.key, known):
         return None
-    prefix = f"={op.key}:"
+    prefix, suffix = f"={op.key}:", f":{op.key}"
     for key, same in known:
         if key.startswith(prefix):
             learned.add((key[len(prefix) :], same == op.value))
+        elif key.endswith(suffix) and key[0] == "=" and (flag := key[1 : -len(suffix)]).isidentifier():
+            learned.add((flag, same == op.value))  # `own = rows is None`, and then `if rows is None:`
     learned = decided(known, learned)
     if any((key, not truth) in known for key, truth in learned):
         return None

@@ -119,6 +119,8 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     size = _emptiness(left, op, right)
     if size is not None:
         return Condition(ast.unparse(size[0]), size[1], names, size[0])
+    if kind is ast.Eq and isinstance(right, ast.Constant) and right.value == 0:
+        return Condition(f"{ast.unparse(left)} == 0", positive, names, left, "zero")
     sentinel = _below_zero(op, right)
     if sentinel is not None:
         return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")

@@ -22,6 +22,7 @@ class Outcome:
     returned_at: frozenset[int] = frozenset()
     flags: frozenset[tuple[str, bool]] = frozenset()
     own: frozenset[tuple[str, bool]] = frozenset()
+    under: frozenset[tuple[str, bool]] = frozenset()  # what holds of its object's fields at the acquire
     unless: frozenset[str] = frozenset()
     asked: frozenset[tuple[str, bool]] = frozenset()
     says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored

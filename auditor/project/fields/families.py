@@ -25,7 +25,7 @@ from auditor.project.fields.exits import (
     begins_always,
     overridden,
 )
-from auditor.project.fields.flags_left_down import flags_left_down
+from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.outgrown import outgrown
@@ -70,6 +70,8 @@ class Families:
             if self._left_by_a_flag(outcome, method, path):
                 return True
             answer = self._asked(outcome, method, path)
+            if answer.sometimes and self._ended_as_begun(outcome, family, method, path):
+                continue
             if method.name in EXITS and (
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
             ):
@@ -83,6 +85,14 @@ class Families:
             ):
                 return True
         return False
+
+    def _ended_as_begun(self, outcome: Outcome, family: list[Function], method: Function, path: Path) -> bool:
+        """`if self.enabled:` around the acquire, `if not self.enabled: return` before the release."""
+        own, acquisition = method.parameters[0], outcome.acquisition
+        under = frozenset((f"{own}{key}", says) for key, says in set_at_birth(outcome.under, family))
+        place = (own, *self.whole.get(path, path)[1:])
+        question = Question(method, place, acquisition.value, acquisition.protocol, under)
+        return bool(under) and self.summaries.answer(question) == Answer(Fate.RELEASE)
 
     def _over_zero(self, outcome: Outcome, method: Function, path: Path) -> ast.stmt | None:
         """What it asks before it gives back a number, and 0 is false."""

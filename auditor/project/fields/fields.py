@@ -237,7 +237,11 @@ class Fields(OverAnother):
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):
                 escapes = True
-            elif answer.dropped and method is not outcome.function and forgets(method, attribute):
+            elif (
+                answer.dropped
+                and method is not outcome.function
+                and forgets(method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol))
+            ):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.foreign
                 sure = not numbers or declared or self._for_good(outcome, method)
@@ -262,6 +266,9 @@ class Fields(OverAnother):
         again = function.name in STEPS or entered or self._renewed(outcome, path)
         if not again or len(path) != 2 or asks_or_releases(function, attribute):
             return None
+        last = self._asked(outcome, function, path)
+        if last.fate is Fate.RELEASE and not last.dropped:
+            return None  # `old, self.buffer = self.buffer, new`, and `old` is given back
         return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
 
     def _replaced(self, outcome: Outcome, path: Path, at: Span) -> bool:

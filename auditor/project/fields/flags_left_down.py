@@ -1,8 +1,9 @@
-"""Private flags of a class that nobody ever raises: `self._owned = False` at birth, and nothing else ever."""
+"""Flags that stay as they are: of a class that nobody ever raises, `self._owned = False` at birth and nothing
+else ever; or that only the constructor sets."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function, Module
@@ -15,6 +16,18 @@ def flags_left_down(project: Project, family: Sequence[Function]) -> frozenset[s
     object to something else, or quotes its name."""
     lowered = {field for method in family for field in _lowered(method)}
     return frozenset(field for field in lowered if not _is_raised(project, field, family))
+
+
+def set_at_birth(facts: Iterable[tuple[str, bool]], family: Sequence[Function]) -> Iterator[tuple[str, bool]]:
+    """Those that are about fields which the constructor sets and nobody else does: `.enabled`."""
+    written = {
+        node.attr
+        for each in family
+        if each.name not in ("__init__", "__post_init__")
+        for node in each.nodes
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+    }
+    return ((key, says) for key, says in facts if key[1:] not in written)
 
 
 def _lowered(method: Function) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from auditor.project.code.bindings import (
     assigned_by,
@@ -55,20 +55,21 @@ INITIAL = frozenset(
 )
 
 
-def forgets(method: Function, attribute: str) -> bool:
+def forgets(method: Function, attribute: str, ends: Set[str] = frozenset()) -> bool:
     """A method that others call, and that gives nothing back itself: what it throws away is thrown away.
 
     Unless it starts everything anew, the pool with the table, or is told what it throws out.
     """
-    if works_with_its_entry(method, attribute):
+    if works_with_its_entry(method, attribute, ends):
         return False
     if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
         return not method.name.startswith("_") and _takes_out(method, attribute)
     return not any(looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
 
 
-def works_with_its_entry(method: Function, attribute: str) -> bool:
-    """`self.mine.pop(claim.name)`, and `claim.abandon()`: what it is told lies there."""
+def works_with_its_entry(method: Function, attribute: str, ends: Set[str] = frozenset()) -> bool:
+    """`self.mine.pop(claim.name)`, and `claim.abandon()`: what it is told lies there; or
+    `for page in claim.pages: self.pages.put_back(page)`, where that is one of the pool's `ends`."""
     struck: set[str] = set()
     for node in method.nodes:
         match node:
@@ -81,10 +82,21 @@ def works_with_its_entry(method: Function, attribute: str) -> bool:
         if own_attribute(table, method.owner or "") == attribute and isinstance(key, ast.Attribute):
             struck |= {each.id for each in walk(key) if isinstance(each, ast.Name)}
     told = struck & set(method.parameters[1:])
-    return any(
-        isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in told
+    return bool(told) and any(
+        (isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in told)
+        or (last_name(call) in ends and _is_of(call, method, told))
         for call in method.calls
     )
+
+
+def _is_of(call: ast.Call, method: Function, told: Set[str]) -> bool:
+    """It is given something that lies in one of these, `claim.pages`, or an element of that."""
+    loops = [node for node in method.nodes if isinstance(node, ast.For | ast.comprehension)]
+    given = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
+    for loop in loops:
+        if given & {each.id for each in walk(loop.target) if isinstance(each, ast.Name)}:
+            given |= {each.id for each in walk(loop.iter) if isinstance(each, ast.Name)}
+    return not given.isdisjoint(told)
 
 
 def _takes_out(method: Function, attribute: str) -> bool:

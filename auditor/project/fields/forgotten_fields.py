@@ -36,13 +36,14 @@ class ForgottenFields(TakenOut):
         if place is None or told or acquisition.places[1:] or function.is_context_manager:
             return
         cls, name = function.cls, place[1][1:]
+        ends = self.recogniser.ending_names(acquisition.protocol)
         if cls is not None and is_autograd_function(self.model, function):
             others = (method for method in self._family(cls) if method is not function)
-            lost = only_work(others, name)  # nobody else is given the `ctx`
+            lost = only_work(others, name, ends=ends)  # nobody else is given the `ctx`
         else:
             borrowed = partial(self._borrowed, outcome.acquisition)
             forgotten = self._is_forgotten(outcome, place)
-            lost = forgotten and only_worked_with(self.project, name, borrowed=borrowed)
+            lost = forgotten and only_worked_with(self.project, name, borrowed=borrowed, ends=ends)
         if lost:
             owner = cls.qualname if cls is not None else function.qualname
             yield StoredField(Field(owner, name, place[0]), outcome.lease.span)

@@ -63,10 +63,14 @@ def only_filled(project: Project, table: str) -> bool:
 
 
 def only_worked_with(
-    project: Project, field: str, works: Set[str] = frozenset(), borrowed: Borrowed | None = None
+    project: Project,
+    field: str,
+    works: Set[str] = frozenset(),
+    borrowed: Borrowed | None = None,
+    ends: Set[str] = frozenset(),
 ) -> bool:
     """Nobody hands on what is in a field so named, as whoever ends it would have to. `works` are methods of
-    it that end nothing, whatever their names say."""
+    it that end nothing, whatever their names say, and `ends` such as end it."""
     named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
     quoted = re.compile(rf"[\"']{field}[\"']|\bvars\(|\.__dict__\b")  # `getattr(request, "row")`
     read = {module.path: module for module in project.parsed()}
@@ -74,7 +78,7 @@ def only_worked_with(
     return all(
         path in read
         and quoted.search(read[path].text) is None
-        and only_work(_speaking(read[path], field), field, works, borrowed)
+        and only_work(_speaking(read[path], field), field, works, borrowed, ends)
         for path in speaking
     )
 
@@ -122,9 +126,10 @@ def only_work(
     field: str,
     works: Set[str] = frozenset(),
     borrowed: Borrowed | None = None,
+    ends: Set[str] = frozenset(),
 ) -> bool:
     """The same of these."""
-    return all(Uses(each, works=works, borrowed=borrowed).only_works(field) for each in functions)
+    return all(Uses(each, works=works, borrowed=borrowed, ends=ends).only_works(field) for each in functions)
 
 
 def _works_in_place(name: str) -> bool:
@@ -142,12 +147,14 @@ class Uses:
         known: Set[int] = frozenset(),
         works: Set[str] = frozenset(),
         borrowed: Borrowed | None = None,
+        ends: Set[str] = frozenset(),
     ) -> None:
         """What is read of `others`, and at the expressions `known`, is not asked for. The methods `works` are
-        work, and so is what a call only borrows."""
+        work, and so is what a call only borrows; `ends` are ends of the pool, `request.handle.let_go()`."""
         self.function = function
         self.works = works
         self.borrowed = borrowed
+        self.ends = ends
         self.others = others
         self.known = known
         self.named: set[str] = set()
@@ -175,7 +182,7 @@ class Uses:
                 if f".{attr}" in METADATA:
                     return True
                 called = getattr(self.parents.get(id(parent)), "func", None) is parent
-                ends = attr in TAKING or (ENDING.search(attr) and attr not in self.works)
+                ends = attr in TAKING | self.ends or (ENDING.search(attr) and attr not in self.works)
                 return not ends if called else self.is_worked_with(parent)
             case ast.Subscript(value=value, ctx=ctx):
                 if value is node:

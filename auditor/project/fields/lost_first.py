@@ -5,6 +5,7 @@ from dataclasses import replace
 from auditor.flow.lease import StoredField
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.project.outcome import Outcome
 
 
@@ -24,7 +25,9 @@ def overwritten_as_well(
     return {
         id(outcome.call): tuple(
             replace(each, overwrite=overwrites.get(each.field))
-            if each.released_by and not _changes_places(outcome.function, each.field.path)
+            if each.released_by
+            and not _changes_places(outcome.function, each.field.path)
+            and not any(asked_at_birth(outcome.function, f".{each.field.path}"))  # ended by that flag
             else each
             for each in found[id(outcome.call)]
         )

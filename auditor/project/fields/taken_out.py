@@ -176,7 +176,9 @@ class TakenOut(Families):
             all_from_others(self._releases(outcome, method), method, attribute)
             and not starts_anew(method, attribute, pools)
             and self._for_good(outcome, method)
-            and not works_with_its_entry(method, attribute)
+            and not works_with_its_entry(
+                method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
+            )
         )
 
     def _ended_by_who_says(

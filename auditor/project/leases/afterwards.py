@@ -30,6 +30,7 @@ class Afterwards(Following):
         known = self.known[node] | acquisition.given
         outcome.unless = missing(self.graph.parameters, known)
         outcome.asked = of_parameters(self.graph.parameters, known)
+        outcome.under = self._own(known)
         if endings.returned and shown and not self._shown(endings):
             outcome.flags = flags_beside(self.graph, followed)
             outcome.own = self._own(known | of_receiver(op, acquisition))

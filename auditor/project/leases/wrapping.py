@@ -24,8 +24,8 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
     assert outcome.returned is not None
     if OVER in outcome.returned:
         return None  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
-    if outcome.recorded and sees_to_its_records(recogniser, outcome):
-        return None
+    if outcome.recorded and (source.opened or sees_to_its_records(recogniser, outcome)):
+        return None  # `self.files[rank] = ShardFile(rank)`, `return self.files[rank]`: it keeps them
     return Source(
         source.protocol,
         source.origin,

@@ -204,7 +204,7 @@ class OutsideEffects:
             return SAME
         if value is Value.OBJECT and known_torch and call.method in ARRAYS:
             return SAME  # only numbers can be put into a tensor: what was handed out were numbers
-        if table is not None and (value is Value.TENSOR or known_torch):
+        if table is not None and (known_torch or (value is Value.TENSOR and not makes)):
             as_function = call.receiver is None or known_torch or dotted is not None
             return table if position == 0 and as_function else BORROWED
         if makes:

@@ -33,6 +33,7 @@ from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.settled import settled_pairs, settling
+from auditor.project.pools.wrapped_leases import with_ends_of_wrappers
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
@@ -60,13 +61,13 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     known: set[Function] = set()
     for _, cls in sorted(module.classes.items()):
         methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-        found = [with_others(pair, methods) for pair in _pairs_of(cls.name, cls, methods)]
+        found = [_with_ends(model, pair, methods) for pair in _pairs_of(cls.name, cls, methods)]
         yield from found
         paired = {half.function for pair in found for half in pair.acquires}
         ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
-        shaped = [with_others(pair, methods) for pair in _by_shape(cls.name, cls, methods, paired)]
+        shaped = [_with_ends(model, pair, methods) for pair in _by_shape(cls.name, cls, methods, paired)]
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
@@ -92,6 +93,10 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     ]
     yield from _of_functions(module, plain)
     yield from _of_closures(model, module)
+
+
+def _with_ends(model: ClassModel, pair: Pair, methods: list[Function]) -> Pair:
+    return with_ends_of_wrappers(model, with_others(pair, methods))
 
 
 def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:

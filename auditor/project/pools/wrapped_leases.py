@@ -1,0 +1,49 @@
+"""Objects that a pool wraps its leases in, with a method that tells the pool's own release what is in them:
+`draw()` returns `Envelope(self, index)`, and `envelope.discard()` calls `self.box.hand_in(self.index)`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from auditor.flow.effects import Handle, Value
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function
+from auditor.project.pools.halves import Half, Pair
+from auditor.project.pools.lent_objects import lent_class, needs_nothing
+from auditor.protocols.vocabulary import Name
+
+
+def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
+    """The pair, with those methods among its ends: what is lent is the object, then, not the number in it."""
+    if pair.owner is None:
+        return pair
+    names = {half.function.name for half in pair.releases if half.handle is Handle.RESULT}
+    acquires: list[Half] = []
+    ends: dict[Function, Half] = {}
+    for half in pair.acquires:
+        lent = lent_class(model, pair.owner, half.function) if half.handle is Handle.RESULT else None
+        own = list(_telling(lent, names)) if lent is not None and lent is not pair.owner else []
+        ends |= {end: Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in own}
+        acquires.append(replace(half, value=Value.OBJECT) if own else half)
+    known = {half.function for half in pair.releases}
+    added = tuple(half for end, half in ends.items() if end not in known)
+    return replace(pair, acquires=tuple(acquires), releases=(*pair.releases, *added))
+
+
+def _telling(lent: Class, names: set[str]) -> Iterator[Function]:
+    """Its methods that call one of the pool's `names` on a field of theirs, with another field or nothing."""
+    for _, method in sorted(lent.methods.items()):
+        if needs_nothing(method) and any(_tells(method, name) for name in names):
+            yield method
+
+
+def _tells(method: Function, name: str) -> bool:
+    own = method.owner or ""
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=pool, attr=asked) if asked == name and own_attribute(pool, own):
+                return all(own_attribute(told, own) or getattr(told, "id", "") == own for told in call.args)
+    return False
