@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition
 from auditor.flow.lease import EXCEPTIONAL, Lease
-from auditor.ir.ops import Path
+from auditor.ir.ops import RESULT, Path
 from auditor.project.code.modules import Function
 
 
@@ -48,6 +48,11 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
     one.stored += other.stored
     one.beside |= other.beside
     return one
+
+
+def has_gone_to_the_caller(outcome: Outcome) -> bool:
+    """`self.last = draft`, `return draft`: whoever gets it may end it."""
+    return outcome.returned is not None or any(path[:1] == RESULT for path in outcome.beside)
 
 
 def lie_apart(one: Path, other: Path) -> bool:

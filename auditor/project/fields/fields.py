@@ -32,8 +32,8 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
+from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.other_words import properties_of
-from auditor.project.fields.over_another import OverAnother
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refilling import LOCKING
@@ -49,7 +49,7 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
 """Methods that are called once a step, so that what they store is stored again."""
 
 
-class Fields(OverAnother):
+class Fields(NothingOver):
     def __init__(
         self,
         project: Project,
@@ -108,7 +108,7 @@ class Fields(OverAnother):
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from self._recorded(outcome)
-        yield from self._over_another(outcome)
+        yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for

@@ -26,23 +26,26 @@ from auditor.project.fields.reckoning import (
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
-    r"(?:\w+_)?(?:name|label|tag|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
+    r"(?:\w+_)?(?:name|label|tag|path|worker|segment|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
 )
 """Keys that are few and come again, as against the numbers of requests."""
+
+HOLDING = re.compile(r"_*(?:pin|hold|lock|keep|retain|share)(?:_|$)")
+"""Methods that hold what is there already for somebody else, who may say so twice."""
 
 RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")
 """Methods after which each key has another one."""
 
 
-def names_a_place(filling: Filling, enders: Sequence[Function]) -> bool:
-    """`pin(name)` beside `unpin(name)`: who may call either at any time may call the first one twice; not
-    `save(layer)` beside `load(layer)`, who asks back what he put in."""
+def names_a_place(filling: Filling, family: Sequence[Function]) -> bool:
+    """`mark(label)`, `pin(key)`: callers say a name again, and the method does not say by its own that there
+    is none; not `save(layer)` beside `load(layer)`, who asks back what he put in."""
     key = filling.key
     last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
-    if not NAMES.fullmatch(last) or COMING.match(filling.method.name):
+    comes_again = NAMES.fullmatch(last) or (last == "key" and HOLDING.match(filling.method.name))
+    if not comes_again or COMING.match(filling.method.name) or not plain_table(family, filling.field):
         return False
-    taking = [each for each in enders if last in each.parameters and takes_out(each, filling.field)]
-    return bool(taking) and not any(_brings_back(each, filling.field) for each in taking)
+    return not any(takes_out(each, filling.field) and _brings_back(each, filling.field) for each in family)
 
 
 def _brings_back(method: Function, field: str) -> bool:

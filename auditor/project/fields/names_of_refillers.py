@@ -8,7 +8,7 @@ AGAIN = (
     r"re_?(?:open|start|boot|send|pin|draft|hold|dispatch|connect|publish|new|place|load|build|size|fill|try|bind|seat"
     r"|map|locate|alloc\w*|assign|generate|run|do|stage|capture|base|seed|join|launch|target|fork|post|write|encode"
     r"|plan|draw|set|fresh|init\w*|create|make|acquire|attach|register|reserve|warm|grow|pack|submit|lock|fetch|spawn"
-    r"|arm|compile|shard|scale|route|link)"
+    r"|arm|compile|compute|shard|scale|route|link)"
 )
 """Done a second time."""
 
@@ -55,4 +55,5 @@ def is_the_new_one(name: str) -> bool:
 
 def follows_another(name: str, keyed: bool) -> bool:
     """A method so named is called when there is one; `keyed`: of what it puts into a table."""
-    return FOLLOWING.match(name) is not None or (not keyed and MOVING.match(name) is not None)
+    again = FOLLOWING.match(name) is not None or split(name)[-1:] in (("again",), ("anew",), ("retry",))
+    return again or (not keyed and MOVING.match(name) is not None)

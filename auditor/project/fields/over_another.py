@@ -14,13 +14,14 @@ from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.filling_again import Filling, fillings
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.known_keys import names_a_place
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
 from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Question
-from auditor.project.outcome import Outcome
+from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
 
 class OverAnother(Refilling):
@@ -30,10 +31,15 @@ class OverAnother(Refilling):
         function, acquisition = outcome.function, outcome.acquisition
         if function.name in INITIAL or function.is_context_manager or acquisition.value is Value.AMOUNT:
             return
+        kept = acquisition.handle is Handle.ARGUMENT or outcome.stored or outcome.beside
+        if outcome.lease.releases and not kept:
+            return  # `self.shown[name] = buffer.clone()`
         family = self._those_around(function)
         for filling in lent_into(function, outcome.call, _marked(outcome)):
             way = Way(filling, outcome.call, family)
-            if _lies_elsewhere(outcome, filling) or not (way.is_known_to_all() and self._is_there(way)):
+            if _lies_elsewhere(outcome, filling) or not (
+                way.is_known_to_all() and self._is_there(way, outcome)
+            ):
                 continue
             if way.is_free() or not way.is_untouched():
                 continue
@@ -47,7 +53,7 @@ class OverAnother(Refilling):
             return list(self._family(function.cls))
         return list(function.module.functions.values())
 
-    def _is_there(self, way: Way) -> bool:
+    def _is_there(self, way: Way, outcome: Outcome) -> bool:
         """By what the method asks, by its name, or because another that fills the table under the key that
         it is told looks first."""
         filling = way.filling
@@ -55,8 +61,11 @@ class OverAnother(Refilling):
             return True
         if filling.owner != way.method.owner or filling.key is None or COMING_BACK.match(way.method.name):
             return False
-        told = told_by_its_caller(filling) and not comes_in_pairs(way.method.name)
-        return told and others_look_first(filling, way.call, way.family)
+        if not told_by_its_caller(filling):
+            return False
+        pairs = comes_in_pairs(way.method.name)
+        again = not has_gone_to_the_caller(outcome) and names_a_place(filling, way.family)
+        return again or (not pairs and others_look_first(filling, way.call, way.family))
 
     def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:
         """Functions that give back what is in a field so named, or in a record that is put there."""

@@ -24,7 +24,7 @@ from auditor.source.nodes import walk
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
 
 OPENING = re.compile(
-    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?up|load|create|build|make|spawn|launch|begin|attach"
+    r"_*(?:re_?)?(?:open|connect|start|init|initiali[sz]e|set_?[uU]p|load|create|build|make|spawn|launch|begin|attach"
     r"|login|bind|listen|run|enter|prepare)(?:_|$)"
 )
 """Methods that are called when there is nothing, or nothing any more."""
@@ -87,23 +87,6 @@ def turns_over(
         others = called & involved - {filling.method.name}
         if filling.method.name in called and not (leaves or speaks or others):
             return True
-    return False
-
-
-def goes_on(enders: Sequence[Function], field: str) -> bool:
-    """Whoever gives it back leaves an empty field behind, for the next one."""
-    return any(
-        isinstance(node, ast.Assign) and _empties(node, own, field)
-        for ender in enders
-        if (own := ender.owner) is not None and not ender.name.startswith("__")
-        for node in ender.statements
-    ) or any(_clears(call, ender.owner or "", field) for ender in enders for call in ender.calls)
-
-
-def _clears(call: ast.Call, own: str, field: str) -> bool:
-    match call.func:
-        case ast.Attribute(value=cleared, attr="clear"):
-            return own_attribute(cleared, own) == field
     return False
 
 

@@ -56,7 +56,6 @@ from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
     SETTING,
-    goes_on,
     makes_known,
     others_look_first,
     puts_in,
@@ -66,7 +65,7 @@ from auditor.project.fields.reckoning import (
 )
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
-from auditor.project.outcome import Outcome
+from auditor.project.outcome import Outcome, has_gone_to_the_caller
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 
 LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
@@ -92,7 +91,7 @@ class Refilling(ForgottenFields):
             return None if self._in_step(filling, enders) else filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
-        again = known or decide(filling, outcome.call, family, enders)
+        again = known or decide(filling, outcome, family, enders)
         if again and not self._in_step(filling, enders):
             return filling
         by_turns = (
@@ -154,19 +153,20 @@ class Refilling(ForgottenFields):
         return False
 
     def _field_again(
-        self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
+        self, filling: Filling, outcome: Outcome, family: list[Function], enders: list[Function]
     ) -> bool:
-        setting = SETTING.match(filling.method.name) is not None
-        lasting = [ender for ender in enders if setting or not CLOSING.fullmatch(ender.name)]
-        if others_look_first(filling, call, family):
+        """`plan(n)`, which anybody may call twice, as against `begin()` and `start()`."""
+        if others_look_first(filling, outcome.call, family):
             return True
-        if any(in_turns(filling.method.name, ender.name) for ender in lasting):
+        if any(in_turns(filling.method.name, ender.name) for ender in enders):
             return False
-        goes = not comes_in_pairs(filling.method.name) and goes_on(lasting, filling.field)
-        return goes or puts_in(filling)
+        only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
+        if only_closed and has_gone_to_the_caller(outcome):
+            return False
+        return not comes_in_pairs(filling.method.name) or puts_in(filling)
 
     def _key_again(
-        self, filling: Filling, call: ast.Call, family: list[Function], enders: list[Function]
+        self, filling: Filling, outcome: Outcome, family: list[Function], enders: list[Function]
     ) -> bool:
         if not plain_table(family, filling.field):
             return False
@@ -174,8 +174,10 @@ class Refilling(ForgottenFields):
             return True
         comes = comes_in_pairs(filling.method.name)
         alike = [each for each in family if not (comes and makes_known(filling, each, family))]
-        again = known_elsewhere(filling) or known_under_it(filling) or others_look_first(filling, call, alike)
-        return told_by_its_caller(filling) and (again or names_a_place(filling, enders))
+        again = known_elsewhere(filling) or known_under_it(filling)
+        again = again or others_look_first(filling, outcome.call, alike)
+        shown = has_gone_to_the_caller(outcome)
+        return told_by_its_caller(filling) and (again or (not shown and names_a_place(filling, family)))
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
         """Some caller sees to the end, or to the field, himself, or runs once for each object. Of files that
