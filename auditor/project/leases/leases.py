@@ -195,7 +195,8 @@ class Follower(Afterwards):
 
         What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
         otherwise."""
-        released = {node: held for node, held in followed.endings.released.items() if self._only_ends(node)}
+        ended = followed.endings.released | followed.endings.later
+        released = {node: held for node, held in ended.items() if self._only_ends(node)}
         if is_kept_by_others(acquisition):
             undone = undone_at(self.function)
             released = {
