@@ -29,6 +29,7 @@ class Treatment:
     `leaves` tells that the operand's own place no longer does (`list.pop`).
     `split`: on some ways through the callee this happens, on others nothing does; the two are followed apart.
     `says`: what is known of the call's result then, without its name.
+    `later`: what takes it is a function that gives it back when it is called.
     """
 
     fate: Fate = Fate.BORROW
@@ -38,11 +39,13 @@ class Treatment:
     leaves: bool = False
     split: bool = False
     says: frozenset[tuple[str, bool]] = frozenset()
+    later: bool = False
 
 
 BORROWED = Treatment()
 RELEASED = Treatment(Fate.RELEASE)
 TAKEN = Treatment(Fate.TAKE)
+RELEASED_LATER = Treatment(Fate.TAKE, later=True)
 UNKNOWN = Treatment(Fate.UNKNOWN)
 SAME = Treatment(result=())
 PERHAPS_SAME = Treatment(result=(), maybe=True)

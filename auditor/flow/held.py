@@ -50,6 +50,7 @@ class Endings:
     beside: set[tuple[int, Path]] = field(default_factory=set)  # where else it lies then, the result included
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
+    later: dict[int, Held] = field(default_factory=dict)  # of those taken: by functions that give it back
     yielded: dict[int, Path] = field(default_factory=dict)  # where in what is yielded, and nowhere else
     unknown: set[int] = field(default_factory=set)
     shown: dict[int, Path] = field(default_factory=dict)  # of those unknown: what is returned may lead to it

@@ -145,16 +145,23 @@ def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
         learned.add((f"{op.key} is None", False))
     if op.value and excluded(op.key, known):
         return None
-    prefix, suffix = f"={op.key}:", f":{op.key}"
-    for key, same in known:
-        if key.startswith(prefix):
-            learned.add((key[len(prefix) :], same == op.value))
-        elif key.endswith(suffix) and key[0] == "=" and (flag := key[1 : -len(suffix)]).isidentifier():
-            learned.add((flag, same == op.value))  # `own = rows is None`, and then `if rows is None:`
+    learned |= _same_as(op, known)
     learned = decided(known, learned)
     if any((key, not truth) in known for key, truth in learned):
         return None
     return known | learned
+
+
+def _same_as(op: Assume, known: Knowledge) -> set[Fact]:
+    """`own = x is None`: `if own:` says so of x, and `if x is None:` of the flag, which outlives x."""
+    flag, asked = f"={op.key}:", f":{op.key}"
+    learned: set[Fact] = set()
+    for key, same in known:
+        if key.startswith(flag):
+            learned.add((key[len(flag) :], same == op.value))
+        elif key.startswith("=") and key.endswith(asked) and key[1 : -len(asked)].isidentifier():
+            learned.add((key[1 : -len(asked)], same == op.value))
+    return learned
 
 
 def excluded(key: str, known: Knowledge) -> bool:

@@ -152,6 +152,8 @@ class Passing(Perhaps):
         if treatment.split:
             self.endings.sometimes.add(node)
         if treatment.fate is not Fate.BORROW:
+            if treatment.later:
+                self.endings.later.setdefault(node, held)
             return self._ended(node, held, edge, treatment.fate)
         if edge in RAISING:
             queued = treatment.moved_to is not None and self._outlives(treatment.moved_to)

@@ -33,6 +33,7 @@ from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.passed_over import passed_over
+from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.meaning.effects import FunctionEffects
@@ -93,7 +94,9 @@ class Follower(Afterwards):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = tuple(self.losses.leaks(node, followed))
-        rolled_back = self._only_rolled_back(acquisition, followed)
+        takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
+        own = puts_back(self.function, takers, endings)
+        rolled_back = not own and self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
@@ -195,7 +198,8 @@ class Follower(Afterwards):
 
         What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
         otherwise."""
-        released = {node: held for node, held in followed.endings.released.items() if self._only_ends(node)}
+        ended = followed.endings.released | followed.endings.later
+        released = {node: held for node, held in ended.items() if self._only_ends(node)}
         if is_kept_by_others(acquisition):
             undone = undone_at(self.function)
             released = {

@@ -47,7 +47,7 @@ class FunctionEffects(OutsideEffects):
     def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
         super().__init__(function, recogniser)
         self.summaries = summaries
-        self._later = Later(function, summaries)
+        self._later = Later(function, summaries, self._lambda)
         self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
@@ -87,7 +87,7 @@ class FunctionEffects(OutsideEffects):
         key = (id(call), position, rest, value, protocol)
         if key not in self._known:
             found = self._treat(call, position, rest, value, protocol)
-            stacked = found == TAKEN and position != -1 and call.method in PUTTING
+            stacked = found.fate is Fate.TAKE and position != -1 and call.method in PUTTING
             self._known[key] = put_on(call, self._stacks) if stacked else found
         return self._known[key]
 

@@ -1,9 +1,10 @@
 """What is done with a lease by a function that runs later: a closure, or what a thread or a task is to do."""
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Fate, Position, Treatment, Value
+from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, TAKEN, Fate, Position, Treatment, Value
 from auditor.ir.ops import Assume, Call, Path
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
@@ -20,9 +21,11 @@ class Later:
 
     function: Function
     summaries: Summaries
+    function_of: Callable[[ast.Lambda], Function]
 
     def closure(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
-        """A closure that gives the lease back is called, or handed to somebody who will call it."""
+        """A closure that gives the lease back is called, or handed to somebody who will call it; what it
+        returns may say that it did not."""
         if call.method == "partial" and position != -1:
             return Treatment(result=rest)
         nested = self._named(call, position)
@@ -31,16 +34,20 @@ class Later:
             answer = self.summaries.answer(question)
             left = _is_left_undone(nested, answer) and not _returns(nested, rest[0][1:-1])
             if left and not answer.decided_by:
-                return ON_SOME_WAYS
+                return replace(ON_SOME_WAYS, says=answer.says) if position == -1 else ON_SOME_WAYS
+            if position != -1 and answer.fate is Fate.RELEASE:
+                return RELEASED_LATER
         return RELEASED if position == -1 and call.receiver is None else TAKEN
 
     def _named(self, call: Call, position: Position) -> Function | None:
-        """The nested function that is called or passed by its name."""
+        """The nested function that is called or passed by its name, or the lambda that is passed."""
         passed: ast.expr | None = None
         if position == -1:
             passed = call.at.func
         elif isinstance(position, int) and position < len(call.at.args):
             passed = call.at.args[position]
+        if isinstance(passed, ast.Lambda):
+            return self.function_of(passed)
         return self.function.nested.get(passed.id) if isinstance(passed, ast.Name) else None
 
     def worked_on(

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Fate, Treatment, Value
+from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, Fate, Treatment, Value
 from auditor.flow.operands import PROCESS_POSITION
 from auditor.ir.ops import Call
 from auditor.project.code.modules import Function
@@ -29,7 +29,7 @@ class ProcessWide:
         if never_run(self.function, call):
             return BORROWED
         given = (*call.at.args, *(keyword.value for keyword in call.at.keywords))
-        return TAKEN if any(self._will_end(each, value, protocol) for each in given) else BORROWED
+        return RELEASED_LATER if any(self._will_end(each, value, protocol) for each in given) else BORROWED
 
     def _ends(self, call: ast.Call, value: Value, protocol: str) -> bool:
         if self.recogniser.releases(self.function, call, PROCESS_POSITION, protocol):
