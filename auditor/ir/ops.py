@@ -32,6 +32,8 @@ class Edge(Enum):
     CANCEL = auto()  # CancelledError at an await
     CLOSE = auto()  # GeneratorExit, or an exception thrown in at a yield
 
+    __hash__ = object.__hash__  # asked for at every step, and Enum's own is written in Python
+
 
 RAISING = frozenset({Edge.CALL_RAISES, Edge.RAISE, Edge.CANCEL, Edge.CLOSE})
 

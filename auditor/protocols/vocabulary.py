@@ -254,6 +254,7 @@ def _negates(undoing: str, verb: str) -> bool:
     return verb not in CONVERTING and undoing in ("un" + verb, "de" + verb, "dis" + verb)
 
 
+@lru_cache(maxsize=1 << 14)
 def _without_prefixes(name: str) -> tuple[str, ...]:
     """`try_take` takes; `new` and the like may be what it is about."""
     words = split(name)
@@ -271,6 +272,7 @@ def some_undo_others(names: Iterable[str]) -> bool:
     return any(undoes(one, other) for one in undoing for other in known)
 
 
+@lru_cache(maxsize=1 << 14)
 def _may_undo(words: tuple[str, ...]) -> bool:
     return bool(words) and (
         words[0] in UNDOERS or words[0].startswith(("un", "de", "dis")) or words[-1] == "out"

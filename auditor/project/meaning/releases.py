@@ -13,6 +13,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import Half, Pair
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING
+from auditor.source.imports import dotted_text
 
 FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
 """Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
@@ -201,7 +202,7 @@ def _by_methods_alone(protocol: Protocol) -> bool:
 
 
 def callee_text(call: ast.Call) -> str:
-    return ast.unparse(call.func)
+    return dotted_text(call.func) or ast.unparse(call.func)
 
 
 def names_of(targets: Sequence[Function], constructed: Class | None, dotted: str | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from enum import Enum
 
 from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
-from auditor.source.nodes import walk
+from auditor.source.nodes import children, walk
 
 Way = tuple[str, ...]
 """`("self", "server", "locked")`; a module's own names come after `MODULE`. Keys and indices are left out."""
@@ -191,9 +191,9 @@ def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
         node = waiting.pop()
         if isinstance(node, ast.Call):
             yield node
-        waiting += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
+        waiting += [child for child in children(node) if not isinstance(child, ast.stmt)]
 
 
 def _parts(statement: ast.stmt) -> Sequence[ast.AST]:
     nested = (ast.stmt, ast.excepthandler, ast.match_case)
-    return [child for child in ast.iter_child_nodes(statement) if not isinstance(child, nested)]
+    return [child for child in children(statement) if not isinstance(child, nested)]

@@ -15,7 +15,7 @@ from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bou
 from auditor.project.shapes.owners import owners_of, shared_by
 from auditor.project.shapes.pieces import gone_over, is_end_of, joins
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
-from auditor.source.nodes import walk
+from auditor.source.nodes import children, walk
 
 TAKING = REMOVERS - {"remove", "discard"}
 SORTED = frozenset({"heappop", "heappush", "insort", "insort_left", "insort_right"})
@@ -294,7 +294,7 @@ def _key_within(container: ast.expr) -> ast.expr | None:
 
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
     """Expressions of this statement; those of statements within it come with those."""
-    for child in ast.iter_child_nodes(statement):
+    for child in children(statement):
         within = child.context_expr if isinstance(child, ast.withitem) else child
         if isinstance(within, ast.expr):
             yield from walk(within)
