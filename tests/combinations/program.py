@@ -63,6 +63,10 @@ class Pool(_Told):
         return re.sub(r"\bX\b", held, re.sub(r"\bP\b", self.reached, self.head("give")))
 
     @cached_property
+    def awaited(self) -> bool:
+        return "await " in self.take + self.give("x")
+
+    @cached_property
     def gets(self) -> str:
         return self.head("gets", "value")
 
@@ -80,6 +84,9 @@ class Use(_Told):
     """One way of holding what a pool gave."""
 
     def fits(self, pool: Pool) -> bool:
+        """Not where there is nothing to hold, nor where a callback would have to await."""
+        if pool.awaited and re.search(r"\blambda\b|^.{8} +def ", self.text, re.MULTILINE):
+            return False
         return pool.has_value or not self.text.startswith("# needs a value")
 
     def methods(self, right: bool) -> str:
@@ -125,7 +132,7 @@ def program(pool: Pool, use: Use, right: bool, by: Reach) -> dict[str, str]:
     pool = replace(pool, reached=by.head("P"))
     template = by.between + "\n\n" + by.user((_HERE / "user.txt").read_text()) + use.methods(right)
     methods = "\n".join(_lowered(pool, template.replace("TYPE", pool.type)))
-    user = _awaiting(methods) if "await " in pool.take else methods
+    user = _awaiting(methods) if pool.awaited else methods
     if file := by.head("file"):
         return {file: pool.text, "m.py": f"{_IMPORTS}from {Path(file).stem} import {pool.type}\n\n\n{user}\n"}
     return {"m.py": f"{_IMPORTS}{pool.text}\n{user}\n"}
