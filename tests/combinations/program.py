@@ -85,7 +85,7 @@ class Use(_Told):
 
     def fits(self, pool: Pool) -> bool:
         """Not where there is nothing to hold, nor where a callback would have to await."""
-        if pool.awaited and re.search(r"\blambda\b|^.{8} +def ", self.text, re.MULTILINE):
+        if pool.awaited and re.search(r"\blambda\b|^. {4,}def ", self.text, re.MULTILINE):
             return False
         return pool.has_value or not self.text.startswith("# needs a value")
 
