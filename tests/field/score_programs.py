@@ -51,6 +51,8 @@ SETS = (
     "platforms",
     "kernels",
     "reviewers",
+    "examiners",
+    "maintainers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
