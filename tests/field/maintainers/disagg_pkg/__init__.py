@@ -1,0 +1,1 @@
+"""Disaggregated prefill: staging, producer and consumer."""

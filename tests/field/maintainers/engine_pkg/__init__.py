@@ -1,0 +1,1 @@
+"""A small engine: pool, scheduler and runner."""

@@ -1,0 +1,1 @@
+"""Multimodal features: pool, encoder and worker."""

@@ -1,0 +1,1 @@
+"""KV offload to a tier of storage backends."""
