@@ -169,7 +169,8 @@ class Ownership(Yielding):
             inside = [place for place in inside if begins_with(place, element)]
             holding = replace(held, places=frozenset(inside))  # the lines of a file are not the file
         if edge is Edge.EXHAUSTED:
-            counting = (op.counted or self.acquisition.value is Value.INDEX) and (
+            numbers = self.acquisition.value is Value.INDEX and not self._told_which(op)
+            counting = (op.counted or numbers) and (
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
@@ -181,6 +182,10 @@ class Ownership(Yielding):
         copied = [self._copied(holding, op.target, op.element)] if op.element is not None else []
         after = self._rebind(node, held, op.target, copied)
         return replace(after, seen=after.seen | {node}) if after is not None else after
+
+    def _told_which(self, op: Next) -> bool:
+        """`def poll(self, done): for rid in done: give(self.held.pop(rid))`: there may be none of them."""
+        return self.site < 0 and len(op.source) == 1 and op.source[0] in self.parameters
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
         value = self.acquisition.value

@@ -170,15 +170,23 @@ def _moves(method: Function, field: str) -> bool:
 
 def _moved(nodes: Sequence[ast.AST], field: str) -> set[int]:
     """Where the field itself is meant, and not what is done with it: `self.buffer.fill_(0)`,
-    `self.session.commit()` and `self.buffer[:n] = x` work on it."""
-    worked_on = {
-        id(node.value)
-        for node in nodes
-        if isinstance(node, ast.Subscript)
-        or (isinstance(node, ast.Attribute) and ENDING.search(node.attr) is None)
-    }
+    `self.session.commit()` and `self.buffer[:n] = x` work on it, and so does `memory[self.row] = x`;
+    `self.row is not None` only asks."""
+    worked_on = {id(each) for node in nodes for each in _worked_on(node)}
     meant = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == field)
     return {id(node) for node in meant if id(node) not in worked_on}
+
+
+def _worked_on(node: ast.AST) -> Iterator[ast.AST]:
+    match node:
+        case ast.Subscript(value=value, slice=index):
+            yield from (value, index)
+        case ast.Attribute(value=value, attr=attr) if ENDING.search(attr) is None:
+            yield value
+        case ast.Compare(left=asked, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            yield asked
+        case ast.If(test=asked):
+            yield asked
 
 
 def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:

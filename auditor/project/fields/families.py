@@ -109,6 +109,17 @@ class Families:
         gone = {m.qualname for m in inherited if _leaves(m) and overridden(m, inherited)}
         return [name for name in names if name not in gone]
 
+    def _of_itself(self, cls: Class, names: list[str], partly: list[str]) -> list[str]:
+        """Without what a subclass puts in the place of a method that ends it on some ways only: an object of
+        the class itself has the first."""
+        own = {
+            method.name: method for each in self.model.lineage(cls)[::-1] for method in each.methods.values()
+        }
+        halves = {name for name, method in own.items() if method.qualname in partly}
+        heirs = [each.methods.values() for each in self.model.subclasses(cls)]
+        others = {method.qualname for each in heirs for method in each if method.name in halves}
+        return [name for name in names if name not in others - set(partly)]
+
     def _asked(self, outcome: Outcome, method: Function, path: Path) -> Answer:
         answer = self._asked_of(outcome, method, path)
         whole = self.whole.get(path, path)

@@ -182,7 +182,8 @@ class Fields(NothingOver):
         attribute = path[1][1:]
         escapes = escapes or self._ended_by_others(outcome, family, path) or self.elsewhere.taken_out(path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
-        released_by = [name for name in self._in_force(cls, released_by) if name not in partly]
+        in_force = self._of_itself(cls, self._in_force(cls, released_by), partly)
+        released_by = [name for name in in_force if name not in partly]
         for other in sorted(properties_of(family, attribute)):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
             released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]

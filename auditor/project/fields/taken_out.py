@@ -70,7 +70,9 @@ class TakenOut(Families):
         told: set[Span] = set()
         flags = flags_set(self.model, outcome.function, outcome.call)
         for way in self._ways(outcome, method, path):
-            if way.taken is None or not way.is_sure() or way.is_told_apart():
+            if way.taken is None or way.is_told_apart():
+                continue
+            if not way.is_sure() and not (way.is_another() and self._for_good(outcome, method)):
                 continue
             if way.is_for_others(flags):
                 continue
@@ -303,6 +305,16 @@ class _Way:
         named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
         return named and any(
             id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
+        )
+
+    def is_another(self) -> bool:
+        """What the method gives back is out of the container by then, and had no other name before, so that
+        this one is none of those: `job = self.jobs.pop(rid)`, and `job.slot` is given back."""
+        states, taking = self.followed.solution.states, map(self._takes, self.ops)
+        before = (held for node, takes in enumerate(taking) if takes for held in states.get(node, ()))
+        after = (held for node in self.followed.endings.released for held in states[node])
+        return all(place[:2] == self.container for held in before for place in held.places) and all(
+            place[:2] != self.container for held in after for place in held.places
         )
 
     def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
