@@ -51,6 +51,7 @@ class Endings:
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
     later: dict[int, Held] = field(default_factory=dict)  # of those taken: by functions that give it back
+    returned_too: set[Path] = field(default_factory=set)  # other fields of what is returned
     yielded: dict[int, Path] = field(default_factory=dict)  # where in what is yielded, and nowhere else
     unknown: set[int] = field(default_factory=set)
     shown: dict[int, Path] = field(default_factory=dict)  # of those unknown: what is returned may lead to it

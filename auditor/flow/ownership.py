@@ -13,7 +13,7 @@ from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
-from auditor.flow.places import begins_exactly, begins_with, below, joined, reads, together
+from auditor.flow.places import begins_exactly, begins_with, below, fields_beside, joined, reads, together
 from auditor.flow.shared_keys import stored_under_shared_keys
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
@@ -296,6 +296,7 @@ class Ownership(Yielding):
                 self.endings.returned[node] = results[0]  # `return Beam(list(pages))`, all of them counted
             return True
         if results:
+            self.endings.returned_too |= fields_beside(results)
             self.endings.returned.setdefault(node, together(results))
             return True
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}

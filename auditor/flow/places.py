@@ -86,7 +86,13 @@ def together(results: list[Path]) -> Path:
     named tuple and its `[0]` are one place."""
     spelt = {place[-1][0] for place in results if place}
     pair = len(results) > 1 and len({place[:-1] for place in results}) == len(spelt) == 1
-    return results[0][:-1] if pair else results[0]
+    return results[0][:-1] if pair and not fields_beside(results) else results[0]
+
+
+def fields_beside(results: list[Path]) -> frozenset[Path]:
+    """`return Staged(buf, buf[:n])`: fields of one object of which each is the lease, without the first."""
+    fields = all(place and place[-1][0] == "." for place in results)
+    return frozenset(results[1:]) if fields else frozenset()
 
 
 def _unsliced(operand: Path) -> Path:

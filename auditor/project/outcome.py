@@ -12,7 +12,7 @@ from auditor.project.code.modules import Function
 @dataclass(slots=True)
 class Outcome:
     """One acquire decided. `returned` (by the ways out `returned_at`) and `stored` are where it went, for
-    wrappers and fields."""
+    wrappers and fields; `returned_too` are other fields of what is returned that are the lease as well."""
 
     function: Function
     call: ast.Call
@@ -20,6 +20,7 @@ class Outcome:
     lease: Lease
     returned: Path | None = None
     returned_at: frozenset[int] = frozenset()
+    returned_too: frozenset[Path] = frozenset()
     flags: frozenset[tuple[str, bool]] = frozenset()
     own: frozenset[tuple[str, bool]] = frozenset()
     under: frozenset[tuple[str, bool]] = frozenset()  # what holds of its object's fields at the acquire

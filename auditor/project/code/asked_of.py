@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Set
 
 from auditor.project.code.modules import Class, Function, last_part
-from auditor.protocols.vocabulary import GUARDS, singular, split
+from auditor.protocols.vocabulary import GUARDS, POOLS, singular, split
 
 SAYING_NOTHING = frozenset({"base", "abstract", "interface", "simple", "my", "the", "new", "data", "item"})
 """Words of classes' names by which none is told from another."""
@@ -56,3 +56,8 @@ def is_called_like(receiver: ast.expr, cls: Class) -> bool:
     if not GUARDS.intersection(words[-1:]) <= named:
         return False  # `turnstile_lock` is a lock, and no TurnstileHandler
     return not (named - SAYING_NOTHING).isdisjoint(words)
+
+
+def is_called_a_pool(receiver: ast.expr) -> bool:
+    """`self.buffer_pool`, which no dict or queue is called."""
+    return not POOLS.isdisjoint(split(last_part(listing(receiver)))[-1:])

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Set
 
 from auditor.flow.effects import Position
-from auditor.project.code.asked_of import AskedOf, is_called_like
+from auditor.project.code.asked_of import AskedOf, is_called_a_pool, is_called_like
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.protocols.vocabulary import POOLS, split
@@ -105,7 +105,8 @@ class Calls:
         self, function: Function, receiver: ast.expr, call: ast.Call
     ) -> tuple[Function, ...]:
         """`cache.match(key)` says nothing, but who is asked to `unmatch(node)` as well is a `RadixCache`; who
-        is asked for `pool.get()` and `pool.put(link)` a `LinkPool`, if no other class has both."""
+        is asked for `pool.get()` and `pool.put(link)` any `LinkPool` that has both, as one around another
+        has. What is called a pool need not be asked for more than `pool.get()`."""
         named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
         asked = self._asked.methods(function, receiver) if named else frozenset()
         fitting = [
@@ -117,9 +118,9 @@ class Calls:
             and accepts(each, call)
         ]
         if len(fitting) > 1 or asked <= COMMON_NAMES:
-            alike = len(asked) > 1
+            alike = len(asked) > 1 or is_called_a_pool(receiver)
             fitting = [each for each in fitting if alike and each.cls and is_called_like(receiver, each.cls)]
-        return tuple(fitting) if len(fitting) == 1 else ()
+        return tuple(fitting) if len(fitting) <= MAX_CANDIDATES else ()
 
     def _methods(self, cls: Class) -> Set[str]:
         return {name for each in self.model.lineage(cls) for name in each.methods}

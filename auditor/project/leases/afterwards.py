@@ -36,6 +36,7 @@ class Afterwards(Following):
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
+            outcome.returned_too = frozenset(endings.returned_too)
             outcome.recorded = always_in_a_table(endings, self.function.owner)
         if not is_memory_of_a_pool(op.at, self.function, self.effects.recogniser.pools):
             outcome.stored = sorted(endings.left_in.items())

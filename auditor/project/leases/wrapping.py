@@ -33,6 +33,7 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         source.value,
         0,
         outcome.returned,
+        too=tuple(sorted(outcome.returned_too)),
         flags=outcome.flags,
         own=outcome.own,
         unless=outcome.unless,

@@ -14,12 +14,13 @@ from auditor.protocols.result_parts import FIRST_OF_TWO
 SOCKETS = re.compile(r"sock|listener|\bs\.", re.IGNORECASE)
 
 
-def in_result(model: ClassModel, function: Function, call: Call, rest: Path) -> tuple[Path, ...]:
+def in_result(model: ClassModel, function: Function, call: Call, rest: Path, *too: Path) -> tuple[Path, ...]:
     """By every name that it has there."""
     if rest == FIRST_OF_TWO and call.method == "accept" and _never_parted(function, call):
         return (call.target,)
     made = model.type_of(function, call.at) if rest else None
-    return tuple(call.target + each for each in spellings(model, made, rest))
+    spelt = [each for place in (rest, *too) for each in spellings(model, made, place)]
+    return tuple(call.target + each for each in dict.fromkeys(spelt))
 
 
 def _never_parted(function: Function, call: Call) -> bool:

@@ -283,7 +283,7 @@ class Recogniser(Releases):
         if source.into:
             return places_in_argument(self.calls.targets(function, call.at)[0], function, call, source)
         if source.handle is Handle.RESULT:
-            return in_result(self.calls.model, function, call, source.rest)
+            return in_result(self.calls.model, function, call, source.rest, *source.too)
         if source.handle is Handle.RECEIVER:
             if call.receiver is None:
                 return (PROCESS,)

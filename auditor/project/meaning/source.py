@@ -10,7 +10,8 @@ from auditor.ir.ops import Path
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Why a call acquires. `rest` is where in the result the lease lies.
+    """Why a call acquires. `rest` is where in the result the lease lies, and `too` are other fields
+    of it that are the lease as well.
 
     `flags` are items of a returned tuple that are constant where the lease is returned: `return buf, True`.
     `own` is what holds of the object's fields there, without its name: `.pool` is true after `if self.pool:`.
@@ -46,3 +47,4 @@ class Source:
     proposed: bool = False
     helped: bool = False
     also: tuple[Source, ...] = ()
+    too: tuple[Path, ...] = ()

@@ -58,7 +58,7 @@ def value_of(function: Function) -> Value:
         return Value.TENSOR
     if text in NUMBERS:
         return Value.INDEX
-    if not text and any(name in TENSOR_MAKERS for name in called(function)):
+    if not text and (any(name in TENSOR_MAKERS for name in called(function)) or _cuts_memory(function)):
         return Value.TENSOR
     return Value.OBJECT if text else _in_the_store(function)
 
@@ -92,6 +92,24 @@ def _filling(function: Function) -> list[str]:
         for name, put in _filled_with(method)
         if name in taken
     ]
+
+
+def _cuts_memory(function: Function) -> bool:
+    """`return self.base[at : at + size]` of a tensor that the constructor made."""
+    init = function.cls.methods.get("__init__") if function.cls is not None else None
+    made = {name for name, put in _filled_with(init) if MAKES_TENSORS.match(ast.unparse(put))} if init else ()
+    cut = [
+        (node.targets[0] if isinstance(node, ast.Assign) else node.value)
+        for node in (function.statements if made else ())
+        if isinstance(node, ast.Assign | ast.Return)
+        and isinstance(node.value, ast.Subscript)
+        and isinstance(node.value.slice, ast.Slice)
+        and own_attribute(node.value.value, function.owner or "") in made
+    ]
+    returned = {
+        ast.unparse(node.value) for node in function.statements if isinstance(node, ast.Return) and node.value
+    }
+    return any(each is not None and ast.unparse(each) in returned for each in cut)
 
 
 def _returns_another(function: Function) -> bool:
