@@ -98,9 +98,10 @@ class Recogniser(Releases):
 
     @property
     def unforeseen(self) -> set[str]:
-        """Names by which no file is known to matter, of pools told by their shape, and of functions."""
-        halves = (half for _, half in self.acquiring.values() if half.by_shape or half.function.cls is None)
-        return {half.function.name for half in halves} - COMMON_NAMES
+        """Names by which no file is known to matter: of pools told by shape, of functions, `SLOTS.take()`."""
+        halves = [half for _, half in self.acquiring.values()]
+        unsaid = (each for each in halves if each.by_shape or not each.function.cls or each.name.verb in WEAK)
+        return {half.function.name for half in unsaid} - COMMON_NAMES
 
     def add_openers(self, openers: Mapping[Class, Opener]) -> None:
         """Objects that hold something open are acquired by whoever makes them, from now on."""
