@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
+from auditor.flow.spelled import spelled
 from auditor.ir.ops import Call, Path
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
@@ -288,6 +289,8 @@ class Recogniser(Releases):
         if source.handle is Handle.RECEIVER:
             if call.receiver is None:
                 return (PROCESS,)
+            if source.origin == "discovered" and (again := spelled(call.at.func)) is not None:
+                return (again,)
             targets, _, _ = self.calls.targets(function, call.at)
             itself = bool(targets) and all(returns_itself(target) for target in targets)
             return (call.receiver, call.target) if itself else (call.receiver,)
