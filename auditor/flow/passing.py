@@ -11,6 +11,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import below, part
+from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
@@ -73,6 +74,10 @@ class Passing(Perhaps):
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The call is given the lease, or is not."""
         after = held if edge in RAISING else _without_removed(call, held)
+        if (place := self._shared) is not None and edge in RAISING and leads(call, place):
+            return ()
+        if place is not None and edge not in RAISING and gives(call, place):
+            after = replace(after, places=after.places | {call.target})
         split = False
         given = self._operands(call)
         for position, operand in given:
@@ -141,7 +146,14 @@ class Passing(Perhaps):
         given = operands(call)
         if self.acquisition.handle is Handle.NONE:
             given.append((PROCESS_POSITION, self.acquisition.places[0]))
+        if (place := self._shared) is not None:
+            again = asks(call, place)
+            given.append((-1, place) if again else (SHARED_POSITION + place[0], place[:1]))
         return given
+
+    @cached_property
+    def _shared(self) -> Path | None:
+        return shared_place(self.acquisition)
 
     def _treated(
         self, node: int, call: Call, held: Held, edge: Edge, place: Path, treatment: Treatment

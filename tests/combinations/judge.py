@@ -30,6 +30,7 @@ def reported(pool: Pool, use: Use, right: bool, by: Reach | None = None) -> list
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             compile(text, f"{pool.name}_{use.name}.py", "exec")
+            Path(folder, name).parent.mkdir(exist_ok=True)
             Path(folder, name).write_text(text)
         run = audited(Path(folder), ".", _SETTINGS)
     assert not run.failures, run.failures

@@ -11,7 +11,8 @@ that only the leaking one has, `+` those of the right one. `TAKE x else return` 
 
 A reach (`reaches/NAME.txt`) is how the user comes by the pool: `# P:` what it calls it, `# init:` the
 parameter of its constructor, `# set:` what that does with it, `# base:` its base class, `# file:` where the
-pool is, if not in the user's own file; and code that stands between them.
+pool is, if not in the user's own file, and `# import:` how that is imported; and code that stands between
+them, but for what follows a line `# in FILE:` and stands there, behind the pool if it is the pool's file.
 """
 
 from __future__ import annotations
@@ -108,7 +109,17 @@ class Reach(_Told):
 
     @cached_property
     def between(self) -> str:
-        return re.sub(r"^# .*\n", "", self.text, flags=re.MULTILINE)
+        """What stands between the pool and the user."""
+        return re.sub(r"^# .*\n", "", self._parts[0], flags=re.MULTILINE)
+
+    @cached_property
+    def elsewhere(self) -> dict[str, str]:
+        """What stands in other files, by their names."""
+        return dict(zip(self._parts[1::2], self._parts[2::2], strict=True))
+
+    @cached_property
+    def _parts(self) -> list[str]:
+        return re.split(r"^# in (\S+):\n", self.text, flags=re.MULTILINE)
 
 
 def pools() -> list[Pool]:
@@ -134,7 +145,10 @@ def program(pool: Pool, use: Use, right: bool, by: Reach) -> dict[str, str]:
     methods = "\n".join(_lowered(pool, template.replace("TYPE", pool.type)))
     user = _awaiting(methods) if pool.awaited else methods
     if file := by.head("file"):
-        return {file: pool.text, "m.py": f"{_IMPORTS}from {Path(file).stem} import {pool.type}\n\n\n{user}\n"}
+        texts = {name: text.replace("TYPE", pool.type) for name, text in by.elsewhere.items()}
+        imports = by.head("import", f"from {Path(file).stem} import TYPE").replace("TYPE", pool.type)
+        texts[file] = pool.text + texts.get(file, "")
+        return {**texts, "m.py": f"{_IMPORTS}{imports}\n\n\n{user}\n"}
     return {"m.py": f"{_IMPORTS}{pool.text}\n{user}\n"}
 
 

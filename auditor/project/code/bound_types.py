@@ -72,8 +72,21 @@ class BoundTypes(Lineage):
                 return found
             method = each.methods.get(attr)
             if method is not None and {"property", "cached_property"} & set(method.decorators):
-                return type_named(self.project, self._promised(method)) or self._returned_type(method)
+                return (
+                    type_named(self.project, self._promised(method))
+                    or self._returned_type(method)
+                    or self._field_shown(cls, each, method)
+                )
         return None
+
+    def _field_shown(self, cls: Class, base: Class, shown: Function) -> Type | None:
+        """`return self._stock` in a base, where the class itself says what `_stock` is."""
+        body = getattr(shown.node, "body", [])
+        last = body[-1] if isinstance(body, list) else None
+        if cls is base or not isinstance(last, ast.Return) or last.value is None:
+            return None
+        attr = own_attribute(last.value, shown.owner or "")
+        return self.attribute_type(cls, attr) if attr and attr != shown.name else None
 
     def _own_attributes(self, cls: Class) -> dict[str, Type | None]:
         if cls not in self._attributes:
@@ -82,9 +95,18 @@ class BoundTypes(Lineage):
             for statement in cls.node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                     self._declare(cls, statement.target.id, statement.annotation)
+                elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
+                    self._shared_attribute(cls, statement)
             for method in cls.methods.values():
                 self._assigned_attributes(cls, method)
         return self._attributes[cls]
+
+    def _shared_attribute(self, cls: Class, made: ast.Assign) -> None:
+        """`stock = Pool(16)` in the body of the class."""
+        for target in made.targets:
+            if isinstance(target, ast.Name):
+                whole = cls.module.functions["<module>"]
+                self._attributes[cls][target.id] = self._guarded((cls, target.id), whole, made.value)
 
     def _declare(self, cls: Class, attr: str, annotation: ast.expr) -> None:
         written = cls.module, annotation

@@ -29,6 +29,8 @@ class ClassModel(BoundTypes):
                 return self._name_type(function, name)
             case ast.Attribute(value=value, attr=attr):
                 return self._attribute_type(function, node, value, attr)
+            case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=str(attr)), *_]):
+                return self._attribute_type(function, ast.Attribute(value, attr), value, attr)
             case ast.Call():
                 return self._call_type(function, node)
             case ast.Await(value=value) | ast.NamedExpr(value=value):
@@ -75,9 +77,14 @@ class ClassModel(BoundTypes):
         if isinstance(owner, str):
             return None
         found = named(self.project, function.module, node)
-        if not isinstance(found, str):
-            return None
-        return self._imported_type(function.module, dotted_name(node) or []) or found
+        if isinstance(found, str):
+            return self._imported_type(function.module, dotted_name(node) or []) or found
+        return self._shared_type(function.module, value, attr) if found is None else None
+
+    def _shared_type(self, module: Module, value: ast.expr, attr: str) -> Type | None:
+        """Of `Shared.stock`, which all objects of the class have in common."""
+        owner = named(self.project, module, value)
+        return self.attribute_type(owner, attr) if isinstance(owner, Class) else None
 
     def _call_type(self, function: Function, node: ast.Call) -> Type | None:
         target = self.callee(function, node.func)

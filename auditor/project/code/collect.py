@@ -124,4 +124,5 @@ def imported_names(node: ast.Import | ast.ImportFrom, package: list[str]) -> dic
     if node.level:
         above = package[: len(package) - node.level + 1]
         base = ".".join([*above, base] if base else above)
-    return {alias.asname or alias.name: f"{base}.{alias.name}" for alias in node.names}
+    within = f"{base}." if base else ""  # `from . import pools` where the sources begin
+    return {alias.asname or alias.name: within + alias.name for alias in node.names}

@@ -16,6 +16,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import ON_EXIT, OVER
 from auditor.flow.operands import PROCESS_POSITION, operands
+from auditor.flow.spelled import SHARED_POSITION
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.kept_as_told import field_told, spellings
@@ -29,6 +30,7 @@ from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import Question, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.pools.bodies import contains_failures, own_exceptions
@@ -49,6 +51,7 @@ class FunctionEffects(OutsideEffects):
         self.summaries = summaries
         self._later = Later(function, summaries, self._lambda)
         self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
+        self._shared = SharedObjects(function, recogniser, summaries)
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
     def only_releases(self, call: Call) -> bool:
@@ -101,6 +104,9 @@ class FunctionEffects(OutsideEffects):
             return BORROWED
         if position == PROCESS_POSITION:
             return self._process_wide.treatment(call, value, protocol)
+        if isinstance(position, str) and position.startswith(SHARED_POSITION):
+            place = (position.removeprefix(SHARED_POSITION), *rest)
+            return self._shared.treatment(call, place, value, protocol)
         if rest and rest[0] == ON_EXIT:
             return held_by_stack(function, call, position)
         if position == -1 and rest and rest[0] == OVER:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
+from auditor.flow.spelled import spelled
 from auditor.ir.ops import Call, Path
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
@@ -98,9 +99,10 @@ class Recogniser(Releases):
 
     @property
     def unforeseen(self) -> set[str]:
-        """Names by which no file is known to matter, of pools told by their shape, and of functions."""
-        halves = (half for _, half in self.acquiring.values() if half.by_shape or half.function.cls is None)
-        return {half.function.name for half in halves} - COMMON_NAMES
+        """Names by which no file is known to matter: of pools told by shape, of functions, `SLOTS.take()`."""
+        halves = [half for _, half in self.acquiring.values()]
+        unsaid = (each for each in halves if each.by_shape or not each.function.cls or each.name.verb in WEAK)
+        return {half.function.name for half in unsaid} - COMMON_NAMES
 
     def add_openers(self, openers: Mapping[Class, Opener]) -> None:
         """Objects that hold something open are acquired by whoever makes them, from now on."""
@@ -287,6 +289,8 @@ class Recogniser(Releases):
         if source.handle is Handle.RECEIVER:
             if call.receiver is None:
                 return (PROCESS,)
+            if source.origin == "discovered" and (again := spelled(call.at.func)) is not None:
+                return (again,)
             targets, _, _ = self.calls.targets(function, call.at)
             itself = bool(targets) and all(returns_itself(target) for target in targets)
             return (call.receiver, call.target) if itself else (call.receiver,)
