@@ -18,7 +18,7 @@ def spelled(method: ast.expr) -> Path | None:
     while isinstance(base, ast.Attribute):
         base = base.value
     match base:
-        case ast.Call(args=args, keywords=[]) if all(map(_is_named, (base.func, *args))):
+        case ast.Call(args=args, keywords=[]) if all(map(_is_named, (base.func, *args))) and not _makes(base):
             return ("@" + ast.unparse(receiver),)
         case ast.IfExp(body=one, orelse=other) if _is_named(one) and _is_named(other):
             return ("@" + ast.unparse(receiver),)
@@ -52,6 +52,13 @@ def leads(call: Call, place: Path) -> bool:
 
 def _is(node: ast.expr, place: Path) -> bool:
     return isinstance(node, ast.Call | ast.Attribute | ast.IfExp) and "@" + ast.unparse(node) == place[0]
+
+
+def _makes(call: ast.Call) -> bool:
+    """`Louder(lanes).play(data)` is asked of a new one each time."""
+    func = call.func
+    name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    return name.lstrip("_")[:1].isupper()
 
 
 def _is_named(node: ast.expr) -> bool:
