@@ -1,10 +1,12 @@
 """What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
+from auditor.flow.identities import identities
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
@@ -79,7 +81,7 @@ class Passing(Perhaps):
         if place is not None and edge not in RAISING and gives(call, place):
             after = replace(after, places=after.places | {call.target})
         split = False
-        given = self._operands(call)
+        given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
         for position, operand in given:
             if self._by_another_name(call, position, operand, held):
                 self.endings.unknown.add(node)
@@ -127,6 +129,20 @@ class Passing(Perhaps):
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
+
+    def _given_by_what_it_says(self, call: Call, held: Held) -> Iterator[tuple[Position, Path]]:
+        """`pool.free(buffer.data_ptr())`: who goes by what it says gives it back; others have not got it."""
+        for position, operand in operands(call) if call.at.args and self._identities else ():
+            asked = self._identities.get(operand)
+            if asked is None or position == -1:
+                continue
+            treatments = (self._treatment(call, position, asked, place) for place in held.places)
+            if any(each is not None and each.fate is Fate.RELEASE for each in treatments):
+                yield position, asked
+
+    @cached_property
+    def _identities(self) -> dict[Path, Path]:
+        return identities(self.graph.ops)
 
     def _is_converted(self, operand: Path) -> bool:
         """`buffer.to(device)`, by itself or under a name."""

@@ -1,6 +1,7 @@
 """Numbers that a loop gives each to whom it finds: that there were as many takers is not for us to prove."""
 
 import ast
+from collections.abc import Iterator
 
 from auditor.flow.follow import Followed
 from auditor.flow.knowledge import FILLING
@@ -9,6 +10,7 @@ from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Leave, Next, Op, Store
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import loops_around
+from auditor.source.nodes import walk
 
 
 def dealt_out(function: Function, site: int, followed: Followed) -> list[int]:
@@ -19,7 +21,7 @@ def dealt_out(function: Function, site: int, followed: Followed) -> list[int]:
     given = (
         graph.ops[node] for node in endings.written.union(endings.stored, endings.taken, endings.unknown)
     )
-    return [
+    return [*_in_portions(function, graph.ops[site].at, followed)] + [
         op.at.lineno
         for op in given
         if isinstance(op.at, (ast.expr, ast.stmt))
@@ -27,6 +29,39 @@ def dealt_out(function: Function, site: int, followed: Followed) -> list[int]:
         and (loops := loops_around(function, op.at) - around)
         and not (_keeps(op) and any(_goes_over(graph, head, followed) for head in loops))
     ]
+
+
+def _in_portions(function: Function, site: ast.AST, followed: Followed) -> Iterator[int]:
+    """The last lines of loops in which some turns keep the next few: `parts.append(fresh[at : at + n])`,
+    `at += n`. How many that were was summed up before."""
+    for loop in function.nodes:
+        if not isinstance(loop, (ast.For, ast.While)) or site in (within := list(walk(loop))):
+            continue
+        moving = {
+            each.target.id
+            for each in within
+            if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
+        }
+        names = {name for each in within for name in _portion_kept(each, moving)} if moving else set()
+        if names and any(
+            (name,) in held.places
+            for states in followed.solution.states.values()
+            for held in states
+            for name in names
+        ):
+            yield loop.end_lineno or loop.lineno
+
+
+def _portion_kept(node: ast.AST, moving: set[str]) -> Iterator[str]:
+    match node:
+        case (
+            ast.Call(func=ast.Attribute(attr="append"), args=[kept])
+            | ast.Assign(targets=[ast.Subscript() | ast.Attribute()], value=kept)
+        ):
+            match kept:
+                case ast.Subscript(value=ast.Name(id=name), slice=ast.Slice(lower=ast.Name(id=start))):
+                    if start in moving:
+                        yield name
 
 
 def _keeps(op: Op) -> bool:

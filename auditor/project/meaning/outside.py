@@ -213,12 +213,18 @@ class OutsideEffects:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         if value is Value.INDEX and not known_torch:
             uses = USING.match(call.method) or (dotted is not None and dotted.split(".")[0] in NUMBERED)
-            return BORROWED if uses else UNKNOWN
+            return BORROWED if uses and not self._written_there(call, position) else UNKNOWN
         if value is Value.INDEX:
             return PERHAPS_SAME
         if USING.match(call.method) or (call.receiver is not None and EXPORTING.fullmatch(call.method)):
             return BORROWED
         return BORROWED if dotted is not None else UNKNOWN  # a function of a library, known by name, borrows
+
+    def _written_there(self, call: Call, position: Position) -> bool:
+        """`rows.write((row, at), pool.alloc(4))`: numbers that nobody else knows are what is written."""
+        if not isinstance(position, int) or not 0 < position < len(call.args) or call.receiver is None:
+            return False
+        return call.method == "write" and is_temporary(call.args[position][0])
 
     def _pools(self) -> frozenset[Path]:
         """Receivers of this function's acquires; of `self` all methods are known, and the rest are fields."""
