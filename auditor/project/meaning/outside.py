@@ -1,7 +1,6 @@
 """What calls do that lead out of the project: tables of the library and of tensors decide, then the name."""
 
 import ast
-import re
 from dataclasses import replace
 
 from auditor.flow.effects import (
@@ -22,6 +21,25 @@ from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.entered import owed_behind_its_with
+from auditor.project.meaning.outside_words import (
+    ARRAYS,
+    ASKING,
+    CONTENT,
+    COPYING,
+    EXPORTING,
+    ITSELF,
+    LOOKING_UP,
+    NUMBERED,
+    READING,
+    RUNNING,
+    USING,
+    WAITING,
+    WRITING_OUT,
+    carried,
+    converts,
+    makes,
+    of_numbers,
+)
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
 from auditor.protocols.tensor_operations import treatment_of
@@ -90,7 +108,7 @@ class OutsideEffects:
             library.heap(call, position, rest),
             library.made_anew(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
-            None if _of_numbers(dotted) else library.stored_by_method(self._where_kept(call), position, rest),
+            None if of_numbers(dotted) else library.stored_by_method(self._where_kept(call), position, rest),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
@@ -135,7 +153,7 @@ class OutsideEffects:
             return BORROWED  # `numpy.save(file, array)`
         if call.method in RUNNING and call.receiver is not None and position and value is not Value.OBJECT:
             return UNKNOWN  # what is run is not known, so neither is whether it gives back what it works with
-        computes = _of_numbers(dotted) and treatment_of(call.method) is not None  # `torch.add(a, b, out=a)`
+        computes = of_numbers(dotted) and treatment_of(call.method) is not None  # `torch.add(a, b, out=a)`
         if not computes and (call.method in STORING or KEEPING.match(call.method)):
             sent = dotted is None and call.method in STORING and not KEEPING.match(call.method)
             return UNKNOWN if sent else TAKEN  # `client.store(x)` may only send it
@@ -167,8 +185,8 @@ class OutsideEffects:
             return BORROWED if told else PERHAPS_SAME
         table = treatment_of(call.method)
         if value is Value.INDEX:
-            return _carried(call.method, table)
-        if value is Value.TENSOR and _converts(call):
+            return carried(call.method, table)
+        if value is Value.TENSOR and converts(call):
             return BORROWED  # no other than `buffer.half()`
         if value is Value.TENSOR:
             return table if table is not None else PERHAPS_SAME
@@ -190,24 +208,24 @@ class OutsideEffects:
     ) -> Treatment:
         if value is Value.AMOUNT:
             return BORROWED
-        known_torch = _of_numbers(dotted)
-        makes = _makes(call.method)
+        known_torch = of_numbers(dotted)
+        new = makes(call.method)
         of_pool = call.receiver in self._pools() and not self._own_object(call)
-        if call.receiver is not None and of_pool and not makes:
+        if call.receiver is not None and of_pool and not new:
             return BORROWED  # the pool's own method, and none that its protocol lists
         table = treatment_of(call.method)
         if value is Value.INDEX and call.method == "copy_" and call.receiver is not None:
             return Treatment(moved_to=call.receiver)
         if value is Value.INDEX and table is not None:
-            return _carried(call.method, table)
+            return carried(call.method, table)
         if position == "out":
             return SAME
         if value is Value.OBJECT and known_torch and call.method in ARRAYS:
             return SAME  # only numbers can be put into a tensor: what was handed out were numbers
-        if table is not None and (known_torch or (value is Value.TENSOR and not makes)):
+        if table is not None and (known_torch or (value is Value.TENSOR and not new)):
             as_function = call.receiver is None or known_torch or dotted is not None
             return table if position == 0 and as_function else BORROWED
-        if makes:
+        if new:
             return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
@@ -244,83 +262,3 @@ class OutsideEffects:
             return False
         held = self.recogniser.calls.model.type_of(self.function, owner)
         return isinstance(held, str) and ".nn." in held
-
-
-def _of_numbers(dotted: str | None) -> bool:
-    """A function of a library of numbers: `torch.add(a, b, out=c)` puts nothing into `torch`."""
-    return dotted is not None and dotted.partition(".")[0] in ("torch", "numpy", "math", "triton")
-
-
-ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute", "manual_seed"})
-"""Methods of an object that return it, or another name of the same path."""
-
-USING = re.compile(
-    r"_*(?:copy|read|write|run|compute|forward|prefill|decode|encode|generate|fill|dump|print|log|check|valid|verif|is"
-    r"|has|can|should|count|hash|format|parse|gather|memcpy|memset|extract(?:all)?|compare|assert|measure|ping|query|probe|warm)"
-    r"(?:_|$|[a-z]*_)"
-)
-"""Names of functions that work with what they are given and hand it to nobody."""
-
-WRITING_OUT = re.compile(r"save")
-"""Functions of libraries that write what they are given into a file."""
-
-EXPORTING = re.compile(
-    r"to_(?:sql|csv|json|parquet|pickle|excel|html|feather|hdf5?|markdown|latex|string|xml|stata|netcdf|zarr|yaml|toml"
-    r"|orc|file|stream|buffer|wav)|savefig|load|loads|(?:up|down)load(?:_\w+)?|(?:put|get)fo|(?:stor|retr)binary"
-)
-"""Methods of whatever object that write themselves into a file or a connection, or read from it."""
-
-NUMBERED = frozenset({"os", "struct", "time"})
-"""Modules whose functions are told offsets and sizes, and keep none: `os.pwrite(fd, data, slot * size)`."""
-
-RUNNING = frozenset({"submit", "run_in_executor", "to_thread"})
-"""Methods that have a function run with the arguments behind it."""
-
-LOOKING_UP = frozenset({"pop", "get", "index", "count"})
-
-WAITING = frozenset({"wait"})
-"""Methods that are functions of asyncio too, and give nothing back where they are not."""
-
-COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
-
-READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell",
-                     "flush", "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
-"""Methods that are never about who has the file: what they return are texts and numbers."""
-
-ASKING = re.compile(r"(?:is|has|can|count|num|len|size)(?:_\w+)?")
-"""Methods whose answer is a truth or a number."""
-
-CONTENT = frozenset({"get", "unwrap"})
-"""Methods that take out of an outcome what it stands for: `status.get()`."""
-
-ARRAYS = frozenset({"tensor", "as_tensor", "asarray", "array", "LongTensor", "IntTensor"})
-CARRIERS = frozenset({"item", "tensor", "as_tensor", "asarray", "array", "from_numpy", "cat", "concat",
-                      "concatenate", "stack", "clone", "contiguous", "to", "tolist", "copy", "long", "int",
-                      "cpu",
-                      "cuda", "unique", "sort", "flip", "repeat_interleave", "pin_memory", "type", "roll",
-                      "hstack"})  # fmt: skip
-
-
-DTYPES = frozenset({"float16", "half", "bfloat16", "float32", "float", "float64", "double", "int8", "uint8",
-                    "int16", "int32", "int", "int64", "long", "bool"})  # fmt: skip
-
-
-def _converts(call: Call) -> bool:
-    """`buffer.to(torch.float16)`, of a type that is written out."""
-    told = [*call.at.args, *(keyword.value for keyword in call.at.keywords)]
-    return call.method in ("to", "type") and any(
-        isinstance(each, ast.Attribute) and each.attr in DTYPES and ast.unparse(each.value) == "torch"
-        for each in told
-    )
-
-
-def _makes(name: str) -> bool:
-    """Whether a call makes an object: `Lease(...)`, `self._lease_class(...)`."""
-    return (name[:1].isupper() and name != name.upper()) or name.endswith(("_class", "_cls", "_factory"))
-
-
-def _carried(name: str, table: Treatment | None) -> Treatment:
-    """Slot numbers keep the obligation through copies and rearrangements, not through sums and sizes."""
-    if table == SAME or name in CARRIERS:
-        return SAME
-    return BORROWED if table is not None else PERHAPS_SAME

@@ -1,0 +1,134 @@
+"""One way on which a method loses an entry of a container: what took it out, what is asked, who has it."""
+
+import ast
+from collections.abc import Mapping, Set
+
+from auditor.flow.decisive import decisive
+from auditor.flow.follow import Followed
+from auditor.flow.held import Held
+from auditor.flow.trace import Station, shortest_path
+from auditor.ir.calls import LOGGING
+from auditor.ir.ops import Assume, Call, Delete, Op, Path, Store
+from auditor.project.code.bindings import assignments
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import field_work
+from auditor.source.nodes import walk
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+SAYING = frozenset({"print", "len", "bool", "repr", "str"})
+TAKING = frozenset(
+    {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
+)
+
+
+class WayOut:
+    """One way on which a method loses an entry of `container`."""
+
+    def __init__(self, method: Function, followed: Followed, node: int, held: Held, container: Path) -> None:
+        self.method = method
+        self.followed = followed
+        self.node = node
+        self.held = held
+        self.container = container
+        self.ops = method.graph.ops
+        self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
+        nodes = [*(station.node for station in self.path), node]
+        taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
+        self.taken = self.ops[nodes[taking[-1]]].at if taking else None
+        self.since = self.path[taking[-1] + 1 :] if taking else []
+
+    def _takes(self, op: Op) -> bool:
+        """Something out of the container, or the container itself."""
+        match op:
+            case Call(method=method, args=args, receiver=receiver):
+                taken = args[0][0] if method == "heappop" and args else receiver
+                return method in TAKING and taken == self.container
+            case Delete(target=target) | Store(target=target):
+                return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
+        return False
+
+    def taken_again(self) -> ast.Call | None:
+        """The call that takes it out, under a name, where other ways give it back or put it in again."""
+        bound = [
+            (target, each)
+            for target, value in assignments(self.method)
+            for each in walk(value)
+            if each is self.taken and isinstance(each, ast.Call)
+        ]
+        if not bound:
+            return None
+        names = {node.id for node in walk(bound[0][0]) if isinstance(node, ast.Name)}
+        work = field_work(self.method)
+        kept = any(isinstance(put.value, ast.Name) and put.value.id in names for put in work.put)
+        return bound[0][1] if kept or self.followed.endings.released else None
+
+    def asked(self) -> frozenset[str]:
+        """What the conditions ask that decide about it."""
+        path = decisive(self.method.graph, self.followed.solution, self.path, [(self.node, self.held)])
+        asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
+        return frozenset().union(*asked) - {self.container[1]}
+
+    def is_worked_with(self, telling: Set[str]) -> bool:
+        """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
+        made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells."""
+        roots = {place[0] for place in self.held.places}
+        calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
+        nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
+        only_tell = {
+            id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling
+        }
+        named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
+        return any(each.id in roots for each in named)
+
+    def is_told_apart(self) -> bool:
+        """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
+        names = {place[0] for place in self.held.places}
+        tests = (op.at for station in self.since if isinstance(op := self.ops[station.node], Assume))
+        asked = [
+            each
+            for test in tests
+            for node in walk(test)
+            if isinstance(node, ast.Compare | ast.Call) and not _asks_for_none(node)
+            for each in ast.iter_child_nodes(node)
+        ]
+        return any(isinstance(each, ast.Name) and each.id in names for each in asked)
+
+    def is_for_others(self, flags: Mapping[str, bool]) -> bool:
+        """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so."""
+        assumed = (op for station in self.since if isinstance(op := self.ops[station.node], Assume))
+        asked = ((op.key.rpartition(".")[2], op.value) for op in assumed if op.kind in ("truth", "going"))
+        return any(flags.get(field, says) is not says for field, says in asked)
+
+    def is_sure(self) -> bool:
+        """Where the method also gives entries back, the same turn of the same loop decides which of them."""
+        released = [self.ops[node].at for node in self.followed.endings.released]
+        around = self._loop_around(self.taken)
+        inside = {id(part) for part in walk(around)} if around is not None else set()
+        if not released:
+            return True
+        named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
+        return named and any(
+            id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
+        )
+
+    def is_another(self) -> bool:
+        """What the method gives back is out of the container by then, and had no other name before, so that
+        this one is none of those: `job = self.jobs.pop(rid)`, and `job.slot` is given back."""
+        states, taking = self.followed.solution.states, map(self._takes, self.ops)
+        before = (held for node, takes in enumerate(taking) if takes for held in states.get(node, ()))
+        after = (held for node in self.followed.endings.released for held in states[node])
+        return all(place[:2] == self.container for held in before for place in held.places) and all(
+            place[:2] != self.container for held in after for place in held.places
+        )
+
+    def _loop_around(self, at: ast.AST | None) -> ast.AST | None:
+        """The innermost one."""
+        loops = [node for node in self.method.nodes if isinstance(node, LOOPS)]
+        around = [loop for loop in loops if any(part is at for each in loop.body for part in walk(each))]
+        return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def _asks_for_none(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and any(
+        isinstance(side, ast.Constant) and side.value is None for side in test.comparators
+    )
