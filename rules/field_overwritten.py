@@ -32,7 +32,7 @@ safety
 Unsafe: a release before the store.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.case import Case
 from auditor.facts import Facts, Loss, StoredField, kept
@@ -64,6 +64,7 @@ class Attention:
 
 
 def check(facts: Facts) -> Iterator[Finding]:
+    overwriting = _overwriting(facts)
     for lease in facts.leases:
         leak = next((leak for leak in lease.leaks if leak.loss is Loss.OVERWRITTEN), None)
         if leak is not None:
@@ -79,12 +80,22 @@ def check(facts: Facts) -> Iterator[Finding]:
             yield META.finding(lease.span, lease.symbol, message, kept(lease, again))
             continue
         forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)
-        if forgotten is not None:
+        if forgotten is not None and not _told_there(forgotten, overwriting):
             line, path = forgotten.drops[0].at.line, forgotten.field.path
             message = (
                 f"`self.{path}` is forgotten at line {line}; `{forgotten.released_by[0]}` would release it"
             )
             yield META.finding(lease.span, lease.symbol, message, kept(lease, forgotten))
+
+
+def _overwriting(facts: Facts) -> Set[tuple[str, int]]:
+    """Where another lease is put over the one before: told of that lease, once."""
+    found = (stored.overwrite for lease in facts.leases for stored in lease.fields)
+    return {(leak.at.path, leak.at.line) for leak in found if leak is not None}
+
+
+def _told_there(forgotten: StoredField, overwriting: Set[tuple[str, int]]) -> bool:
+    return all((drop.at.path, drop.at.line) in overwriting for drop in forgotten.drops)
 
 
 def _place(stored: StoredField) -> str:

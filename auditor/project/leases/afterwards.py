@@ -28,7 +28,7 @@ class Afterwards(Following):
         """Where it is afterwards. `shown`: to whoever gets the result; `left`: as it is for the callers."""
         endings, acquisition = followed.endings, outcome.acquisition
         known = self.known[node] | acquisition.given
-        outcome.unless = missing(self.graph.parameters, known)
+        outcome.unless = missing(self.function, op.at, known)
         outcome.asked = of_parameters(self.graph.parameters, known)
         outcome.under = self._own(known)
         if endings.returned and shown and not self._shown(endings):

@@ -8,6 +8,8 @@ from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call
+from auditor.project.code.bindings import given_to
+from auditor.project.code.modules import Function
 
 
 def asked(op: Call) -> Knowledge:
@@ -34,9 +36,16 @@ def of_receiver(op: Call, acquisition: Acquisition) -> Knowledge:
     return frozenset((owner + key, truth) for key, truth in acquisition.own if owner)
 
 
-def missing(parameters: tuple[str, ...], known: Knowledge) -> frozenset[str]:
-    """Parameters that are None there."""
-    return frozenset(name for name in parameters if (f"{name} is None", True) in known)
+def missing(function: Function, acquire: ast.Call, known: Knowledge) -> frozenset[str]:
+    """Parameters that are None there, by their own name or by one that takes their place: `out = given`,
+    and `if out is None: out = pool.take()`."""
+    absent = {key.removesuffix(" is None") for key, truth in known if truth and key.endswith(" is None")}
+    parameters = function.graph.parameters
+    for name in sorted(absent.difference(parameters)):
+        match list(given_to(function, name)):
+            case [ast.Name(id=given), taken] if taken is acquire:
+                absent.add(given)
+    return frozenset(absent.intersection(parameters))
 
 
 def of_parameters(parameters: tuple[str, ...], known: Knowledge) -> Knowledge:

@@ -14,7 +14,7 @@ from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.flow.solve import solve
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Call, Leave, Next, Op, Path, Way
+from auditor.ir.ops import RAISING, Call, Edge, Leave, Next, Op, Path, Way
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
@@ -69,13 +69,15 @@ def held_over(
 ) -> tuple[Path, Knowledge]:
     """Where it is still held wherever the function is left, and what the result says then; () where that is
     not so, or where its callers cannot tell whether it was taken."""
-    if not acquisition.declared or acquisition.managed:
+    if acquisition.managed or acquisition.inner:
         return (), NOTHING
     graph = function.graph
     place = _for_callers(graph, acquisition)
     if not place:
         return (), NOTHING
     if place != acquisition.places[0]:
+        if not acquisition.declared:
+            return (), NOTHING
         untouched = not followed.endings.released and not followed.endings.kept
         return (place if untouched else ()), NOTHING
     left = list(_left(graph, followed, acquisition))
@@ -84,6 +86,8 @@ def held_over(
     says = said_by(graph, followed.solution, left)
     without = _said_without_it(graph, node, known, {leave for leave, _ in left})
     told = all(any((key, not truth) in said for key, truth in says) for said in without)
+    if not acquisition.declared:  # callers of the tree's own pools are told by `True`, as by its `try_take()`
+        return (place if told and ("", True) in says else ()), says
     return (place if told or _goes_with_its_object(function, known) else ()), says
 
 
@@ -110,12 +114,15 @@ def _said_without_it(graph: Graph, site: int, known: Knowledge, left: Set[int]) 
     it."""
     op = graph.ops[site]
     assert isinstance(op, Call)
-    beside = solve(graph, [(0, 0, NOTHING)], lambda node, state, edge: () if node == site else (state,), CALM)
-    ways = list(beside.states.items())
+
+    def short_of_it(node: int, state: int, edge: Edge) -> tuple[int, ...]:
+        return () if node == site else (state,)  # in a loop it is asked again, and may be granted then
+
+    ways = list(solve(graph, [(0, 0, NOTHING)], short_of_it, CALM).states.items())
     if asked_of(graph, op):
         none = known | {("".join(op.target), False)}
         start = [(following, 0, none) for following, edge in graph.successors[site] if edge not in RAISING]
-        ways += solve(graph, start, lambda node, state, edge: (state,), CALM).states.items()
+        ways += solve(graph, start, short_of_it, CALM).states.items()
     for node, states in ways:
         if _is_left(graph.ops[node]):
             yield said_at(graph, node, states[0])
