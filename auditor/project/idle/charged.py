@@ -2,18 +2,30 @@
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.follow import EDGES, known_at_nodes
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.limits import TooManyStates
 from auditor.flow.solve import solve
 from auditor.flow.trace import Station, shortest_path, span_of, tell
-from auditor.flow.untouched import Untouched
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import RAISING, Call, Delete, Edge, InPlace, Leave, Store, Way
+from auditor.ir.ops import (
+    RAISING,
+    RESULT,
+    Call,
+    Constant,
+    Delete,
+    Edge,
+    InPlace,
+    Leave,
+    Move,
+    Path,
+    Store,
+    Way,
+)
 from auditor.model import Span, Step
-from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.bindings import assignments, own_attribute, suites_of
 from auditor.project.code.modules import Class, Function
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.refusals import NOTHING
@@ -36,7 +48,7 @@ def charged_for_nothing(
             continue
         for node, name in _charges(work, counters):
             others = {method for each, method in raised if each == name} - {work.method.name}
-            if others and _is_measured(work, name):
+            if others and (_is_measured(work, name) or _tallies(work.method, node)):
                 yield from _Charge(work, later, node, name).lost()
 
 
@@ -79,6 +91,21 @@ def _is_measured(work: FieldWork, name: str) -> bool:
     )
 
 
+def _tallies(function: Function, charge: ast.AugAssign) -> set[str]:
+    """`taken += 1`, beside."""
+    beside = next((suite for suite in suites_of(function.node) if charge in suite), [])
+    counts = (node for node in beside if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add))
+    return {node.target.id for node in counts if isinstance(node.target, ast.Name)}
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What was taken, and the `return` that is under way."""
+
+    places: frozenset[Path]
+    answer: ast.Return | None = None
+
+
 @dataclass
 class _Charge:
     """One statement that takes from a counter."""
@@ -116,34 +143,44 @@ class _Charge:
         known = known_at_nodes(graph).get(site)
         if known is None:
             return
-        lost: dict[int, Loss] = {}
+        lost: dict[tuple[int, _Taken], Loss] = {}
 
-        def step(node: int, state: Untouched, edge: Edge) -> tuple[Untouched, ...]:
+        def step(node: int, state: _Taken, edge: Edge) -> tuple[_Taken, ...]:
             op = graph.ops[node]
             if isinstance(op, Leave):
-                refuses = self._refuses(op)
-                self.granted |= not refuses
+                refuses = op.way is Way.RAISE or (op.way is Way.RETURN and self._refuses(state.answer))
+                self.granted |= not refuses or self._is_tally(state.answer)
                 if refuses:
-                    lost[node] = Loss.RAISE if op.way is Way.RAISE else Loss.RETURN
+                    lost[node, state] = Loss.RAISE if op.way is Way.RAISE else Loss.RETURN
                 return ()
             if edge in RAISING and edge is not Edge.RAISE:
                 return ()
+            if isinstance(op, Constant | Move) and op.target == RESULT and isinstance(op.at, ast.Return):
+                return (replace(state, answer=op.at),)
             ended = node == site or self._settles(op)
             self.granted |= ended and node != site and isinstance(op, Store | Call)
             return () if ended else (state,)
 
         known = frozenset(fact for fact in known if f".{self.name}" not in fact[0])
-        counter = Untouched(frozenset({(self.function.owner or "", f".{self.name}")}))
+        counter = _Taken(frozenset({(self.function.owner or "", f".{self.name}")}))
         entries = [(to, counter, known) for to, edge in graph.successors[site] if edge is Edge.NORMAL]
         solution = solve(graph, entries, step, EDGES["calls"])
-        for node, loss in sorted(lost.items()):
-            yield self._leak(loss, node, shortest_path(graph, solution, node, counter))
+        for (node, state), loss in lost.items():
+            yield self._leak(loss, node, state, shortest_path(graph, solution, node, state))
 
-    def _refuses(self, op: Leave) -> bool:
-        if op.way is Way.RAISE:
-            return True
-        answer = op.at.value if isinstance(op.at, ast.Return) else None
-        return op.way is Way.RETURN and (ast.unparse(answer) if answer is not None else "None") in NOTHING
+    def _refuses(self, at: ast.Return | None) -> bool:
+        if at is None:
+            return False
+        return (ast.unparse(at.value) if at.value else "None") in NOTHING or self._is_tally(at)
+
+    def _is_tally(self, at: ast.Return | None) -> bool:
+        """`return taken == n`, where `taken += 1` stands beside: all or nothing, and some are taken."""
+        match at:
+            case ast.Return(
+                value=ast.Compare(left=ast.Name(id=tally), ops=[ast.Eq() | ast.GtE()], comparators=[wanted])
+            ) if (self.name, 1) not in self.work.counted and self.work.is_from_told(wanted):
+                return tally in _tallies(self.function, self.at)
+        return False
 
     def _settles(self, op: object) -> bool:
         """It is given back, or noted in the object who has it; `self.refused += 1` only counts."""
@@ -174,10 +211,10 @@ class _Charge:
 
     # How it is told -----------------------------------------------------------------------------------------
 
-    def _leak(self, loss: Loss, node: int, path: list[Station]) -> Leak:
+    def _leak(self, loss: Loss, node: int, state: _Taken, path: list[Station]) -> Leak:
         graph, module = self.function.graph, self.function.module
         raised = [graph.ops[station.node].at for station in path if station.edge is Edge.RAISE]
-        at, first = self._span([graph.ops[node].at, *raised][-1]), self._span(self.at)
+        at, first = self._span([state.answer or graph.ops[node].at, *raised][-1]), self._span(self.at)
         steps: list[Step] = [Step(module.path, first.line, first.column, "taken here")]
         steps += tell(graph, module.path, path, module.lines)
         steps.append(Step(module.path, at.line, at.column, LAST_WORDS[loss]))
