@@ -5,9 +5,10 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
+from auditor.project.idle.switches import is_switch
 from auditor.project.shapes.name_bindings import FILLING, mentions
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
@@ -58,25 +59,6 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
-
-
-def is_switch(stock: Stock, function: Function, test: ast.expr) -> bool:
-    """`if self.closing:`, `if self._paused.is_set():`: of one thing as of another."""
-    match test:
-        case ast.UnaryOp(op=ast.Not(), operand=inner):
-            return is_switch(stock, function, inner)
-        case ast.BoolOp(values=values):
-            return all(is_switch(stock, function, each) for each in values)
-        case ast.Call(func=ast.Attribute(value=event, attr="is_set"), args=[]):
-            return own_attribute(event, function.owner or "") is not None
-    field = own_attribute(test, function.owner or "")
-    given = [
-        value
-        for method in stock.cls.methods.values()
-        for at, value in assignments(method)
-        if field is not None and own_attribute(at, method.owner or "") == field
-    ]
-    return bool(given) and all(isinstance(getattr(value, "value", None), bool) for value in given)
 
 
 def _is_held_against(test: ast.expr, told: Sequence[str]) -> bool:
