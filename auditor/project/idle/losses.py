@@ -20,11 +20,12 @@ from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.idle.alone import lost_alone
+from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
 from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import asks_how_many, for_want, is_told_apart, of_those_in_use, suits_others
 from auditor.project.idle.setting import TakenHere
-from auditor.project.idle.stock import Stock, filled_by_others, puts_back, stock_of
+from auditor.project.idle.stock import Stock, begun_and_later, filled_by_others, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.shapes.field_work import FieldWork
@@ -76,6 +77,8 @@ def may_lose_idle(text: str) -> bool:
 def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
     """Takes in methods of the module's classes that lose what they took."""
     for _, cls in sorted(module.classes.items()):
+        if "-= " in cls.text and "+= " in cls.text:
+            yield from charged_for_nothing(cls, *begun_and_later(lineage, cls))
         stock = _stock_of(lineage, cls) if _may_lose(lineage, cls) else None
         if stock is None:
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.stock import Stock
+from auditor.project.idle.switches import is_switch
 from auditor.project.shapes.name_bindings import FILLING, mentions
 from auditor.project.shapes.pool_state import REMOVERS, own_parameters
 from auditor.protocols.vocabulary import split
@@ -45,7 +46,7 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     asked = _condition(stock, function, test, taking)
     told = _callers_words(stock, function)
     if not _mentions_any(asked, names):  # nothing that the books say is about this one
-        return asked.known and _mentions_any(asked, told)
+        return asked.known and (_mentions_any(asked, told) or is_switch(stock, function, test))
     if not asked.known:
         return False
     books = bool((asked.words - {word for name in names for word in split(name)}) & BOOKS)
