@@ -1,4 +1,4 @@
-"""Conditions on a switch of the object, such as a pool that is being closed."""
+"""Conditions on a switch of the object, such as a pool that is paused."""
 
 import ast
 
@@ -6,9 +6,12 @@ from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.stock import Stock
 
+_FOR_GOOD = frozenset({"close", "aclose", "shutdown", "stop", "terminate", "destroy"})
+
 
 def is_switch(stock: Stock, function: Function, test: ast.expr) -> bool:
-    """`if self.closing:`, `if self._paused.is_set():`: of one thing as of another."""
+    """`if self.paused:`, `if self._draining.is_set():`: of one thing as of another. What the class closes for
+    good nobody takes from again."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             return is_switch(stock, function, inner)
@@ -18,9 +21,10 @@ def is_switch(stock: Stock, function: Function, test: ast.expr) -> bool:
             return own_attribute(event, function.owner or "") is not None
     field = own_attribute(test, function.owner or "")
     given = [
-        value
+        (method.name, value)
         for method in stock.cls.methods.values()
         for at, value in assignments(method)
         if field is not None and own_attribute(at, method.owner or "") == field
     ]
-    return bool(given) and all(isinstance(getattr(value, "value", None), bool) for value in given)
+    turned = all(isinstance(getattr(value, "value", None), bool) for _, value in given)
+    return bool(given) and turned and not any(name in _FOR_GOOD for name, _ in given)
