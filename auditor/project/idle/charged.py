@@ -153,8 +153,8 @@ class _Charge:
                 if refuses:
                     lost[node, state] = Loss.RAISE if op.way is Way.RAISE else Loss.RETURN
                 return ()
-            if edge in RAISING and edge is not Edge.RAISE:
-                return ()
+            if edge in RAISING and (edge is not Edge.RAISE or isinstance(op.at, ast.Assert)):
+                return ()  # what cannot be, or is not said here, is no refusal
             if isinstance(op, Constant | Move) and op.target == RESULT and isinstance(op.at, ast.Return):
                 return (replace(state, answer=op.at),)
             ended = node == site or self._settles(op)
