@@ -120,9 +120,11 @@ def test_float32_the_way_larger_problems_go(
 def test_half_precision_whatever_is_drawn(
     setting: Setting, shape: tuple[int, ...], seed: int, dtype: torch.dtype
 ) -> None:
+    """Rounding the answer itself may cost half a unit, from which luck spares the bar where rows are few."""
     inputs, dout = with_scores(setting, shape, seed, dtype, None)
+    rounding = max(1e-3, torch.finfo(dtype).eps / 2)
     for error, bar in errors_and_bars(setting, inputs, dout):
-        assert error <= 2 * bar + 1e-3
+        assert error <= 2 * bar + rounding
 
 
 def with_scores(
