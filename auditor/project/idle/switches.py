@@ -5,8 +5,7 @@ import ast
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.stock import Stock
-
-_FOR_GOOD = frozenset({"close", "aclose", "shutdown", "stop", "terminate", "destroy"})
+from auditor.project.leases.own_pools import ENDS
 
 
 def is_switch(stock: Stock, function: Function, test: ast.expr) -> bool:
@@ -27,4 +26,4 @@ def is_switch(stock: Stock, function: Function, test: ast.expr) -> bool:
         if field is not None and own_attribute(at, method.owner or "") == field
     ]
     turned = all(isinstance(getattr(value, "value", None), bool) for _, value in given)
-    return bool(given) and turned and not any(name in _FOR_GOOD for name, _ in given)
+    return bool(given) and turned and not any(name in ENDS for name, _ in given)

@@ -48,20 +48,13 @@ def counted_pairs(
     for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):
         half = Half(begins, up, value=value_of(begins), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
-    for begins, ends in use_counts(
-        [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
-    ):
+    plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
+    for begins, ends in (*use_counts(plain), *lock_pairs(plain)):
         marking = marking_half(begins, up, [ends])
         if marking is not None and returns_the_amount(begins):
             marking = Half(begins, up, value=Value.AMOUNT, echo=True)
         elif marking is not None and hands_out_what_ends(begins, ends):
             marking = Half(begins, up, value=value_of(begins))
-        if marking is not None:
-            yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
-    for begins, ends in lock_pairs(
-        [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
-    ):
-        marking = marking_half(begins, up, [ends])
         if marking is not None:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in capacities([m for m in methods if m not in paired]):
