@@ -10,7 +10,7 @@ because work with what is in the field failed (`except OSError: self.connect()`)
 So is a method that others may call again: any that fills a field of its own object and does not introduce the
 work, as `begin` and `start` do, or puts its caller's data into the lease all the same. The same is asked of a
 place in a table (`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only
-where another method reckons with it, it is known elsewhere, or it is a name, not a request's id; of a field of
+where another method reckons with it, it is known elsewhere, or it is a name and no id; of a field of
 an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step.
 Whatever the pool, it is said of a method whose name tells that there is one (`reopen`, `redraft(sequence)`),
 or whose own test does (`if self.scratch is None or self.scratch.size < n:`), or beside which another one that
