@@ -53,6 +53,8 @@ SETS = (
     "reviewers",
     "examiners",
     "maintainers",
+    "colleagues",
+    "inspectors",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
