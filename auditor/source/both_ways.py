@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+from auditor.source.on_others import works_on_others
 from auditor.source.searched import Searched
 
 _DONE = re.compile(
@@ -16,14 +17,14 @@ _DONE = re.compile(
             |(?P<extended>extend\w*+\()|(?P<added>add\()|(?P<put>(?:append\w*+|insert|push)\()|(?P<updated>update\()
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
-            |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )))
+            |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )|(?P<summed>[+-]\ )))
     |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0|(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)\b
         |["'](?:idle|free|available|unused|vacant)["'])
         |(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
     |(?P<cut>\[[:-])
     |\ =\ (?:(?P<joined>self\.\1\ \+\ |\[\*|\w++\ \+\ self\.\1|(?:torch|np|numpy)\.\w*(?:cat|append))
             |m(?:in|ax)\([^\n]*?self\.\1\ (?:(?P<plus>\+)|(?P<minus>-))
-        |(?P<lit>self\.\1\ \|\ )))""",
+        |(?P<lit>self\.\1\ \|\ )|(?P<named>[a-z_]\w*+\n)))""",
     re.VERBOSE,
 )
 """What follows the field, by the name of its group."""
@@ -53,7 +54,7 @@ _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _KEYED = re.compile(rb"(\w+)\[")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
-_ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)$")
+_ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)(?:\[[^\]\n]*\])?$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
@@ -98,9 +99,12 @@ Notes = defaultdict[str, set[bytes]]
 def works_both_ways(text: Searched) -> bool:
     """Whether what it does to one field it undoes somewhere."""
     data = _shared_as_fields(text) if any(map(text.has, _TAKING)) else text.data
+    if works_on_others(data):
+        return True
     if b"self." not in data:
         return False
     notes = _notes(data, text)
+    notes["raised"] |= notes["named"] & notes["summed"]  # `after = self.spent + n`, `self.spent = after`
     return (
         any(_both(notes, *ways) for ways in _UNDONE)
         or any(_is_said(_both(notes, *ways), data) for ways in _UNDONE_OF_FREE)
@@ -110,6 +114,16 @@ def works_both_ways(text: Searched) -> bool:
         or _flagged(data, text)
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in _places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
+        or _put_back_by_name(notes["taken"], data)
+    )
+
+
+def _put_back_by_name(taken: set[bytes], data: bytes) -> bool:
+    """`resting = self.resting[key]`, `resting.append(thing)`"""
+    return any(
+        any(b" %b.%b(" % (local, way) in data for way in (b"append", b"add", b"appendleft", b"put"))
+        for field in taken
+        for local in set(re.findall(rb"(\w+) = self\.%b[\[.\n]" % field, data))
     )
 
 

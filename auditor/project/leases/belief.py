@@ -23,12 +23,25 @@ def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]
     for outcome in outcomes if by_pair else ():
         if outcome.acquisition.protocol in by_pair and not TEST_FILE.search(outcome.function.module.path):
             by_pair[outcome.acquisition.protocol].append(outcome)
-    return {name for name, users in by_pair.items() if not _is_believed(users)}
+    return {name for name, users in by_pair.items() if not _is_believed(recogniser, users)}
 
 
-def _is_believed(users: Sequence[Outcome]) -> bool:
+def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
     losing = [user for user in users if loses_normally(user.lease)]
-    always = sum(user.lease.released for user in users) - sum(user.lease.released for user in losing)
-    sometimes = sum(user.lease.released for user in losing)
+    always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in users)
+    always -= sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in losing)
+    sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
     return never < always and sometimes <= AT_MOST * always
+
+
+def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:
+    """It is kept in a field, and another method of the class gives something back."""
+    cls = user.function.cls if user.stored else None
+    return cls is not None and any(
+        target in recogniser.releasing and recogniser.releasing[target][0].name == user.lease.protocol
+        for method in cls.methods.values()
+        if method is not user.function
+        for call in method.calls
+        for target in recogniser.calls.targets(method, call)[0]
+    )

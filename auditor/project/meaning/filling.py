@@ -44,6 +44,21 @@ def told_of(function: Function, path: Path, value: Value) -> tuple[Path, ...]:
     return (path,)
 
 
+def given_as(targets: Iterable[Function], call: Call, argument: Position) -> Path | None:
+    """What the call gives for this parameter, by its name or by its place, however the taker counts it."""
+    for target in targets:
+        bound = is_bound(target, call.at)
+        name = parameter_for(target, argument, bound)
+        for position, path in operands(call):
+            if position != -1 and name is not None and parameter_for(target, position, bound) == name:
+                return path
+    if isinstance(argument, int):
+        if argument < len(call.args):
+            return call.args[argument][0]
+        return call.kwargs[0][1] if call.args == () and argument == 0 and call.kwargs else None
+    return next((path for name, path in call.kwargs if name == argument), None)
+
+
 def places_in_argument(
     targets: tuple[Function, ...], function: Function, call: Call, source: Source
 ) -> tuple[Path, ...]:

@@ -13,7 +13,13 @@ from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.contexts import entered_by_hand
-from auditor.project.meaning.filling import is_owed_here, lent_in_turns, places_in_argument, told_of
+from auditor.project.meaning.filling import (
+    given_as,
+    is_owed_here,
+    lent_in_turns,
+    places_in_argument,
+    told_of,
+)
 from auditor.project.meaning.one_more import is_one_more
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
@@ -296,13 +302,11 @@ class Recogniser(Releases):
             return (call.receiver, call.target) if itself else (call.receiver,)
         if source.handle is Handle.NONE:
             return (PROCESS,)
-        if isinstance(source.argument, int) and source.argument < len(call.args):
-            places = told_of(function, call.args[source.argument][0], source.value)
-            return (*places, call.target) if self._says_it_again(function, call) else places
-        for name, path in call.kwargs:
-            if name == source.argument or (call.args == () and source.argument == 0):
-                return (path,)
-        return (PROCESS,)
+        path = given_as(self.calls.targets(function, call.at)[0], call, source.argument)
+        if path is None:
+            return (PROCESS,)
+        places = told_of(function, path, source.value)
+        return (*places, call.target) if self._says_it_again(function, call) else places
 
     def _says_it_again(self, function: Function, call: Call) -> bool:
         """`return self.incref(block)`, which returns the block."""

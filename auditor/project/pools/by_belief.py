@@ -6,7 +6,8 @@ proposed: `leases/belief` asks those who use it."""
 
 import ast
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.code.bindings import given_to, own_attribute
@@ -14,38 +15,101 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import returns_something
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
-from auditor.project.pools.used_together import asked_in_turn
-from auditor.project.shapes.changes import MODULE, SELF, UNDONE_BY, Change, Did, Ways, all_changes
+from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.used_together import Told, asked_in_turn, told_of
+from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.registers import LISTENERS
+from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
 from auditor.protocols.vocabulary import Name
 
-ENDING = re.compile(r"-= |\.pop|\bdel |\.remove\(|\.discard\(|heappop")
+ENDING = re.compile(
+    r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
+    r"|\.get(?:_nowait)?\(\)"
+)
 """What some method of such a class does, asked of its text before its methods are read."""
 
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
+COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
+
+UNDONE = UNDONE_BY | {Did.CLEAR: frozenset({Did.IN}), Did.SET: frozenset({Did.CLEAR})}
+"""What is free may be marked, as well as what is in use; `slot.host = host`, of a slot among others."""
 
 
 def proposed_pairs(
-    model: ClassModel, cls: Class, methods: list[Function], known: Set[Function]
+    model: ClassModel, cls: Class | None, methods: list[Function], known: Set[Function]
 ) -> Iterator[Pair]:
-    """Of the public methods that are no half of any pair yet."""
-    if ENDING.search(cls.text) is None:
+    """Of the public methods, or of a module's functions, that are no half of any pair yet."""
+    helpers = _helpers(model, cls)
+    texts = (each.text for each in (helpers.values() if cls is not None else methods))
+    if len(methods) < 2 or not any(map(ENDING.search, texts)):
         return
-    asked = {m: list(_lasting(m)) for m in methods if m not in known and _may_be_half(m, known)}
+    asked = {m: list(_lasting(m, helpers)) for m in methods if m not in known and _may_be_half(m, known)}
+    asked = {method: changed for method, changed in asked.items() if changed}
     for begins, begun in asked.items() if len(asked) > 1 else ():
-        ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, ended)]
+        ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, each, ended)]
         ends = [each for each in ends if _may_end(begins, each) and asked_in_turn(model, begins, each)]
-        half = _half(begins, begun, ends) if ends else None
+        told = {each: told_of(model, begins, each) for each in ends}
+        half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
         if half is not None:
-            back = (Half(each, RELEASING, half.handle, _position(half, each, asked[each])) for each in ends)
-            yield Pair(f"{cls.name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+            back = (
+                Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
+                for each in ends
+            )
+            name = cls.name if cls is not None else begins.module.path.rpartition("/")[2].removesuffix(".py")
+            yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
 
 
-def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half | None:
+def _helpers(model: ClassModel, cls: Class | None) -> Helpers:
+    """Its own methods, and those of its bases."""
+    lineage = model.lineage(cls) if cls is not None else ()
+    return {name: method for each in reversed(lineage) for name, method in each.methods.items()}
+
+
+def _half(
+    begins: Function, begun: list[Change], ends: list[Function], told: Sequence[Told | None]
+) -> Half | None:
+    """By its body, or else by what those who use it tell its ends."""
+    handles = {each.handle for each in told if each is not None}
+    if handles == {Handle.RESULT} and returns_something(begins):
+        return _lending(begins, begun, ends)
+    if handles == {Handle.ARGUMENT} and not _stores(begins, begun):
+        return _marking(begins, begun, ends, [each.at for each in told if each is not None])
+    return _by_its_body(begins, begun, ends)
+
+
+def _lending(begins: Function, begun: list[Change], ends: list[Function]) -> Half:
+    """Of what it counts by, if that is what it returns."""
+    returned = {ast.unparse(v) for v in field_work(begins).returned if not isinstance(v, ast.Constant)}
+    if returned & {*_amounts(begins, begun)}:
+        return Half(begins, ACQUIRING, Handle.RESULT, 0, Value.AMOUNT, by_shape=True)
+    if _hands_out_what_was(begins, begun):
+        return Half(begins, ACQUIRING, value=Value.INDEX, by_shape=True)
+    half = acquiring_half(begins, ACQUIRING, ends, shaped=True)
+    if half is not None and half.handle is Handle.RESULT:
+        return replace(half, by_shape=True)
+    return Half(begins, ACQUIRING, value=value_of(begins), by_shape=True)
+
+
+def _marking(
+    begins: Function, begun: list[Change], ends: list[Function], given: Sequence[Position]
+) -> Half | None:
+    """Of an amount, if it is told one; else under a key, or of each of what it is told."""
+    amount = next(_amounts(begins, begun), None)
+    told = own_parameters(begins)
+    names = {told[at] if isinstance(at, int) and at < len(told) else str(at) for at in given}
+    if amount is not None and not _of_each(begins, amount, ends) and amount in names:
+        return Half(begins, ACQUIRING, Handle.ARGUMENT, amount, Value.AMOUNT, by_shape=True)
+    key = next((name for name in told if name in names and name != amount), None)
+    if key is None:
+        return None
+    return Half(begins, COUNTING, Handle.ARGUMENT, key, by_shape=True)
+
+
+def _by_its_body(begins: Function, begun: list[Change], ends: list[Function]) -> Half | None:
     amount = next(_amounts(begins, begun), None)
     returned = {ast.unparse(v) for v in field_work(begins).returned if not isinstance(v, ast.Constant)}
     if _hands_out_what_was(begins, begun):
@@ -58,8 +122,9 @@ def _half(begins: Function, begun: list[Change], ends: list[Function]) -> Half |
         handle = Handle.RESULT if returned else Handle.ARGUMENT
         return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
     if returns_something(begins):
-        return acquiring_half(begins, ACQUIRING, ends, shaped=True)
-    if not any(change.did in (Did.MORE, Did.LESS) for change in begun) or _stores(begins, begun):
+        half = acquiring_half(begins, ACQUIRING, ends, shaped=True)
+        return replace(half, by_shape=True) if half is not None else None
+    if not any(change.did in COUNTED for change in begun) or _stores(begins, begun):
         return None
     if not own_parameters(begins):
         return Half(begins, COUNTING, Handle.RECEIVER, by_shape=True)
@@ -81,8 +146,12 @@ def _of_each(begins: Function, amount: str, ends: list[Function]) -> bool:
 
 
 def _stores(begins: Function, begun: list[Change]) -> bool:
-    """`put(key, value)`, beside `delete(key)`: what is stored stays, whatever is counted by the way."""
+    """`put(key, value)`, beside `delete(key)`: what is stored stays, whatever is counted by the way. A pool
+    may refuse."""
     told = own_parameters(begins)
+    answers = {value.value for value in field_work(begins).returned if isinstance(value, ast.Constant)}
+    if {True, False} <= answers:
+        return False
     values = (change.value for change in begun if change.did is Did.IN)
     return any(isinstance(value, ast.Name) and value.id in told for value in values)
 
@@ -101,10 +170,13 @@ def _amounts(method: Function, changed: list[Change]) -> Iterator[str]:
             yield change.value.id
 
 
-def _position(half: Half, end: Function, ended: list[Change]) -> Position:
+def _position(half: Half, end: Function, ended: list[Change], told: Told | None) -> Position:
     """Where the end is told of it: amounts are what it counts by."""
     if half.value is Value.AMOUNT:
         return next(_amounts(end, ended), 0)
+    if told is not None and told.handle is half.handle:
+        names = own_parameters(end)
+        return names[told.end] if isinstance(told.end, int) and 0 < told.end < len(names) else told.end
     return half.argument if half.handle is Handle.ARGUMENT else 0
 
 
@@ -119,14 +191,27 @@ def _asks_one_of(method: Function, known: Set[Function]) -> bool:
     return any(own_attribute(call.func, method.owner or "") in names for call in method.calls if names)
 
 
-def _lasting(method: Function) -> Iterator[Change]:
-    """What it does to its object, and to what that leads to."""
-    for change in all_changes(method):
-        if change.way[0] in (SELF, MODULE) and len(change.way) > 1 and not LISTENERS.search(change.way[-1]):
+def _lasting(method: Function, helpers: Helpers) -> Iterator[Change]:
+    """What it does to its object, to what that leads to, and to what it is told of. Who takes a lock and
+    leaves it, holds it for himself."""
+    found = list(all_changes(method, helpers))
+    left = {change.way for change in found if change.did is Did.LEFT}
+    held = {change.way for change in found if change.did is Did.HELD}
+    told = own_parameters(method)
+    for change in found:
+        inside = change.did in (Did.HELD, Did.LEFT) and change.way in left & held
+        lasts = change.way[0] in (SELF, MODULE, *told) and len(change.way) > 1
+        if lasts and not inside and not LISTENERS.search(change.way[-1]):
             yield change
 
 
-def _undoes(begun: list[Change], ended: list[Change]) -> bool:
+def _undoes(begun: list[Change], end: Function, ended: list[Change]) -> bool:
+    """To the same thing; `slot.worn = False` of a slot that it is told, to one out of `self.slots`."""
+    told = own_parameters(end)
     return any(
-        one.way == other.way and other.did in UNDONE_BY.get(one.did, ()) for one in begun for other in ended
+        (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
+        and other.did in UNDONE.get(one.did, ())
+        and (one.did is not Did.SET or len(one.way) > 2)
+        for one in begun
+        for other in ended
     )

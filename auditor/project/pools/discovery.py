@@ -91,7 +91,11 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         for name, f in sorted(module.functions.items())
         if f.cls is None and f.parent is None and name != "<module>"
     ]
-    yield from _of_functions(module, plain)
+    of_module = list(_of_functions(module, plain))
+    yield from of_module
+    if module.assigned:
+        halves = {half.function.qualname for pair in of_module for half in (*pair.acquires, *pair.releases)}
+        yield from proposed_pairs(model, None, [f for f in plain if f.qualname not in halves], set())
     yield from _of_closures(model, module)
 
 

@@ -17,20 +17,11 @@ from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
-from auditor.project.shapes.changes import (
-    MODULE,
-    SELF,
-    UNDONE_BY,
-    Change,
-    Did,
-    Way,
-    Ways,
-    all_changes,
-    changes,
-)
+from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes, changes
 from auditor.project.shapes.full_at_first import things_to_do
 from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS
+from auditor.project.shapes.ways import MODULE, SELF, Way, Ways
 from auditor.protocols.vocabulary import Name, split, undoes
 from auditor.source.nodes import walk
 

@@ -1,10 +1,13 @@
 """Whether those who ask for one method ask for the other, too, of the same thing: then the two belong
-together, whatever they are called."""
+together, whatever they are called. And how they tell the second of what the first gave them."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from auditor.project.code.bindings import TEST_FILE
+from auditor.flow.effects import Handle, Position
+from auditor.project.code.bindings import TEST_FILE, told_by_position
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function, Module
 
@@ -12,12 +15,20 @@ MOST = 8
 """Other files are not asked where more than these call both."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The second is told what the first returned, or what the first was told `at`; and where."""
+
+    handle: Handle
+    end: Position
+    at: Position = 0
+
+
 def used_together(model: ClassModel, begins: Function, ends: Function) -> bool:
     """`reader = self.cache.get(n)` here, `self.cache.done(reader)` there, in one class or function."""
-    names = begins.name, ends.name
     return any(
-        _asked(scope, names[0], begins).keys() & _asked(scope, names[1], begins).keys()
-        for module in _modules(model, begins.module, names)
+        _asked(scope, begins).keys() & _asked(scope, ends).keys()
+        for module in _modules(model, begins, ends)
         for scope in _scopes(module)
     )
 
@@ -27,28 +38,42 @@ def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
     and not as many the other way round."""
     turns = [
         started < ended
-        for module in _modules(model, begins.module, (begins.name, ends.name))
-        if not TEST_FILE.search(module.path)
-        for scope in _scopes(module)
-        for function in scope
+        for function in _users(model, begins, ends)
         for started, ended in _turns(function, begins, ends)
     ]
     return sum(turns) > len(turns) / 2
 
 
+def told_of(model: ClassModel, begins: Function, ends: Function) -> Told | None:
+    """How most of those who ask for both in one function tell the second."""
+    ways = Counter(
+        told
+        for function in _users(model, begins, ends)
+        for whom, call in _calls(function, ends)
+        if (told := _told(call, _begun(function, begins, whom))) is not None
+    )
+    return min(ways, key=lambda told: (-ways[told], str(told)), default=None)
+
+
+def _users(model: ClassModel, begins: Function, ends: Function) -> Iterator[Function]:
+    for module in _modules(model, begins, ends):
+        if not TEST_FILE.search(module.path):
+            yield from (function for scope in _scopes(module) for function in scope)
+
+
 def _turns(function: Function, begins: Function, ends: Function) -> Iterator[tuple[int, int]]:
     """The lines in which a function asks first for the one and last for the other, by whom it asks."""
-    started, ended = (_asked([function], each.name, begins) for each in (begins, ends))
+    started, ended = (_asked([function], each) for each in (begins, ends))
     for whom in started.keys() & ended.keys():
         yield min(started[whom]), max(ended[whom])
 
 
-def _modules(model: ClassModel, home: Module, names: tuple[str, str]) -> Iterator[Module]:
-    yield home
-    sources, ending = model.project.sources, f".{names[1]}("
-    others = [path for path in model.project.calling(names[0]) if ending in sources[path]]
+def _modules(model: ClassModel, begins: Function, ends: Function) -> Iterator[Module]:
+    yield begins.module
+    sources, ending = model.project.sources, f"{ends.name}("
+    others = [path for path in model.project.calling(begins.name) if ending in sources[path]]
     for path in others if len(others) <= MOST else ():
-        if path != home.path and (module := model.project.module(path)) is not None:
+        if path != begins.module.path and (module := model.project.module(path)) is not None:
             yield module
 
 
@@ -59,11 +84,67 @@ def _scopes(module: Module) -> Iterator[list[Function]]:
     yield from ([function] for function in module.functions.values() if function.cls is None)
 
 
-def _asked(scope: list[Function], name: str, begins: Function) -> dict[str, list[int]]:
+def _asked(scope: list[Function], half: Function) -> dict[str, list[int]]:
     """Of whom a method of this name is asked, and in which lines."""
     found: dict[str, list[int]] = {}
     for function in scope:
-        for call in function.calls if function.cls is None or function.cls is not begins.cls else ():
-            if isinstance(call.func, ast.Attribute) and call.func.attr == name:
-                found.setdefault(ast.unparse(call.func.value), []).append(call.lineno)
+        for whom, call in _calls(function, half):
+            found.setdefault(whom, []).append(call.lineno)
     return found
+
+
+def _calls(function: Function, half: Function) -> Iterator[tuple[str, ast.Call]]:
+    """The class's own methods are none of its users; of a plain function nobody is asked."""
+    if half.cls is not None and function.cls is half.cls:
+        return
+    for call in function.calls:
+        match call.func:
+            case ast.Attribute(value=whom, attr=name) if name == half.name:
+                yield ast.unparse(whom) if half.cls is not None else "", call
+            case ast.Name(id=name) if name == half.name and half.cls is None:
+                yield "", call
+
+
+# How it is told ---------------------------------------------------------------------------------------------
+
+
+def _begun(function: Function, begins: Function, whom: str) -> list[tuple[set[str], ast.Call]]:
+    """The first half's calls, with the names that are given what they return."""
+    calls = {id(call): call for asked, call in _calls(function, begins) if asked == whom}
+    named: dict[int, set[str]] = {at: set() for at in calls}
+    for node in function.nodes if calls else ():
+        match node:
+            case ast.Assign(targets=[target], value=value) | ast.NamedExpr(target=target, value=value):
+                value = value.value if isinstance(value, ast.Await) else value
+                if id(value) in named:
+                    named[id(value)] |= {name for each in _parts(target) if (name := _name(each))}
+    return [(named[at], call) for at, call in calls.items()]
+
+
+def _parts(target: ast.expr) -> list[ast.expr]:
+    return target.elts if isinstance(target, ast.Tuple) else [target]
+
+
+def _told(ending: ast.Call, begun: list[tuple[set[str], ast.Call]]) -> Told | None:
+    for at, value in told_by_position(ending):
+        for names, call in begun:
+            if _name(value) in names:
+                return Told(Handle.RESULT, at)
+            for position, given in told_by_position(call):
+                if ast.unparse(given) == ast.unparse(value) and not isinstance(value, ast.Constant):
+                    return Told(Handle.ARGUMENT, at, position)
+    return None
+
+
+def _name(node: ast.expr) -> str:
+    """`slot` of `slot`, `slot.index`, `slot[0]`, `slot.data_ptr()`; `req.slot` as a whole."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Subscript(value=value) | ast.Call(func=ast.Attribute(value=value), args=[]):
+            return _name(value)
+        case ast.Attribute(value=ast.Name(id="self")):
+            return ast.unparse(node)
+        case ast.Attribute(value=value):
+            return _name(value)
+    return ""

@@ -1,32 +1,21 @@
-"""What a function changes, wherever it lies: counts it raises, sets it adds to, places it marks.
-
-`field_work` tells this of the fields of one object. Here the whole way is noted, so that a change through
-another object can be compared: `self.locked.add(key)` of a server, `self.server.locked.discard(self.key)` of
-its lease.
-"""
+"""What a function changes, wherever it lies: counts it raises, sets it adds to, places it marks."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
-from auditor.source.nodes import children, walk
-
-Way = tuple[str, ...]
-"""`("self", "server", "locked")`; a module's own names come after `MODULE`. Keys and indices are left out."""
-
-SELF = "self"
-MODULE = "<module>"
-LONGEST = 5
+from auditor.project.shapes.markings import state_of
+from auditor.project.shapes.pieces import joins
+from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Helpers, Way, Ways, given_by
+from auditor.source.nodes import children
 
 _INTO = frozenset({"add", "append", "appendleft", "insert", "push", "put", "put_nowait", "extend", "update"})
 _OUT_OF = frozenset({"remove", "discard", "pop", "popleft", "popitem", "get_nowait", "difference_update"})
-_SHOWING = frozenset({"get", "setdefault", "values", "items", "keys"})
-_GOING_OVER = frozenset({"enumerate", "list", "reversed", "sorted", "tuple", "zip", "iter"})
 
 
 class Did(Enum):
@@ -38,14 +27,21 @@ class Did(Enum):
     OUT = "taken out"
     CLEAR = "unmarked"
     SET = "set to something that was kept"
+    HELD = "a lock, or one of a semaphore's places, taken"
+    LEFT = "a lock, or one of a semaphore's places, left"
 
 
 UNDONE_BY: dict[Did, frozenset[Did]] = {
     Did.MORE: frozenset({Did.LESS, Did.SET}),
     Did.LESS: frozenset({Did.MORE}),
     Did.IN: frozenset({Did.OUT, Did.CLEAR}),
-    Did.OUT: frozenset({Did.IN}),
+    Did.OUT: frozenset({Did.IN, Did.MORE}),  # `free += pages`
+    Did.HELD: frozenset({Did.LEFT}),
 }
+
+_HOLDING = {"acquire": Did.HELD, "release": Did.LEFT}
+
+OTHER_WAY = {Did.MORE: Did.LESS, Did.LESS: Did.MORE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,70 +53,49 @@ class Change:
     value: ast.expr | None = None
 
 
-def changes(function: Function) -> list[Change]:
+def changes(function: Function, ways: Ways | None = None) -> list[Change]:
     """In the order of the text; what its own helpers change is theirs."""
     if isinstance(function.node, (ast.Module, ast.Lambda)):
         return []
-    ways = Ways(function)
+    ways = ways or Ways(function)
     return [change for node in function.statements for change in _of_statement(ways, node)]
 
 
-def all_changes(function: Function) -> Iterator[Change]:
-    """With those of the helpers that it calls on its own object."""
-    yield from changes(function)
-    helpers = function.cls.methods if function.cls is not None else {}
-    for call in function.calls:
+def all_changes(function: Function, helpers: Helpers | None = None, deep: int = 0) -> Iterator[Change]:
+    """With those of the helpers that it calls on its own object, by what they are given."""
+    if isinstance(function.node, (ast.Module, ast.Lambda)):
+        return
+    ways = Ways(function, helpers)
+    yield from changes(function, ways)
+    for call in function.calls if deep < DEEPEST else ():
         match call.func:
             case ast.Attribute(value=ast.Name(id=owner), attr=name) if (
-                owner == function.owner and name in helpers and helpers[name] is not function
+                owner == function.owner and name in ways.helpers and ways.helpers[name] is not function
             ):
-                yield from (each for each in changes(helpers[name]) if each.way[0] in (SELF, MODULE))
+                helper = ways.helpers[name]
+                given = given_by(call, helper)
+                for change in all_changes(helper, helpers, deep + 1):
+                    yield from _seen_from(ways, change, given)
 
 
-class Ways:
-    """Where the names of a function lead: parameters, the module's names, and locals for parts of these."""
+def _seen_from(ways: Ways, change: Change, given: Mapping[str, ast.expr]) -> Iterator[Change]:
+    """`node.pins += delta` of a helper that is told `node` and `-1`."""
+    value = given.get(change.value.id, change.value) if isinstance(change.value, ast.Name) else change.value
+    if change.way[0] in (SELF, MODULE):
+        yield _signed(replace(change, value=value))
+    elif (told := given.get(change.way[0])) is not None and (way := ways.of(told)) is not None:
+        yield _signed(replace(change, way=(*way, *change.way[1:]), value=value))
 
-    def __init__(self, function: Function) -> None:
-        self.sums: dict[str, ast.BinOp] = {}  # `left = self.used[key] - n`
-        self.known: dict[str, Way] = {name: (MODULE, name) for name in function.module.assigned}
-        self.known.update((name, (name,)) for name in function.parameters)
-        if function.owner is not None:
-            self.known[function.owner] = (SELF,)
-        for node in function.statements:
-            self._note(node)
 
-    def _note(self, node: ast.stmt) -> None:
-        if isinstance(node, (ast.For, ast.AsyncFor)):
-            if (way := self.of(node.iter)) is not None:
-                names = [each.id for each in walk(node.target) if isinstance(each, ast.Name)]
-                self.known.update((name, way) for name in names[-1:])
-            return
-        for target, value in assigned_by(node):
-            if isinstance(target, ast.Name):
-                if isinstance(value, ast.BinOp):
-                    self.sums[target.id] = value
-                leads = isinstance(value, (ast.Attribute, ast.Subscript, ast.Call))
-                way = self.of(value) if leads else None
-                if way is not None:
-                    self.known[target.id] = way
-                elif self.known.get(target.id, (MODULE,))[0] == MODULE:
-                    self.known.pop(target.id, None)  # a local of the same name
-
-    def of(self, node: ast.expr) -> Way | None:
-        """The way to it, elements being at the way of what holds them."""
-        match node:
-            case ast.Name(id=name):
-                return self.known.get(name)
-            case ast.Attribute(value=value, attr=attr):
-                way = self.of(value)
-                return (*way, attr) if way is not None and len(way) < LONGEST else None
-            case ast.Subscript(value=value) | ast.Starred(value=value):
-                return self.of(value)
-            case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _SHOWING:
-                return self.of(value)
-            case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in _GOING_OVER:
-                return self.of(first)
-        return None
+def _signed(change: Change) -> Change:
+    """Of `-1` more there is less."""
+    if (
+        change.did in OTHER_WAY
+        and isinstance(change.value, ast.UnaryOp)
+        and isinstance(change.value.op, ast.USub)
+    ):
+        return replace(change, did=OTHER_WAY[change.did], value=change.value.operand)
+    return change
 
 
 def _of_statement(ways: Ways, node: ast.stmt) -> Iterator[Change]:
@@ -149,15 +124,33 @@ def _at(ways: Ways, target: ast.expr, did: Did, value: ast.expr | None) -> Itera
 
 
 def _given(ways: Ways, target: ast.Attribute | ast.Subscript, value: ast.expr) -> tuple[Did, ast.expr]:
-    """`count[key] = count.get(key, 0) + 1` counts up, `busy[n] = None` and `page.busy = False` unmark."""
+    """`count[key] = count.get(key, 0) + 1` counts up, `busy[n] = None` and `page.busy = False` unmark,
+    `free = free[n:]` takes out."""
     value = ways.sums.get(value.id, value) if isinstance(value, ast.Name) else value
     match value:
+        case ast.Call(func=ast.Name(id="min" | "max"), args=args):
+            sums = [each for each in args if isinstance(each, ast.BinOp)]
+            return _given(ways, target, sums[0]) if sums else (Did.SET, value)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=more) if _shows(ways, left, target):
+            if isinstance(more, ast.List | ast.Tuple):
+                return Did.IN, more
             return (Did.MORE if isinstance(op, ast.Add) else Did.LESS), more
+        case ast.BinOp(left=left, op=ast.BitOr(), right=more) if _shows(ways, left, target):
+            return Did.IN, more
+        case ast.BinOp(left=left, op=ast.BitAnd(), right=ast.UnaryOp(op=ast.Invert(), operand=less)) if (
+            _shows(ways, left, target)
+        ):
+            return Did.OUT, less
+        case ast.Subscript(value=whole, slice=ast.Slice()) if _shows(ways, whole, target):
+            return Did.OUT, value
         case ast.Constant(value=None | False | 0):
             return Did.CLEAR, value
+        case _ if joins(value, ast.unparse(target)):
+            return Did.IN, value
         case _ if isinstance(target, ast.Subscript) or isinstance(value, ast.Constant):
             return Did.IN, value
+    if (used := state_of(value)) is not None:
+        return (Did.IN if used else Did.CLEAR), value
     return Did.SET, value
 
 
@@ -182,6 +175,12 @@ def _called(ways: Ways, call: ast.Call) -> Iterator[Change]:
             yield from _at(ways, place, Did.IN, args[-1])
         case ast.Call(func=ast.Attribute(value=place, attr=attr), args=args) if attr in _OUT_OF:
             yield from _at(ways, place, Did.OUT, args[0] if args else call)
+        case ast.Call(func=ast.Attribute(value=place, attr="get"), args=[]):
+            yield from _at(ways, place, Did.OUT, call)  # of a queue
+        case ast.Call(func=ast.Attribute(value=place, attr=attr), args=[]) if attr in _HOLDING:
+            yield from _at(ways, place, _HOLDING[attr], call)
+        case ast.Call(func=ast.Attribute(attr="insort" | "insort_left" | "insort_right"), args=[into, thing]):
+            yield from _at(ways, into, Did.IN, thing)
 
 
 def _calls(statement: ast.stmt) -> Iterator[ast.Call]:

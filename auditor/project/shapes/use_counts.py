@@ -19,6 +19,8 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     named = [method for method in methods if not method.name.startswith("__")]
     opposites = [(begins, ends) for begins in named for ends in named if undoes(ends.name, begins.name)]
     for begins, ends in opposites:
+        if _is_turned_round(begins, ends):
+            continue
         used = _counted(begins, ast.Add) & _counted(ends, ast.Sub)
         left = {
             name
@@ -27,6 +29,12 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
         }
         if used or left:
             yield begins, ends
+
+
+def _is_turned_round(begins: Function, ends: Function) -> bool:
+    """`unhook()` hands out what `hook(node)` is told."""
+    told = own_parameters(begins) and not own_parameters(ends)
+    return bool(told) and any(isinstance(each, ast.Name) for each in field_work(ends).returned)
 
 
 def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
