@@ -21,7 +21,7 @@ NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
 
 def is_kept_by_others(acquired: Acquisition) -> bool:
     """A count, an amount, an object that is locked: whoever finds it noted may give it back."""
-    return acquired.counts or acquired.value is Value.AMOUNT or acquired.handle is Handle.RECEIVER
+    return acquired.counts or acquired.value is Value.AMOUNT or acquired.handle is not Handle.RESULT
 
 
 def undone_at(function: Function) -> set[int]:
@@ -38,9 +38,10 @@ def undone_at(function: Function) -> set[int]:
                 found.update(id(each) for statement in undoing for each in walk(statement))
     for suite in suites_of(function.node):
         match suite:
-            case [*_, ast.If(body=undoing), ast.Return() as last] if _text(last) in refusing:
-                undone = (statement for statement in undoing if isinstance(statement, ast.Expr))
-                found.update(id(each) for statement in undone for each in walk(statement))
+            case [*_, ast.If(body=[*_, ast.Expr() as undoing]), ast.Return() as last] if (
+                _text(last) in refusing
+            ):
+                found.update(id(each) for each in walk(undoing))
     return found
 
 
