@@ -38,10 +38,10 @@ def undone_at(function: Function) -> set[int]:
                 found.update(id(each) for statement in undoing for each in walk(statement))
     for suite in suites_of(function.node):
         match suite:
-            case [*_, ast.If(body=[*_, ast.Expr() as undoing]), ast.Return() as last] if (
+            case [*_, ast.If(body=[*_, ast.Expr() as undone]), ast.Return() as last] if (
                 _text(last) in refusing
             ):
-                found.update(id(each) for each in walk(undoing))
+                found.update(id(each) for each in walk(undone))
     return found
 
 
