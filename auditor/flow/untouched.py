@@ -152,6 +152,9 @@ class Forgetting:
             return self._turned(node, op, held, edge) if edge is Edge.BODY else (held,)
         if isinstance(op, Next) and (self._is_gone_over(op, held) or held.turn == node):
             return self._turned(node, op, held, edge)
+        if held.boxed and self._empties(op, held):
+            self.ends.lost.append((Loss.REBOUND, node, held))
+            return ()
         after = self._after(node, op, held)
         return (after,) if after is not None and after.places else ()
 
@@ -167,7 +170,17 @@ class Forgetting:
     def _taken_again(self, node: int, held: Untouched) -> tuple[Untouched, ...]:
         if node == self.site and not held.boxed:
             self.ends.lost.append((Loss.NEXT_TURN, node, held))
-        return (held,) if held.boxed else ()
+            return ()
+        return (held,)
+
+    def _empties(self, op: Op, held: Untouched) -> bool:
+        """`run = []`, `run.clear()`: what was in it is nowhere."""
+        match op:
+            case Call(receiver=(name,), method="clear"):
+                return (name,) in held.places
+            case Move(target=(name,), source=source) if not (is_temporary((name,)) or held.names(source)):
+                return (name,) in held.places and self.setting.is_box(name)
+        return False
 
     def _is_gone_over(self, op: Next, held: Untouched) -> bool:
         alone = held.boxed and held.names(op.source) and len(op.source) == 1
@@ -268,6 +281,8 @@ class Forgetting:
             return replace(held, places=frozenset({op.target[:1]}), boxed=True)
         if own and held.names(op.target):
             return held
+        if HIDDEN in op.target[0] and held.boxed and self.setting.is_asked(op.at):
+            return held  # what each is asked: `any(isnan(self.rows[page]).any() for page in pages)`
         if held.names(op.source) or held.names(op.target) or held.is_spelled_in(op.at):
             self.ends.passed_on = True
             return None

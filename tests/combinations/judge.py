@@ -13,7 +13,7 @@ from tests.field.score import NOT_JUDGED
 from tests.marked_code import audited
 
 Cell = tuple[Pool, Use]
-_SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
+SETTINGS = msgspec.convert({"select": ["PA1"], "enable-protocols": ["files", "locks"]}, Settings)
 
 
 def cells() -> list[Cell]:
@@ -32,6 +32,6 @@ def reported(pool: Pool, use: Use, right: bool, by: Reach | None = None) -> list
             compile(text, f"{pool.name}_{use.name}.py", "exec")
             Path(folder, name).parent.mkdir(exist_ok=True)
             Path(folder, name).write_text(text)
-        run = audited(Path(folder), ".", _SETTINGS)
+        run = audited(Path(folder), ".", SETTINGS)
     assert not run.failures, run.failures
     return [f"{found.span.line} {found.code}" for found in run.findings if found.code not in NOT_JUDGED]

@@ -1,8 +1,10 @@
-"""Counters from which a method takes and then says no: `self.available -= size` before `return False`."""
+"""Counters from which a method takes and then says no: `self.available -= size` before `return False`, or
+gives less than it took."""
 
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from auditor.flow.follow import EDGES, known_at_nodes
 from auditor.flow.lease import Leak, Lease, Loss
@@ -20,90 +22,36 @@ from auditor.ir.ops import (
     InPlace,
     Leave,
     Move,
+    Next,
     Path,
     Store,
     Way,
 )
 from auditor.model import Span, Step
-from auditor.project.code.bindings import assignments, own_attribute, suites_of
 from auditor.project.code.modules import Class, Function
+from auditor.project.idle.charges import Counter, changed_by, charges, guarded_after, is_cut, tallies
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.refusals import NOTHING
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import changes_state
-from auditor.protocols.vocabulary import RELEASE_WORDS, split
 from auditor.source.nodes import walk
 
 
 def charged_for_nothing(
     cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]
 ) -> Iterator[Lease]:
-    """Of what is full at first and comes back by another method: `self.available = total`."""
-    raised = {(name, work.method.name) for work in later for name, way in work.counted if way > 0}
-    lowered = {name for work in later for name, way in work.counted if way < 0}
-    counters = {name for name, _ in raised} & lowered
-    counters = {name for name in counters if _is_full_at_first(name, begun) and not _is_reset(name, later)}
-    for work in later if counters else ():
-        if work.method.cls is not cls or not RELEASE_WORDS.isdisjoint(split(work.method.name)):
-            continue
-        for node, name in _charges(work, counters):
-            others = {method for each, method in raised if each == name} - {work.method.name}
-            if others and (_is_measured(work, name) or _tallies(work.method, node)):
-                yield from _Charge(work, later, node, name).lost()
-
-
-def _is_full_at_first(name: str, begun: Sequence[FieldWork]) -> bool:
-    """It is told how many there are, or there are several."""
-    for work in begun:
-        for at, value in assignments(work.method):
-            if own_attribute(at, work.method.owner or "") == name:
-                several = isinstance(value, ast.Constant) and isinstance(value.value, int) and value.value > 1
-                return several or work.is_from_told(value)
-    return False
-
-
-def _is_reset(name: str, later: Sequence[FieldWork]) -> bool:
-    """`self.patience = self.start`: nobody has to give back what runs anew by itself."""
-    return any(
-        own_attribute(at, work.method.owner or "") == name
-        for work in later
-        for at, _ in assignments(work.method)
-    )
-
-
-def _charges(work: FieldWork, counters: set[str]) -> Iterator[tuple[ast.AugAssign, str]]:
-    for node in work.method.statements:
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Sub):
-            name = own_attribute(node.target, work.method.owner or "")
-            if name in counters and name is not None:
-                yield node, name
-
-
-def _is_measured(work: FieldWork, name: str) -> bool:
-    """The method asks whether there is enough, `if self.available < 0:`; who counts users asks whether it was
-    the last."""
-    own = work.method.owner or ""
-    return any(
-        own_attribute(side, own) == name
-        for node in work.method.nodes
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-        for side in (node.left, *node.comparators)
-    )
-
-
-def _tallies(function: Function, charge: ast.AugAssign) -> set[str]:
-    """`taken += 1`, beside."""
-    beside = next((suite for suite in suites_of(function.node) if charge in suite), [])
-    counts = (node for node in beside if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add))
-    return {node.target.id for node in counts if isinstance(node.target, ast.Name)}
+    """Counters of which another method gives back: `self.available = total`."""
+    for work, node, counter in charges(cls, begun, later):
+        yield from _Charge(work, later, node, counter).lost()
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """What was taken, and the `return` that is under way."""
+    """What was taken, the `return` that is under way, and whether a call has failed since."""
 
     places: frozenset[Path]
     answer: ast.Return | None = None
+    failed: bool = False
 
 
 @dataclass
@@ -113,8 +61,12 @@ class _Charge:
     work: FieldWork
     later: Sequence[FieldWork]
     at: ast.AugAssign
-    name: str
+    counter: Counter
     granted: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.counter.name
 
     @property
     def function(self) -> Function:
@@ -148,16 +100,20 @@ class _Charge:
         def step(node: int, state: _Taken, edge: Edge) -> tuple[_Taken, ...]:
             op = graph.ops[node]
             if isinstance(op, Leave):
+                if op.way is Way.RAISE and state.failed:
+                    return ()  # what failed is not said here to be a refusal
                 refuses = op.way is Way.RAISE or (op.way is Way.RETURN and self._refuses(state.answer))
                 self.granted |= not refuses or self._is_tally(state.answer)
                 if refuses:
                     lost[node, state] = Loss.RAISE if op.way is Way.RAISE else Loss.RETURN
                 return ()
+            if edge is Edge.CALL_RAISES and id(op.at) in self._guarded:
+                return (replace(state, failed=True),)
             if edge in RAISING and (edge is not Edge.RAISE or isinstance(op.at, ast.Assert)):
                 return ()  # what cannot be, or is not said here, is no refusal
             if isinstance(op, Constant | Move) and op.target == RESULT and isinstance(op.at, ast.Return):
                 return (replace(state, answer=op.at),)
-            ended = node == site or self._settles(op)
+            ended = node == site or self._settles(op) or self._goes_back(op)
             self.granted |= ended and node != site and isinstance(op, Store | Call)
             return () if ended else (state,)
 
@@ -168,9 +124,16 @@ class _Charge:
         for (node, state), loss in lost.items():
             yield self._leak(loss, node, state, shortest_path(graph, solution, node, state))
 
+    @cached_property
+    def _guarded(self) -> set[int]:
+        return guarded_after(self.function, self.at)
+
     def _refuses(self, at: ast.Return | None) -> bool:
         if at is None:
             return False
+        if is_cut(at.value, self.at.value):
+            self.granted = True
+            return True
         return (ast.unparse(at.value) if at.value else "None") in NOTHING or self._is_tally(at)
 
     def _is_tally(self, at: ast.Return | None) -> bool:
@@ -178,14 +141,16 @@ class _Charge:
         match at:
             case ast.Return(
                 value=ast.Compare(left=ast.Name(id=tally), ops=[ast.Eq() | ast.GtE()], comparators=[wanted])
-            ) if (self.name, 1) not in self.work.counted and self.work.is_from_told(wanted):
-                return tally in _tallies(self.function, self.at)
+            ) if (self.name, -self.counter.way) not in self.work.counted and self.work.is_from_told(wanted):
+                return tally in tallies(self.function, self.at)
         return False
 
     def _settles(self, op: object) -> bool:
         """It is given back, or noted in the object who has it; `self.refused += 1` only counts."""
         own = self.function.owner or ""
         match op:
+            case InPlace(at=ast.AugAssign() as at) if changed_by(at, own) == self.counter:
+                return False  # more is taken
             case InPlace(target=target):
                 return target[0] == own and (len(target) != 2 or self._goes_down(target[1].lstrip(".")))
             case Store(target=target) | Delete(target=target):
@@ -197,6 +162,18 @@ class _Charge:
                 reads = method is not None and not rest and not changes_state(method)
                 return not reads and not self._is_asked(op.at)
         return False
+
+    def _goes_back(self, op: object) -> bool:
+        """`for each in done: self.left += each`: those of this call."""
+        return isinstance(op, Next) and id(op.at) in self._refunding
+
+    @cached_property
+    def _refunding(self) -> set[int]:
+        own, back = self.function.owner or "", Counter(self.name, -self.counter.way)
+        loops = (node for node in self.function.statements if isinstance(node, ast.For))
+        return {
+            id(loop.target) for loop in loops if any(changed_by(each, own) == back for each in walk(loop))
+        }
 
     def _goes_down(self, name: str) -> bool:
         """Or is the counter itself."""

@@ -23,7 +23,14 @@ from auditor.project.idle.alone import lost_alone
 from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
 from auditor.project.idle.placed import placed_stock, placed_takes
-from auditor.project.idle.reasons import asks_how_many, for_want, is_told_apart, of_those_in_use, suits_others
+from auditor.project.idle.reasons import (
+    asks_how_many,
+    for_want,
+    is_its_own,
+    is_told_apart,
+    of_those_in_use,
+    suits_others,
+)
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.stock import Stock, begun_and_later, filled_by_others, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
@@ -44,8 +51,10 @@ GETTING_RID = re.compile(
 
 TIDYING = frozenset({"defrag", "defragment", "compact", "coalesce", "merge", "sort", "resort", "rebalance",
                      "balance", "rotate", "reorder", "shuffle", "resize", "shift", "move", "promote",
-                     "demote", "scan", "repack", "rebuild", "reindex"})  # fmt: skip
-"""Words in the names of methods that put a store in order: what was in it is in it afterwards."""
+                     "demote", "scan", "repack", "rebuild", "reindex", "audit", "count", "inspect", "survey",
+                     "check", "measure", "report", "stats", "peek"})  # fmt: skip
+"""Words in the names of methods that put a store in order, or look it over: what was in it is in it
+afterwards."""
 
 OTHER_WAYS = re.compile(
     r"self\.\w+\.(?:remove|discard|update|get\((?:block|timeout|True|False))\b"
@@ -161,9 +170,11 @@ class _Judge:
             return self._caught(ends, loss, path) if not held.boxed else not self._enough()
         if test is None:
             return False
-        if held.boxed and asks_how_many(self.store, self.function, test, named):
-            return for_want(self.store, self.function, test, named, self.take.shown) and not self._enough()
+        box = named if held.boxed else frozenset()  # else it asks for another one
+        if loss is not Loss.REBOUND and asks_how_many(self.store, self.function, test, box):
+            return for_want(self.store, self.function, test, box, self.take.shown) and not self._enough()
         good = suits_others(self.store, self.function, test, named, self.take.shown)
+        good = good or (held.boxed and is_its_own(self.store, self.function, test, self.take.shown))
         kept = held.boxed and puts_back(self.work, named, frozenset(), self.store.fields)
         hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         return good and (hands_out or kept or self._keeps_all())

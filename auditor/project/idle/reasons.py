@@ -61,6 +61,15 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
 
 
+def is_its_own(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> bool:
+    """`if found is None:`, `if pages and page != pages[-1] + 1:`, where the method's own names tell."""
+    asked = _condition(stock, function, test, taking)
+    exprs = (node for node in asked.nodes if isinstance(node, ast.expr))
+    fields = {own_attribute(node, function.owner or "") for node in exprs} - {None}
+    books = asked.words & BOOKS - {"free", "count"}
+    return asked.known and not books and fields <= stock.fields | stock.memory
+
+
 def _is_held_against(test: ast.expr, told: Sequence[str]) -> bool:
     """`self.blocks[number].key == keep`, `now - page.stamp < self.limit`: what one caller says, the store's
     books do not know. What he says may as well be where to look: `self.blocks[keep].number == number`."""

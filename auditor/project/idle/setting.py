@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
@@ -181,11 +182,7 @@ class TakenHere:
         return {id(node.test) for node in self.function.nodes if isinstance(node, (ast.If, ast.IfExp))}
 
     def is_box(self, name: str) -> bool:
-        given = list(given_to(self.function, name)) + [
-            node.value
-            for node in self.function.statements
-            if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == name and node.value
-        ]
+        given = list(given_to(self.function, name))
         return bool(given) and all(map(is_empty, given)) and not self.mentioned_before(name)
 
     def mentioned_before(self, name: str) -> bool:
@@ -229,11 +226,23 @@ class TakenHere:
         ]
 
     def _reads_of(self, name: str) -> list[ast.Name]:
+        within = {id(node) for part in self._of_others(name) for node in walk(part)}
         return [
             node
             for node in self.function.nodes
             if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            if id(node) not in within
         ]
+
+    def _of_others(self, name: str) -> Iterator[ast.AST]:
+        """`any(page > n for page in pages)`, `for page in pages: self.free.append(page)`, where it names
+        another."""
+        made = (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+        for node in self.function.nodes:
+            if isinstance(node, made) and any(name in bound_by(each.target) for each in node.generators):
+                yield node
+            elif isinstance(node, ast.For) and name in bound_by(node.target) and node not in self.loops:
+                yield from node.body
 
 
 def _measures(node: ast.AST) -> bool:

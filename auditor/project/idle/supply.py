@@ -10,7 +10,7 @@ from auditor.project.code.modules import Class, last_part
 from auditor.project.pools.lent_objects import BY_THEMSELVES
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.full_at_first import AROUND, NUMBERING
-from auditor.project.shapes.made_new import OF_ARRAYS, hands_out_new
+from auditor.project.shapes.made_new import MAKERS, OF_ARRAYS, hands_out_new
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
@@ -108,8 +108,10 @@ class Supply:
 
     @property
     def makes(self) -> list[ast.Call]:
-        """Where one more of the things is made, whatever becomes of it; tensors are made for much else."""
-        makers = (call for call in self.work.method.calls if last_part(call.func) in self.makers)
+        """Where one more of the things is made, whatever becomes of it; tensors are made for much else, and
+        `queue.empty()` makes none."""
+        named = (call for call in self.work.method.calls if last_part(call.func) in self.makers)
+        makers = (call for call in named if call.args or call.keywords or last_part(call.func) not in MAKERS)
         return [call for call in makers if getattr(_maker_of(call), "id", "") not in OF_ARRAYS]
 
     def _makes_where_empty(self) -> bool:

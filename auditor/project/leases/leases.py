@@ -125,7 +125,8 @@ class Follower(Afterwards):
         in_records = endings.stored or any(endings.returned.values())
         noted = acquisition.value is Value.AMOUNT and bool(in_records)
         kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
-        refused = refusals(self.function, op.at, acquisition, leaks, kept)
+        calls = self.effects.recogniser.calls
+        refused = refusals(self.function, calls, op.at, acquisition, leaks, kept)
         return refused or passed_over(self.function, self.effects.summaries, acquisition, endings, leaks)
 
     def _is_others_to_end(

@@ -6,12 +6,13 @@ that takes from itself and answers `None` on one way, and what it took on anothe
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
-from auditor.project.code.bindings import given_to, own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import given_to, own_attribute, suites_of
+from auditor.project.code.calls import Calls
+from auditor.project.code.modules import Function, last_part
 from auditor.source.nodes import walk
 
 NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
@@ -20,7 +21,7 @@ NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
 
 def is_kept_by_others(acquired: Acquisition) -> bool:
     """A count, an amount, an object that is locked: whoever finds it noted may give it back."""
-    return acquired.counts or acquired.value is Value.AMOUNT or acquired.handle is Handle.RECEIVER
+    return acquired.counts or acquired.value is Value.AMOUNT or acquired.handle is not Handle.RESULT
 
 
 def undone_at(function: Function) -> set[int]:
@@ -35,11 +36,22 @@ def undone_at(function: Function) -> set[int]:
                 found.update(id(each) for statement in undoing for each in walk(statement))
             case ast.If(body=[*undoing, ast.Raise()]):
                 found.update(id(each) for statement in undoing for each in walk(statement))
+    for suite in suites_of(function.node):
+        match suite:
+            case [*_, ast.If(body=[*_, ast.Expr() as undone]), ast.Return() as last] if (
+                _text(last) in refusing
+            ):
+                found.update(id(each) for each in walk(undone))
     return found
 
 
 def refusals(
-    function: Function, acquire: ast.Call, acquired: Acquisition, leaks: Sequence[Leak], kept: bool
+    function: Function,
+    calls: Calls,
+    acquire: ast.Call,
+    acquired: Acquisition,
+    leaks: Sequence[Leak],
+    kept: bool,
 ) -> tuple[Leak, ...]:
     """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
     if not (is_kept_by_others(acquired) or kept):
@@ -52,12 +64,36 @@ def refusals(
         return ()  # it always answers so
     if kept:
         saying |= {_text(node) for node in returned if _was_there(function, node.value)}
+    doubtful = {
+        node.lineno for node in returned if _may_refuse(function, calls, acquire, node.value, refusing)
+    }
     silent = frozenset({Loss.NEXT_TURN}) if kept else frozenset[Loss]()
-    return tuple(
-        leak
-        for leak in leaks
-        if leak.loss in silent or (leak.loss is Loss.RETURN and answers.get(leak.at.line, "") in saying)
-    )
+    refused = [leak for leak in leaks if leak.loss is Loss.RETURN]
+    saying_so = doubtful | {line for line, answer in answers.items() if answer in saying}
+    untold = {id(leak) for leak in refused if leak.at.line in saying_so}
+    return tuple(leak for leak in leaks if leak.loss in silent or id(leak) in untold)
+
+
+def _may_refuse(
+    function: Function, calls: Calls, acquire: ast.Call, answer: ast.expr | None, refusing: Set[str]
+) -> bool:
+    """`return budget.reserve(a) and budget.reserve(b)`, and `return self.reserve(b)` behind `if not
+    self.reserve(a): return False`: what says no may be the second."""
+    match answer:
+        case ast.BoolOp(op=ast.And(), values=[*first, _]):
+            return acquire in first
+        case ast.Name(id=name):
+            given = list(given_to(function, name))
+            return len(given) == 1 and _may_refuse(function, calls, acquire, given[0], refusing)
+        case ast.Call(func=func) if answer is not acquire and refusing:
+            answers = [_answers(each) for each in calls.targets(function, answer)[0]]
+            denies = any(refusing & each and not each <= refusing for each in answers)
+            return denies or (not answers and last_part(func) == last_part(acquire.func))
+    return False
+
+
+def _answers(method: Function) -> set[str]:
+    return {_text(node) for node in method.statements if isinstance(node, ast.Return)}
 
 
 def _was_there(function: Function, answer: ast.expr | None) -> bool:
