@@ -26,6 +26,19 @@ from auditor.ir.ops import (
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
 
+OWN_ENDS = frozenset(
+    {".close", ".release", ".free", ".dispose", ".give_back", ".put_back", ".recycle", ".drop"}
+)
+"""Methods of a lease, or of what it lies in, that end it."""
+
+KEEPING = frozenset({"append", "appendleft", "add", "add_done_callback"})
+"""Calls that keep a function for whoever calls it."""
+
+
+def keeps_its_end(call: Call, position: Position, operand: Path) -> bool:
+    """`self.on_done.append(handle.close)`: whoever calls what is there ends the handle."""
+    return position != -1 and len(operand) > 1 and operand[-1] in OWN_ENDS and call.method in KEEPING
+
 
 def operands(call: Call) -> list[tuple[Position, Path]]:
     """Everything a call is given, with its position; starred operands stand for their elements."""

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from auditor.flow.effects import BORROWED, Fate, Handle, Position, Treatment, Value
+from auditor.flow.effects import BORROWED, TAKEN, Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.identities import identities
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
-from auditor.flow.operands import PROCESS_POSITION, operands
+from auditor.flow.operands import PROCESS_POSITION, keeps_its_end, operands
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import below, part
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
@@ -235,6 +235,8 @@ class Passing(Perhaps):
 
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition
+        if keeps_its_end(call, position, operand) and below(place, operand[:-1]) is not None:
+            return TAKEN
         rest = below(place, operand)
         if rest is not None and operand[-1] == ANY_ITEM and (named := _under_a_key(call, operand, place)):
             position = named

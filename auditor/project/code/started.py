@@ -20,13 +20,16 @@ AS_A_TUPLE = {"start_new_thread": 0, "Timer": 1, "apply_async": 0}
 NAMED = {"Thread": "target", "Process": "target"}
 """Calls that take a function, and its arguments together as one tuple."""
 
+WHEN_DONE = frozenset({"add_done_callback"})
+"""Methods that are given what is to be called once, whatever came of the work."""
+
 
 def started(
     model: ClassModel, function: Function, call: Call, position: Position, rest: Path
 ) -> tuple[Function, str, Path] | None:
     """The function of the project that will work on the operand, the parameter it gets it as, and where in
     that the lease lies; None where that cannot be told."""
-    found = _runs(call)
+    found = _called_when_done(function, call) or _runs(call)
     if found is None:
         return None
     callee, first = found
@@ -57,6 +60,14 @@ def as_a_task(
         return None
     parameter = parameter_for(target, position, is_bound(target, call.at))
     return (target, parameter) if parameter is not None else None
+
+
+def _called_when_done(function: Function, call: Call) -> tuple[ast.expr, int] | None:
+    """`self._sent` of `future.add_done_callback(partial(self._sent, buffer))`."""
+    if call.method != "partial" or not call.at.args or isinstance(call.at.args[0], ast.Starred):
+        return None
+    told = any(last_part(each.func) in WHEN_DONE and call.at in each.args for each in function.calls)
+    return (call.at.args[0], 1) if told else None
 
 
 def _runs(call: Call) -> tuple[ast.expr, int | None] | None:

@@ -40,7 +40,7 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     own = method.owner
     if own is None:
         return False
-    tests = [test for test in _deciding(method, own, field) if not _is_of_the_exception(test, method)]
+    tests = [test for test in what_decides(method, own, field) if not _is_of_the_exception(test, method)]
     if len(tests) > 1:
         tests = [test for test in tests if not _says_it_was_called(test, method, own, family)]
     asked = [set(own_attributes(test, method, own)) for test in tests]
@@ -132,7 +132,7 @@ def asks_how_it_went(method: Function, family: Sequence[Function], field: str) -
     """All its conditions are about the exception that `__exit__` is told of, or about what the object was
     told when it was made: `issubclass(kind, self.expected)`, `kind is not None and not self.strict`."""
     own = method.owner
-    tests = list(_deciding(method, own, field)) if own is not None else []
+    tests = list(what_decides(method, own, field)) if own is not None else []
     told = _told_at_birth(family, tests, method)
     of_it = [test for test in tests if _is_of_the_exception(test, method, {own or ""} if told else set())]
     settings = (test for test in tests if test not in of_it)
@@ -189,14 +189,14 @@ def _worked_on(node: ast.AST) -> Iterator[ast.AST]:
             yield asked
 
 
-def _deciding(method: Function, own: str, field: str) -> Iterator[ast.expr]:
+def what_decides(method: Function, own: str, field: str) -> Iterator[ast.expr]:
     """Conditions on which it depends whether the field is ended, but for whether there is anything in it."""
     moved = _moved(method.nodes, field)
     for node in method.nodes:
         if isinstance(node, ASKING) and any(
             isinstance(inner, LEAVING) or id(inner) in moved for inner in walk(node)
         ):
-            yield from (part for part in _parts(node.test) if not asks_for(part, own, field))
+            yield from (part for part in parts_of(node.test) if not asks_for(part, own, field))
 
 
 def _emptied(method: Function) -> Iterator[str]:
@@ -248,10 +248,10 @@ def _names_in(test: ast.expr) -> set[str]:
     return {node.id for node in walk(test) if isinstance(node, ast.Name)} - READING
 
 
-def _parts(test: ast.expr) -> Iterator[ast.expr]:
+def parts_of(test: ast.expr) -> Iterator[ast.expr]:
     """Of `a and b`, both."""
     for each in test.values if isinstance(test, ast.BoolOp) else ():
-        yield from _parts(each)
+        yield from parts_of(each)
     if not isinstance(test, ast.BoolOp):
         yield test
 

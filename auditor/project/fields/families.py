@@ -1,13 +1,12 @@
 """What the methods of a class, of its bases and of its subclasses do to a field that holds a lease."""
 
 import ast
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Endings
-from auditor.flow.knowledge import NOTHING
+from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
@@ -15,7 +14,6 @@ from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
-from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
     ENTERS,
@@ -29,7 +27,6 @@ from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.outgrown import outgrown
-from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.zero import passes_over_zero
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -161,30 +158,6 @@ class Families:
         )
         return any(self.summaries.answer(question).fate is Fate.RELEASE for question in questions)
 
-    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        return [self._dropped_at(method, at) for at in cut_off(self.project, method, attribute)]
-
-    def _rest_dropped(
-        self, outcome: Outcome, family: list[Function], method: Function, path: Path
-    ) -> list[Leak]:
-        """Where the method gives back some of what is there, and this one is not among them."""
-        whole = self.whole.get(path, path)
-        found: Iterable[ast.stmt] = ()
-        if path[2:] == (ANY_ITEM,) and whole[-1][1:-1].isdigit():
-            answers = {each: self._asked_of(outcome, each, whole) for each in family if each.owner}
-            ended = any(answer.fate is not Fate.BORROW or answer.result for answer in answers.values())
-            found = () if ended else taken_apart(method, path[1][1:])
-        elif path[2:] == (ANY_ITEM,):
-            found = rest_dropped(method, path[1][1:], outcome.function)
-            if whole[2:] == (ANY_ITEM, ANY_ITEM):
-                found = (*found, *popped_in_part(method, path[1][1:], outcome.function))
-        over_zero = self._over_zero(outcome, method, path)
-        passing = [over_zero] if over_zero is not None else []
-        return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
-
-    def _dropped_at(self, method: Function, at: ast.stmt) -> Leak:
-        return Leak(Loss.DROPPED, span_of(method.module.path, at, method.module.lines), "", ())
-
     def _reachable(self, method: Function, family: list[Function]) -> bool:
         """A private method counts only if the family calls it, or somebody calls it on an object that is
         not itself."""
@@ -284,7 +257,9 @@ class Families:
         followed = self._followed(method, place, acquisition)
         return followed.endings if followed is not None else None
 
-    def _followed(self, method: Function, place: Path, acquisition: Acquisition) -> Followed | None:
+    def _followed(
+        self, method: Function, place: Path, acquisition: Acquisition, known: Knowledge = NOTHING
+    ) -> Followed | None:
         given = Acquisition(
             acquisition.protocol,
             Handle.RESULT,
@@ -294,7 +269,7 @@ class Families:
             telling=acquisition.telling,
         )
         try:
-            return follow_given(method.graph, self.effects_of(method), given, NOTHING, EDGES["none"])
+            return follow_given(method.graph, self.effects_of(method), given, known, EDGES["none"])
         except (TooLarge, TooManyStates, RecursionError):
             return None
 

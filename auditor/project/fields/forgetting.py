@@ -64,7 +64,16 @@ def forgets(method: Function, attribute: str, ends: Set[str] = frozenset()) -> b
         return False
     if method.name.startswith("_") or method.name in INITIAL or not CLEANUP.fullmatch(method.name):
         return not method.name.startswith("_") and _takes_out(method, attribute)
-    return not any(looks_releasing(call) or _renews_another(call, attribute) for call in method.calls)
+    own = [call for call in method.calls if not _is_of_its_base(call, method)]
+    return not any(looks_releasing(call) or _renews_another(call, attribute) for call in own)
+
+
+def _is_of_its_base(call: ast.Call, method: Function) -> bool:
+    """`super().close()` in `close`: what that gives back are the base's own fields."""
+    match call.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+            return name == method.name
+    return False
 
 
 def works_with_its_entry(method: Function, attribute: str, ends: Set[str] = frozenset()) -> bool:

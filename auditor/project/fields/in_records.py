@@ -32,12 +32,13 @@ WHOLE = re.compile(r"\b(?:astuple|asdict|_asdict|vars)\(|\.__dict__\b|\*\*\w+\.|
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The field of a record that an acquire of the tree's own pools goes into, and nowhere else."""
+    """The field of a record that an acquire of the tree's own pools goes into, if `alone` nowhere else."""
 
     record: Class
     field: str
     outcome: Outcome
     tables: frozenset[str]
+    alone: bool
 
 
 class Records:
@@ -50,7 +51,7 @@ class Records:
 
     def forgotten(self, outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, StoredField]]:
         parts = [part for outcome in outcomes for part in self._parts(outcome)]
-        for part in parts:
+        for part in (each for each in parts if each.alone):
             enders = [
                 (function, each.field)
                 for each in parts
@@ -65,7 +66,7 @@ class Records:
     def _parts(self, outcome: Outcome) -> Iterator[Part]:
         """`Chunk(pages, self.slots.borrow())`, `Chunk(pages=pages, ...)`: told of the lease, once."""
         acquisition, function, lease = outcome.acquisition, outcome.function, outcome.lease
-        known = acquisition.foreign or acquisition.keyed or acquisition.inner or lease.released
+        known = acquisition.foreign or acquisition.keyed or acquisition.inner
         kept = any(own_field(function, path) for path in outcome.beside)
         if known or (outcome.returned is not None and not kept) or function.is_context_manager:
             return
@@ -76,16 +77,24 @@ class Records:
             for given in [value.value if isinstance(value, ast.Await) else value]
             if given is outcome.call or (lease.holder and getattr(given, "id", "") == lease.holder)
         ]
-        if len(told) == 1 and _goes_nowhere_else(function, lease.holder, told[0][0]):
-            made, position = told[0]
-            record: object = self.model.callee(function, made.func)
-            field = self._field(record, position) if isinstance(record, Class) else None
+        alone = not told or (len(told) == 1 and _goes_nowhere_else(function, lease.holder, told[0][0]))
+        making = [
+            (record, where)
+            for made, where in told
+            if isinstance(record := self._callee(function, made), Class)
+        ]
+        if len(making) == 1:
+            record, position = making[0]
+            field = self._field(record, position)
         else:
             record, field = self._put_in(outcome) if not told else (None, None)
         if isinstance(record, Class) and field is not None:
             places = {*(path for _, path in outcome.stored), *outcome.beside}
             if all(path[-1] == f".{field}" for path in places):
-                yield Part(record, field, outcome, frozenset(_tables(function, places)))
+                yield Part(record, field, outcome, frozenset(_tables(function, places)), alone)
+
+    def _callee(self, function: Function, made: ast.Call) -> object:
+        return self.model.callee(function, made.func)
 
     def _put_in(self, outcome: Outcome) -> tuple[object, str | None]:
         """`frame = Frame(number)`, and `frame.preview = buffers.rent()`."""
@@ -148,8 +157,16 @@ class Records:
     def _speaking(self, field: str) -> Iterator[Function]:
         for module in self.project.parsed():
             for function in list(module.by_node.values()) if f".{field}" in module.text else ():
-                if f".{field}" in function.text and function.qualname != "<module>":
+                spoken = f".{field}" in function.text and function.qualname != "<module>"
+                if spoken and not _has_such_a_method(function, field):
                     yield function
+
+
+def _has_such_a_method(function: Function, field: str) -> bool:
+    """`with self.session() as s:` is about no record's field."""
+    named = [node for node in function.nodes if isinstance(node, ast.Attribute) and node.attr == field]
+    has = function.cls is not None and field in function.cls.methods
+    return has and all(own_attribute(node, function.owner or "") == field for node in named)
 
 
 def _lies_beside(one: Part, other: Part) -> bool:

@@ -18,7 +18,6 @@ from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.elsewhere import released_attributes
-from auditor.project.fields.families import Families
 from auditor.project.fields.flags_beside import flags_set
 from auditor.project.fields.forgetting import (
     HANDING_ON,
@@ -28,6 +27,7 @@ from auditor.project.fields.forgetting import (
     starts_anew,
     works_with_its_entry,
 )
+from auditor.project.fields.in_part import InPart
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut
@@ -37,7 +37,7 @@ from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 
-class TakenOut(Families):
+class TakenOut(InPart):
     """Asks of the methods of a class which entries of a container they lose. `takings` are the calls that
     take those out which the method gives back or keeps on another way."""
 

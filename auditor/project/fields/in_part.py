@@ -1,0 +1,66 @@
+"""Methods that end a part of what a field or a container holds, and forget the rest."""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import replace
+
+from auditor.flow.effects import Fate
+from auditor.flow.lease import Leak, Loss
+from auditor.flow.trace import span_of
+from auditor.ir.ops import ANY_ITEM, Path
+from auditor.project.code.modules import Function
+from auditor.project.fields.cutting import cut_off
+from auditor.project.fields.families import Families
+from auditor.project.fields.flags_left_down import set_at_birth
+from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.half_emptied import HalfEnd, half_emptied
+from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
+from auditor.project.outcome import Outcome
+
+
+class InPart(Families):
+    """Asks of each method of a family what of the lease's field it leaves to nobody."""
+
+    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
+        return [self._dropped_at(method, at) for at in cut_off(self.project, method, attribute)]
+
+    def _rest_dropped(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> list[Leak]:
+        """Where the method gives back some of what is there, and this one is not among them."""
+        whole = self.whole.get(path, path)
+        found: Iterable[ast.AST] = ()
+        if path[2:] == (ANY_ITEM,) and whole[-1][1:-1].isdigit():
+            answers = {each: self._asked_of(outcome, each, whole) for each in family if each.owner}
+            ended = any(answer.fate is not Fate.BORROW or answer.result for answer in answers.values())
+            found = () if ended else taken_apart(method, path[1][1:])
+        elif path[2:] == (ANY_ITEM,):
+            found = rest_dropped(method, path[1][1:], outcome.function)
+            if whole[2:] == (ANY_ITEM, ANY_ITEM):
+                found = (*found, *popped_in_part(method, path[1][1:], outcome.function))
+        elif len(path) == 2:
+            found = self._half_emptied(outcome, family, method, path)
+        over_zero = self._over_zero(outcome, method, path)
+        passing = [over_zero] if over_zero is not None else []
+        return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
+
+    def _half_emptied(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> Iterable[ast.AST]:
+        """Of what the tree's own pools lent, where nobody but the field has it."""
+        acquisition, function = outcome.acquisition, outcome.function
+        others = {place[:2] for place in outcome.beside} - {path}
+        known = self.whole.get(path, path) == path and not (acquisition.foreign or acquisition.keyed)
+        if others or not known or method is function or method.name in INITIAL:
+            return ()
+        own = method.parameters[0]
+        flags = ((key, says) for key, says in outcome.under if key[1:].isidentifier())
+        under = frozenset((f"{own}{key}", says) for key, says in set_at_birth(flags, family))
+        followed = self._followed(method, (own, *path[1:]), acquisition, under)
+        if followed is None:
+            return ()
+        known_flags = frozenset(key[len(own) + 1 :] for key, _ in under)
+        return half_emptied(HalfEnd(method, followed, path[1][1:], known_flags), function, family)
+
+    def _dropped_at(self, method: Function, at: ast.AST) -> Leak:
+        return Leak(Loss.DROPPED, span_of(method.module.path, at, method.module.lines), "", ())
