@@ -20,6 +20,13 @@ CONTENTS = re.compile(
 )
 """Things that may be alike, as against what they are told apart by."""
 
+WANTED = re.compile(
+    r"(?:adapter|lora|model|tenant|user|group|kind|bucket|priority|template|language|prefix)(?:_(?:name|id|key|path))?"
+)
+"""What several requests of a batch want alike."""
+
+REQUESTS = re.compile(r"(?:\w+_)?(?:reqs?|requests?|jobs?|seqs?|sequences?|batch|queries|prompts|messages)")
+
 
 def stored_under_shared_keys(graph: Graph) -> frozenset[int]:
     """Nodes that put something into a table that no test and no look-up of this function is about."""
@@ -32,14 +39,16 @@ def stored_under_shared_keys(graph: Graph) -> frozenset[int]:
 
 
 def _is_content(graph: Graph, key: ast.expr | None) -> bool:
-    """A loop's own `text` of `texts`, `w` of `words`, `image.digest`, which the function is given."""
+    """A loop's own `text` of `texts`, `w` of `words`, `image.digest`, `req.adapter` of `reqs`, which the
+    function is given."""
     match key:
         case ast.Name(id=name):
             sources = _gone_over(graph, name)
             named = any(map(CONTENTS.fullmatch, (name, *map(_one, sources))))
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):
             sources = _gone_over(graph, name)
-            named = CONTENTS.fullmatch(attribute) is not None
+            wanted = WANTED.fullmatch(attribute) is not None and all(map(REQUESTS.fullmatch, sources))
+            named = wanted or CONTENTS.fullmatch(attribute) is not None
         case _:
             return False
     return named and len(sources) == 1

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.lease import StoredField
-from auditor.ir.ops import RESULT, Call
+from auditor.ir.ops import ANY_ITEM, RESULT, Call
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.elsewhere import released_attributes
-from auditor.project.fields.filling_again import Filling, fillings
+from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
+from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
 from auditor.project.fields.in_others import Uses
 from auditor.project.fields.known_keys import names_a_place
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
@@ -36,7 +37,7 @@ class OverAnother(Refilling):
             return  # `self.shown[name] = buffer.clone()`
         family = self._those_around(function)
         for filling in lent_into(function, outcome.call, _marked(outcome)):
-            way = Way(filling, outcome.call, family)
+            way = Way(filling, outcome.call, family, self._ends(outcome))
             if _lies_elsewhere(outcome, filling) or not (
                 way.is_known_to_all() and self._is_there(way, outcome)
             ):
@@ -59,13 +60,29 @@ class OverAnother(Refilling):
         filling = way.filling
         if way.asks() or follows_another(way.method.name, filling.key is not None):
             return True
-        if filling.owner != way.method.owner or filling.key is None or COMING_BACK.match(way.method.name):
+        if is_in_a_list(filling, self.project):
+            return True
+        if COMING_BACK.match(way.method.name):
             return False
+        if filling.owner != way.method.owner:
+            comes = comes_in_pairs(way.method.name)
+            return not comes and is_refused_elsewhere(filling, outcome.call, self.project)
+        if filling.key is None:
+            return self._is_filled_again(way, outcome)
         if not told_by_its_caller(filling):
             return False
         pairs = comes_in_pairs(way.method.name)
         again = not has_gone_to_the_caller(outcome) and names_a_place(filling, way.family)
         return again or (not pairs and others_look_first(filling, way.call, way.family))
+
+    def _is_filled_again(self, way: Way, outcome: Outcome) -> bool:
+        """`self.anchor = node.pin()`, where another method looks before it fills its field; of what is stored
+        as it came from the pool `_filled_again` has judged."""
+        if outcome.stored or comes_in_pairs(way.method.name) or not may_be_called_again(way.method):
+            return False
+        place = (way.filling.owner, f".{way.filling.field}")
+        looked_at = others_look_first(way.filling, outcome.call, way.family)
+        return looked_at and not self._handed_on(outcome, list(way.family), place)
 
     def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:
         """Functions that give back what is in a field so named, or in a record that is put there."""
@@ -119,9 +136,14 @@ class OverAnother(Refilling):
 
 
 def _lies_elsewhere(outcome: Outcome, filling: Filling) -> bool:
-    """`self.every.append(arena)` beside it: what is put over is in the list all the same."""
-    places = {path[:2] for path in (*(path for _, path in outcome.stored), *outcome.beside)}
-    return any(place != (filling.owner, f".{filling.field}") and place[:1] != RESULT for place in places)
+    """`self.every.append(arena)` beside it: what is put over is in the list all the same. Not
+    `self.sessions[s.sid] = s` beside `s.pages = ...`, which leads to the same field."""
+    its = (f".{filling.field}",) if filling.key is None else (f".{filling.field}", ANY_ITEM)
+    places = {*(path for _, path in outcome.stored), *outcome.beside}
+    return any(
+        path[:2] != (filling.owner, its[0]) and path[-len(its) :] != its and path[:1] != RESULT
+        for path in places
+    )
 
 
 def _follows_its_end(way: Way, enders: Sequence[Function]) -> bool:
@@ -184,7 +206,10 @@ def _fits(call: ast.Call, method: Function) -> bool:
 
 
 def _marked(outcome: Outcome) -> list[str]:
-    """`lease` of `pool.pin(lease)`."""
-    if outcome.acquisition.handle is not Handle.ARGUMENT:
-        return []
-    return [each.id for each in outcome.call.args if isinstance(each, ast.Name)]
+    """`lease` of `pool.pin(lease)`, or of `lease.pin()`."""
+    match outcome.acquisition.handle, outcome.call:
+        case Handle.ARGUMENT, ast.Call(args=args):
+            return [each.id for each in args if isinstance(each, ast.Name)]
+        case Handle.RECEIVER, ast.Call(func=ast.Attribute(value=ast.Name(id=name))):
+            return [name]
+    return []

@@ -5,7 +5,7 @@ None or self.scratch.size < n:`."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.knowledge import Knowledge
@@ -74,12 +74,16 @@ def _carries(value: ast.expr, call: ast.Call, names: set[str]) -> bool:
 class Way:
     """What a method does with the place up to the store."""
 
-    def __init__(self, filling: Filling, call: ast.Call, family: Sequence[Function]) -> None:
+    def __init__(
+        self, filling: Filling, call: ast.Call, family: Sequence[Function], ends: Set[str] = frozenset()
+    ) -> None:
+        """`ends` are what the pool's own ends are called: `self.root.unpin()`."""
         self.filling = filling
         self.call = call
         self.family = family
         self.method = filling.method
-        self.uses = Uses(filling.method)
+        self.ends = ends
+        self.uses = Uses(filling.method, ends=ends)
         self.stored = {id(node) for node in walk(getattr(filling.statement, "value", filling.target))}
         target = {id(node) for node in walk(filling.target)}
         self.nodes = [
@@ -232,7 +236,8 @@ class Way:
         names = {each.id for each in given if isinstance(each, ast.Name)}
         if own in names or filling.owner in names:
             return True
-        ends = looks_releasing(call) or ENDING.search(last_name(call)) is not None
+        called = last_name(call)
+        ends = called in self.ends or looks_releasing(call) or ENDING.search(called) is not None
         if ends and filling.key is not None and any(same(each, filling.key) for each in given):
             return True
         if ends and isinstance(call.func, ast.Attribute) and own_attribute(call.func, filling.owner):

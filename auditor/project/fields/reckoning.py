@@ -131,7 +131,7 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
 
 def _ends_and_takes(other: Filling, filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """`self.unpin(name)` before `self.pinned[name] = pool.use(name)`, of the table that is asked about."""
-    if other.key is None or other.field != filling.field or not _lent_alike(other, call):
+    if other.key is None or other.field != filling.field or not lent_alike(other, call):
         return False
     taking = {method.name for method in family if takes_out(method, other.field)}
     return any(
@@ -217,20 +217,30 @@ def all_fillings(method: Function, owner: str) -> Iterator[Filling]:
 
 
 def looks_and_takes(other: Filling, call: ast.Call) -> bool:
-    return _lent_alike(other, call) and any(looks_into(node, other) for node in before(other))
+    return lent_alike(other, call) and any(looks_into(node, other) for node in before(other))
 
 
-def _lent_alike(other: Filling, call: ast.Call) -> bool:
-    """What it stores comes out of the same pool, by this method or another one of the pool."""
+def lent_alike(other: Filling, call: ast.Call) -> bool:
+    """What it stores comes out of the same pool, by this method or another one of the pool, or is marked by
+    the same method: `tree.pin(node)`, `node.pin()`."""
     stored = getattr(other.statement, "value", None)
     if not isinstance(stored, ast.expr):
         return False
+    if any(_marks(each, call, names_in(stored)) for each in other.method.calls):
+        return True
     values = [stored, *(value for name in names_in(stored) for value in given_to(other.method, name))]
     return any(
         isinstance(each, ast.Call) and _pool_of(each) == _pool_of(call)
         for value in values
         for each in walk(value)
     )
+
+
+def _marks(each: ast.Call, call: ast.Call, stored: set[str]) -> bool:
+    match each.func, call.func:
+        case ast.Attribute(value=of, attr=way), ast.Attribute(attr=same_way) if way == same_way:
+            return any(isinstance(node, ast.Name) and node.id in stored for node in (of, *each.args))
+    return False
 
 
 def _pool_of(call: ast.Call) -> str:

@@ -1,0 +1,118 @@
+"""Places that are full when something is put there: those of a list that only grows by what it is given, and
+fields of records which another function refuses to fill twice."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.code.project import Project
+from auditor.project.fields.filling_again import LEAVING, Filling, fillings, is_none
+from auditor.project.fields.reckoning import lent_alike
+
+RESUMING = re.compile(r"_*(?:re(?:sume|store|vive|cover|join|turn)|un\w+|wake\w*|continue|try|ensure)(?:_|$)")
+"""Methods whose callers come when the first lease has been given back, or when there may be none."""
+
+
+def is_in_a_list(filling: Filling, project: Project) -> bool:
+    """`seq.blocks[-1] = fresh` of a list that is only appended to: there is one, or Python would raise."""
+    if not isinstance(filling.key, ast.UnaryOp | ast.Constant) or not _is_number(filling.key):
+        return False
+    named = re.compile(rf"\.{filling.field}\b")
+    speaking = [
+        function
+        for module in project.parsed()
+        if named.search(module.text)
+        for function in list(module.by_node.values())
+        if filling.field in function.text
+    ]
+    grown = [each for function in speaking for each in _grown_by(function, filling.field)]
+    return bool(grown) and not any(_holds_none(function, filling.field) for function in speaking)
+
+
+def _is_number(key: ast.expr) -> bool:
+    match key:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())) | ast.Constant(value=int()):
+            return True
+    return False
+
+
+def _grown_by(function: Function, field: str) -> Iterator[ast.expr]:
+    """`pages.append(page)`, `pages.extend(fresh)`, `pages += fresh`."""
+    for node in function.nodes:
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Attribute(attr=attr), attr="append" | "extend"), args=[put]
+            ) if attr == field:
+                yield put
+            case ast.AugAssign(target=ast.Attribute(attr=attr), op=ast.Add(), value=value) if attr == field:
+                yield value
+
+
+def _holds_none(function: Function, field: str) -> bool:
+    """`self.pages.append(None)`, `self.pages[i] = None`, `self.pages = [None] * n`: a place may be empty."""
+    if any(map(_has_nothing, _grown_by(function, field))):
+        return True
+    for node in function.statements:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        whole = {getattr(each, "attr", "") for each in targets}
+        places = {getattr(getattr(each, "value", None), "attr", "") for each in targets}
+        emptied = field in whole and is_none(value)
+        if value is not None and field in whole | places and not emptied and _has_nothing(value):
+            return True
+    return False
+
+
+def _has_nothing(value: ast.expr) -> bool:
+    """None, 0, -1 and their like, alone or in a list, many times."""
+    match value:
+        case ast.Constant() | ast.UnaryOp():
+            return True
+        case ast.List(elts=elements):
+            return any(map(_has_nothing, elements))
+        case ast.BinOp(op=ast.Mult()):
+            return True
+        case ast.ListComp(elt=each):
+            return _has_nothing(each)
+    return False
+
+
+def is_refused_elsewhere(filling: Filling, call: ast.Call, project: Project) -> bool:
+    """`if req.lease is not None: return False` in `admit(req)`: who comes with such a request again, and does
+    not say so by its name, has one."""
+    if filling.key is not None or RESUMING.match(filling.method.name):
+        return False
+    attribute = f".{filling.field}"
+    return any(
+        _refuses(function, filling.field, call)
+        for module in project.parsed()
+        if attribute in module.text
+        for function in list(module.by_node.values())
+        if function is not filling.method and attribute in function.text
+    )
+
+
+def _refuses(function: Function, field: str, call: ast.Call) -> bool:
+    for owner in function.parameters:
+        for other in fillings(function, owner, field) if owner != function.owner else ():
+            asking = _leaving_before(function.statements, other)
+            if any(_is_full(test, other) for test in asking) and lent_alike(other, call):
+                return True
+    return False
+
+
+def _leaving_before(statements: Iterable[ast.stmt], filling: Filling) -> Iterator[ast.expr]:
+    for node in statements:
+        if isinstance(node, ast.If) and node.lineno < filling.line and isinstance(node.body[-1], LEAVING):
+            yield node.test
+
+
+def _is_full(test: ast.expr, filling: Filling) -> bool:
+    match test:
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(_is_full(each, filling) for each in values)
+        case ast.Compare(left=asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return own_attribute(asked, filling.owner) == filling.field
+    return own_attribute(test, filling.owner) == filling.field
