@@ -155,10 +155,10 @@ class Follower(Afterwards):
         self, node: int, op: Call, acquisition: Acquisition, followed: Followed, leaks: tuple[Leak, ...]
     ) -> tuple[Leak, ...]:
         """Without what is no loss of an amount, of numbers that are dealt out, or once a task is started."""
+        takers = self.effects.recogniser.calls.targets(self.function, op.at)[0] if leaks else ()
+        leaks = of_what_was_granted(self.function, op.at, takers, leaks)
         if acquisition.value is Value.AMOUNT:
-            takers = self.effects.recogniser.calls.targets(self.function, op.at)[0]
-            granted = of_what_was_granted(self.function, op.at, takers, leaks)
-            return tuple(map(of_an_amount, granted))
+            return tuple(map(of_an_amount, leaks))
         if acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
             return tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
         if acquisition.keyed and followed.endings.released:
