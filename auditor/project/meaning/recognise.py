@@ -30,7 +30,7 @@ from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
+from auditor.protocols.vocabulary import COUNTS, WEAK, split
 
 EMPTYING = re.compile(
     r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
@@ -188,8 +188,7 @@ class Recogniser(Releases):
         own = target.cls is not None and target.cls is function.cls and target in self.acquiring
         if not own or fronts_a_pool(target):
             return False
-        in_turns = take_apart(function.name, ACQUIRE_WORDS) is not None and function.name != target.name
-        return target.name.startswith("_") or in_turns or EMPTYING.fullmatch(function.name) is not None
+        return target.name.startswith("_") or EMPTYING.fullmatch(function.name) is not None
 
     def _of_function(self, function: Function, target: Function, call: ast.Call) -> Source | None:
         if target in self.acquiring:
