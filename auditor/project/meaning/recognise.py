@@ -18,7 +18,7 @@ from auditor.project.meaning.one_more import is_one_more
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
-from auditor.project.meaning.several_taken import each_taken
+from auditor.project.meaning.several_taken import each_taken, hands_out_a_list
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
@@ -263,6 +263,7 @@ class Recogniser(Releases):
             telling=self.telling(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
             helped=source.helped,
+            several=source.value is Value.INDEX and self._in_a_list(function, call.at),
             own_key=source.opened or _made_here(function, source, places),
         )
 
@@ -279,6 +280,10 @@ class Recogniser(Releases):
     def _from_zero(self, function: Function, call: ast.Call) -> bool:
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}
         return bool(reached) and reached <= self._numbering
+
+    def _in_a_list(self, function: Function, call: ast.Call) -> bool:
+        reached = [each for each in self.calls.targets(function, call)[0] if not each.is_abstract]
+        return bool(reached) and all(map(hands_out_a_list, reached))
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.into:
