@@ -94,6 +94,7 @@ class Acquisition:
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
     from_zero: bool = False  # a number, and 0 is one of them
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
+    several: bool = False  # a list or a tensor of numbers: what a table has under it is a copy
 
     @property
     def keyed(self) -> bool:

@@ -38,6 +38,9 @@ class Shown:
 
 UNSEEN = Shown()
 
+GIVEN: Path = ("<given>",)
+"""The caller's own name for what he gives, which no binding of the callee changes."""
+
 
 @dataclass(slots=True)
 class Followed:
@@ -111,8 +114,16 @@ def follow_given(
     graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
 ) -> Followed:
     """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
-    start = [(ENTRY, starting(acquisition), known)]
-    return _follow(graph, effects, acquisition, -1, False, start, edges)
+    held = starting(acquisition)
+    if _is_rebound(graph, acquisition.places):
+        held = replace(held, places=held.places | {GIVEN})
+    return _follow(graph, effects, acquisition, -1, False, [(ENTRY, held, known)], edges)
+
+
+def _is_rebound(graph: Graph, places: tuple[Path, ...]) -> bool:
+    """`while node.parent: node = node.parent`: the caller still has the one that he gave."""
+    targets = (op.target for op in graph.ops if isinstance(op, Move))
+    return len(places) == len(places[0]) == 1 and places[0] in targets
 
 
 def _follow(

@@ -14,6 +14,7 @@ from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.places import begins_exactly, begins_with, below, fields_beside, joined, reads, together
+from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
 from auditor.flow.shared_keys import stored_under_shared_keys
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
@@ -144,7 +145,8 @@ class Ownership(Yielding):
         piece = self._piece(op, held)
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         known = replace(held, maybe=without_contents(held.maybe))  # a sum of what lies there is no number
-        told = told and not tells_nothing(op.at) and any(self._about(known, use) for use in op.uses)
+        told = told and not tells_nothing(op.at) and not is_measured(op)
+        told = told and any(self._about(known, use) for use in op.uses)
         made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
@@ -156,9 +158,15 @@ class Ownership(Yielding):
         return WITHIN if piece is not None and around else piece
 
     def _looked_up(self, held: Held, target: Path, index: Path) -> Held:
-        """What lies in a table under the number may know the number."""
-        told = self.acquisition.value is Value.INDEX and self._about(held, index)
+        """What lies in a table under the number may know the number; under several it is a copy."""
+        copied = self.acquisition.several and index in self._wholes and index in held.places
+        told = self.acquisition.value is Value.INDEX and not copied and self._about(held, index)
         return replace(held, maybe=held.maybe | {(*target, AT)}) if told else held
+
+    @cached_property
+    def _wholes(self) -> frozenset[Path]:
+        """Names of all that was acquired together, as opposed to one of it."""
+        return names_of(self.graph, self.acquisition.places)
 
     def _next(self, node: int, op: Next, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING:
@@ -300,7 +308,7 @@ class Ownership(Yielding):
             self.endings.returned.setdefault(node, together(results))
             return True
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}
-        if perhaps:
+        if perhaps and not answers_plainly(self.graph):
             self.endings.unknown.add(node)
             self.endings.shown[node] = (AT,) if perhaps == {(AT,)} else ()
             return True

@@ -68,13 +68,15 @@ def believe_receivers(
     wrappers: Mapping[Function, Source],
 ) -> None:
     """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody. So it
-    is where many are handed one user more of something, and none of them cares."""
+    is where many are handed one user more of something, and none of them cares: it is lost with all of them,
+    not kept or handed on by any."""
     for outcome in list(outcomes.values()):
         wrapper = wrappers.get(outcome.function)
         listed = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
         got = received.get(outcome.function, ()) if wrapper is not None else ()
         many = outcome.acquisition.counts and len(got) >= MANY
-        if (listed or many) and not any(each.lease.released for each in got):
+        cared_for = any(each.lease.released or (many and each.lease.handed_over) for each in got)
+        if (listed or many) and not cared_for:
             for each in (*got, *(outcomes[id(other.call)] for other in got)):
                 each.lease = replace(each.lease, leaks=())
 

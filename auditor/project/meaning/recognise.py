@@ -24,7 +24,7 @@ from auditor.project.meaning.one_more import is_one_more
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
-from auditor.project.meaning.several_taken import each_taken
+from auditor.project.meaning.several_taken import each_taken, hands_out_a_list
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
@@ -36,7 +36,7 @@ from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTS, WEAK, split, take_apart
+from auditor.protocols.vocabulary import COUNTS, WEAK, split
 
 EMPTYING = re.compile(
     r"_*(?:close|clear|empty|drain|purge|trim|shutdown|dispose|destroy|reset|terminate)(?:_\w+)?"
@@ -194,8 +194,7 @@ class Recogniser(Releases):
         own = target.cls is not None and target.cls is function.cls and target in self.acquiring
         if not own or fronts_a_pool(target):
             return False
-        in_turns = take_apart(function.name, ACQUIRE_WORDS) is not None and function.name != target.name
-        return target.name.startswith("_") or in_turns or EMPTYING.fullmatch(function.name) is not None
+        return target.name.startswith("_") or EMPTYING.fullmatch(function.name) is not None
 
     def _of_function(self, function: Function, target: Function, call: ast.Call) -> Source | None:
         if target in self.acquiring:
@@ -270,6 +269,7 @@ class Recogniser(Releases):
             telling=self.telling(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
             helped=source.helped,
+            several=source.value is Value.INDEX and self._in_a_list(function, call.at),
             own_key=source.opened or _made_here(function, source, places),
         )
 
@@ -286,6 +286,10 @@ class Recogniser(Releases):
     def _from_zero(self, function: Function, call: ast.Call) -> bool:
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}
         return bool(reached) and reached <= self._numbering
+
+    def _in_a_list(self, function: Function, call: ast.Call) -> bool:
+        reached = [each for each in self.calls.targets(function, call)[0] if not each.is_abstract]
+        return bool(reached) and all(map(hands_out_a_list, reached))
 
     def _places(self, function: Function, source: Source, call: Call) -> tuple[Path, ...]:
         if source.into:

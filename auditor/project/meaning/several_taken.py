@@ -2,6 +2,7 @@
 `return first, second`. Each of them is a lease of its own, and so lies where it is in the tuple."""
 
 import ast
+import re
 from dataclasses import replace
 
 from auditor.flow.effects import Value
@@ -51,3 +52,30 @@ def _is_taken(function: Function, part: ast.expr) -> bool:
                 own_state(each, function.owner) for each in part.args[:1]
             )
     return False
+
+
+LISTS = re.compile(
+    r"""['"]?(?:Optional\[)?(?:[Ll]ist\[int\]|(?:torch\.)?Tensor\b|(?:np\.|numpy\.)?ndarray\b)"""
+)
+"""Annotations of several numbers in one result."""
+
+
+def hands_out_a_list(function: Function) -> bool:
+    """It says so, or every result that is one is a slice of what it has or a list made on the spot."""
+    returns = getattr(function.node, "returns", None)
+    if returns is not None:
+        return LISTS.match(ast.unparse(returns)) is not None
+    returned = [node.value for node in function.statements if isinstance(node, ast.Return) and node.value]
+    given = [way for value in returned for each in _spelled_out(function, value) for way in ways(each)]
+    results = [each for each in given if not (isinstance(each, ast.Constant) and each.value is None)]
+    return bool(results) and all(map(_is_list, results))
+
+
+def _spelled_out(function: Function, value: ast.expr) -> list[ast.expr]:
+    found = list(given_to(function, value.id)) if isinstance(value, ast.Name) else []
+    return found or [value]
+
+
+def _is_list(value: ast.expr) -> bool:
+    sliced = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice)
+    return sliced or isinstance(value, ast.ListComp)

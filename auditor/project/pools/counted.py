@@ -6,7 +6,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.bodies import hands_out_what_ends
+from auditor.project.pools.bodies import hands_out_what_ends, returns_itself
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
@@ -42,7 +42,7 @@ def counted_pairs(
     for begins, ends in counts_of_itself([m for m in methods if m not in paired]):
         if LENDING.isdisjoint(begins.decorators) and used_together(model, begins, ends):
             told.add(begins)
-            half = Half(begins, up, Handle.RECEIVER, by_shape=True)
+            half = Half(begins, up, Handle.RECEIVER, by_shape=True, echo=returns_itself(begins))
             yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.RECEIVER),))
     methods = [method for method in methods if method not in told]
     for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):

@@ -44,7 +44,7 @@ def value_of(function: Function) -> Value:
     if not text and _keeps_objects(function):
         return Value.OBJECT
     owner_words = split(function.cls.name) if function.cls is not None else ()
-    if NUMBERED & {*split(function.name), *owner_words}:
+    if NUMBERED & {*split(function.name), *owner_words} and not _looks_up(function):
         return Value.INDEX
     owner = function.owner
     for node in function.statements:
@@ -69,6 +69,20 @@ def _keeps_objects(function: Function) -> bool:
     found = [way for value in returned if value is not None for way in ways(value)]
     whole = all(isinstance(value, ast.Name | ast.Call | ast.Constant) for value in found)
     return whole and not _returns_another(function) and any(map(OBJECTS.match, _filling(function)))
+
+
+def _looks_up(function: Function) -> bool:
+    """`return self.by_id[self.free.pop()]`: what the number stands for is handed out."""
+    owner = function.owner or ""
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return) and node.value)
+    return any(
+        isinstance(way, ast.Subscript)
+        and own_attribute(way.value, owner) is not None
+        and isinstance(way.slice, ast.Call)
+        and _taken_from(way.slice, owner) is not None
+        for value in returned
+        for way in ways(value)
+    )
 
 
 def _in_the_store(function: Function) -> Value:
