@@ -99,7 +99,7 @@ Notes = defaultdict[str, set[bytes]]
 def works_both_ways(text: Searched) -> bool:
     """Whether what it does to one field it undoes somewhere."""
     data = _shared_as_fields(text) if any(map(text.has, _TAKING)) else text.data
-    if works_on_others(data):
+    if works_on_others(text):
         return True
     if b"self." not in data:
         return False

@@ -5,7 +5,10 @@ Judged from bytes: `slot.worn = True` and `slot.worn = False`, `page.pins += 1` 
 them are asked."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+
+from auditor.source.searched import Searched
 
 _OF_ANY = re.compile(rb"\.(\w+)(?:\[[^\]\n]*\])?$")
 _OF_ANOTHER = re.compile(rb"(?<!self)(?<!config)(?<!args)\.(\w+)$")
@@ -13,47 +16,84 @@ _OF_HELPER = re.compile(rb"self\.(\w+)\([^()\n]*$")
 _SETTINGS = frozenset({b"requires_grad", b"training", b"enabled", b"use_cache", b"daemon", b"allow_tf32"})
 """Flags that are switched everywhere."""
 
-_CLEARING = (b"] = False\n", b"] = None\n", b"] = 0\n")
+_OWN = re.compile(rb"self\.(\w+)$")
+_WORD = re.compile(rb"\w+")
+_GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
+_CLEARING = (b" = False\n", b" = None\n", b"] = 0\n")
 _TABLE = re.compile(rb"(?:^|[^\w.])(\w+)\[[^\n]*$")
 _PUTTING = (b").append(", b").add(", b").appendleft(", b").release()", b").put(")
 _SHOWN = rb"(?:= (?:await )?self\.%b\(|self\.%b\([^()\n]*\)\.(?:pop|acquire|popleft|get)\()"
 
 
-def works_on_others(data: bytes) -> bool:
+def works_on_others(text: Searched) -> bool:
     """Both ways."""
-    return _counts(data) or _flags(data) or _helped(data) or _places_of_module(data)
+    data = text.data
+    return _counts(data) or _marks(data) or _helped(text) or _changed_by_several(text) or _at_numbers(data)
 
 
 def _counts(data: bytes) -> bool:
-    lowered = set(_before(b" -= ", _OF_ANY, data)) | set(_before(b", -1)", _OF_HELPER, data))
-    return any(b".%b += " % name in data or b".%b(" % name in data for name in lowered)
+    return any(b".%b += " % name in data for name in set(_before(b" -= ", _OF_ANY, data)))
 
 
-def _flags(data: bytes) -> bool:
-    lowered = set(_before(b" = False\n", _OF_ANOTHER, data)) | set(_before(b" = None\n", _OF_ANOTHER, data))
+def _marks(data: bytes) -> bool:
+    """Flags of objects, and places of a module's table."""
+    cleared = [each for way in _CLEARING for each in _lines_before(way, data)]
+    flags = {found[1] for each in cleared if (found := _OF_ANOTHER.search(each))} - _SETTINGS
+    tables = {found[1] for each in cleared if (found := _TABLE.search(each))}
     return any(
-        re.search(rb"(?<!self)\.%b = (?!None|False)" % name, data) is not None for name in lowered - _SETTINGS
-    )
-
-
-def _places_of_module(data: bytes) -> bool:
-    cleared = {name for way in _CLEARING for name in _before(way, _TABLE, data)}
-    return any(
+        re.search(rb"(?<!self)\.%b = (?!None|False)" % name, data) is not None for name in flags
+    ) or any(
         (b"\n%b = " % name in data or b"\n%b: " % name in data)
         and re.search(rb"(?<![\w.])%b\[[^\n]*?\] = (?!None|False|0\b)" % name, data) is not None
-        for name in cleared
+        for name in tables
     )
 
 
-def _helped(data: bytes) -> bool:
-    shown = {name for way in _PUTTING for name in _before(way, _OF_HELPER, data)}
-    return any(re.search(_SHOWN % (name, name), data) is not None for name in shown)
+def _changed_by_several(text: Searched) -> bool:
+    """Names of the module."""
+    if not text.has(b" global "):
+        return False
+    data = text.data
+    told = Counter(name for line in _GLOBAL.findall(data) for name in set(_WORD.findall(line)))
+    return any(
+        times > 1 and re.search(rb"(?<![\w.])%b (?:[-+&|]= |= (?:\w+\[|m(?:in|ax)\()|-|\+)" % name, data)
+        for name, times in told.items()
+    )
+
+
+def _at_numbers(data: bytes) -> bool:
+    """`place = self.ring[self.tail % n]`, `self.ring[self.head % n] = place`"""
+    put, read = set[bytes](), set[bytes]()
+    for field, at in _ahead(b"[self.", _OWN, data):
+        line = data[at : data.find(b"\n", at)]
+        (put if b"] = " in line else read).add(field)
+    return not put.isdisjoint(read) and data.count(b" += 1\n") > 1
+
+
+def _helped(text: Searched) -> bool:
+    """`bins = self._bin(kind)` with `bins.pop()`, and `self._bin(kind).append(thing)`."""
+    ways = filter(text.has, _PUTTING)
+    shown = {name for way in ways for name in _before(way, _OF_HELPER, text.data)}
+    return any(re.search(_SHOWN % (name, name), text.data) is not None for name in shown)
 
 
 def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
     """What the pattern finds in the line before each place of this needle."""
+    return (found for found, _ in _ahead(needle, pattern, data))
+
+
+def _ahead(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[tuple[bytes, int]]:
+    """The same with the place."""
     at = data.find(needle)
     while at >= 0:
         if found := pattern.search(data, data.rfind(b"\n", 0, at) + 1, at):
-            yield found[1]
+            yield found[1], at
+        at = data.find(needle, at + 1)
+
+
+def _lines_before(needle: bytes, data: bytes) -> Iterator[bytes]:
+    """What stands in the line before each place of this needle."""
+    at = data.find(needle)
+    while at >= 0:
+        yield data[data.rfind(b"\n", 0, at) + 1 : at]
         at = data.find(needle, at + 1)

@@ -26,7 +26,7 @@ from auditor.protocols.vocabulary import Name
 
 ENDING = re.compile(
     r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
-    r"|\.get(?:_nowait)?\(\)"
+    r"|\.get(?:_nowait)?\((?:\)|timeout|block)"
 )
 """What some method of such a class does, asked of its text before its methods are read."""
 
@@ -210,8 +210,14 @@ def _undoes(begun: list[Change], end: Function, ended: list[Change]) -> bool:
     told = own_parameters(end)
     return any(
         (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
-        and other.did in UNDONE.get(one.did, ())
+        and (other.did in UNDONE.get(one.did, ()) or _links_in(one, other, told))
         and (one.did is not Did.SET or len(one.way) > 2)
         for one in begun
         for other in ended
     )
+
+
+def _links_in(one: Change, other: Change, told: Sequence[str]) -> bool:
+    """`self.head = node`, of a node that it is told, where the other moved the head on."""
+    put = isinstance(other.value, ast.Name) and other.value.id in told
+    return one.did is Did.OUT and other.did is Did.SET and put

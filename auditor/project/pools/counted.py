@@ -10,7 +10,7 @@ from auditor.project.pools.bodies import hands_out_what_ends, returns_itself
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
-from auditor.project.pools.used_together import used_together
+from auditor.project.pools.used_together import asked_in_turn, used_together
 from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
@@ -58,7 +58,7 @@ def counted_pairs(
         if marking is not None:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in capacities([m for m in methods if m not in paired]):
-        marking = marking_half(begins, up, [ends]) if used_together(model, begins, ends) else None
+        marking = marking_half(begins, up, [ends]) if asked_in_turn(model, begins, ends) else None
         if marking is not None and marking.value is Value.AMOUNT:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in permits([m for m in methods if m not in paired]):

@@ -12,7 +12,9 @@ from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import state_of
 from auditor.project.shapes.pieces import joins
 from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Helpers, Way, Ways, given_by
-from auditor.source.nodes import children
+from auditor.source.nodes import children, walk
+
+Target = ast.Attribute | ast.Subscript | ast.Name
 
 _INTO = frozenset({"add", "append", "appendleft", "insert", "push", "put", "put_nowait", "extend", "update"})
 _OUT_OF = frozenset({"remove", "discard", "pop", "popleft", "popitem", "get_nowait", "difference_update"})
@@ -58,7 +60,18 @@ def changes(function: Function, ways: Ways | None = None) -> list[Change]:
     if isinstance(function.node, (ast.Module, ast.Lambda)):
         return []
     ways = ways or Ways(function)
-    return [change for node in function.statements for change in _of_statement(ways, node)]
+    found = [change for node in function.statements for change in _of_statement(ways, node)]
+    return [*found, *_read_at_a_number(ways, function, found)]
+
+
+def _read_at_a_number(ways: Ways, function: Function, found: Sequence[Change]) -> Iterator[Change]:
+    """`place = self.ring[self.tail % self.size]` where `self.tail` is moved on takes out of the ring."""
+    counted = {change.way for change in found if change.did in (Did.MORE, Did.LESS)}
+    for node in function.nodes if counted else ():
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            parts = (each for each in walk(node.slice) if isinstance(each, ast.Attribute | ast.Name))
+            if any(ways.of(each) in counted for each in parts):
+                yield from _at(ways, node.value, Did.OUT, node)
 
 
 def all_changes(function: Function, helpers: Helpers | None = None, deep: int = 0) -> Iterator[Change]:
@@ -112,10 +125,18 @@ def _of_statement(ways: Ways, node: ast.stmt) -> Iterator[Change]:
                     yield from _at(ways, gone, Did.OUT, gone.slice)
         case ast.Assign() | ast.AnnAssign():
             for written, given in assigned_by(node):
-                if isinstance(written, (ast.Attribute, ast.Subscript)):
-                    yield from _at(ways, written, *_given(ways, written, given))
+                place = _lasting(ways, written)
+                if place is not None:
+                    yield from _at(ways, place, *_given(ways, place, given))
     for call in _calls(node):
         yield from _called(ways, call)
+
+
+def _lasting(ways: Ways, target: ast.expr) -> Target | None:
+    """What outlives the function: no local name, but `left` after `global left`."""
+    if isinstance(target, ast.Name):
+        return target if target.id in ways.of_module else None
+    return target if isinstance(target, ast.Attribute | ast.Subscript) else None
 
 
 def _at(ways: Ways, target: ast.expr, did: Did, value: ast.expr | None) -> Iterator[Change]:
@@ -123,7 +144,7 @@ def _at(ways: Ways, target: ast.expr, did: Did, value: ast.expr | None) -> Itera
         yield Change(way, did, value)
 
 
-def _given(ways: Ways, target: ast.Attribute | ast.Subscript, value: ast.expr) -> tuple[Did, ast.expr]:
+def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
     """`count[key] = count.get(key, 0) + 1` counts up, `busy[n] = None` and `page.busy = False` unmark,
     `free = free[n:]` takes out."""
     value = ways.sums.get(value.id, value) if isinstance(value, ast.Name) else value
@@ -143,6 +164,10 @@ def _given(ways: Ways, target: ast.Attribute | ast.Subscript, value: ast.expr) -
             return Did.OUT, less
         case ast.Subscript(value=whole, slice=ast.Slice()) if _shows(ways, whole, target):
             return Did.OUT, value
+        case ast.Attribute(value=first) | ast.Subscript(slice=first) if (
+            not isinstance(target, ast.Subscript) and (way := ways.of(target)) and ways.of(first) == way
+        ):
+            return Did.OUT, first  # `at = self.head; self.head = self.next[at]`
         case ast.Constant(value=None | False | 0):
             return Did.CLEAR, value
         case _ if joins(value, ast.unparse(target)):
@@ -154,7 +179,7 @@ def _given(ways: Ways, target: ast.Attribute | ast.Subscript, value: ast.expr) -
     return Did.SET, value
 
 
-def _shows(ways: Ways, node: ast.expr, target: ast.Attribute | ast.Subscript) -> bool:
+def _shows(ways: Ways, node: ast.expr, target: Target) -> bool:
     """`counts.get(key, 0)` and `counts[key]` of `counts`, a name for that, `self.next` of itself."""
     place = target.value if isinstance(target, ast.Subscript) else target
     match node:

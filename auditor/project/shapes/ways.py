@@ -28,6 +28,8 @@ _SHOWING = frozenset({"get", "setdefault", "values", "items", "keys", "copy"})
 _GOING_OVER = frozenset({"enumerate", "list", "reversed", "sorted", "tuple", "zip", "iter", "next", "min",
                          "max"})  # fmt: skip
 
+LEADING = (ast.Attribute, ast.Subscript, ast.Call, ast.IfExp, ast.ListComp)
+
 Helpers = Mapping[str, Function]
 """Methods that a method may call on its own object."""
 
@@ -40,6 +42,9 @@ class Ways:
         own = function.cls.methods if function.cls is not None else {}
         self.helpers: Helpers = own if helpers is None else helpers
         self.sums: dict[str, ast.BinOp] = {}  # `left = self.used[key] - n`
+        self.of_module = {
+            name for node in function.statements if isinstance(node, ast.Global) for name in node.names
+        }
         self.known: dict[str, Way] = {name: (MODULE, name) for name in function.module.assigned}
         self.known.update((name, (name,)) for name in function.parameters)
         if function.owner is not None:
@@ -54,10 +59,12 @@ class Ways:
                 self.known.update((name, way) for name in names[-1:])
             return
         for target, value in assigned_by(node):
-            if isinstance(target, ast.Name):
+            if isinstance(target, ast.Name) and target.id not in self.of_module:
                 if isinstance(value, ast.BinOp):
                     self.sums[target.id] = value
-                leads = isinstance(value, (ast.Attribute, ast.Subscript, ast.Call, ast.IfExp, ast.ListComp))
+                leads = isinstance(value, LEADING) or (
+                    isinstance(value, ast.Name) and value.id in self.of_module
+                )
                 way = self.of(value) if leads else None
                 if way is not None:
                     self.known[target.id] = way
