@@ -55,6 +55,7 @@ SETS = (
     "maintainers",
     "colleagues",
     "inspectors",
+    "tutors",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
