@@ -328,6 +328,14 @@ def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> 
 
 def _discovered(pair: Pair, half: Half) -> Source:
     counts = half.name.verb in COUNTS and half.handle is not Handle.RESULT
+    rest: Path = () if half.part is None else (f"[{half.part}]",)
     return Source(
-        pair.name, "discovered", half.handle, half.value, half.argument, counts=counts, proposed=pair.proposed
+        pair.name,
+        "discovered",
+        half.handle,
+        half.value,
+        half.argument,
+        rest=rest,
+        counts=counts,
+        proposed=pair.proposed,
     )

@@ -159,6 +159,13 @@ def returns_several(function: Function) -> bool:
     )
 
 
+def returns_tuples(function: Function) -> bool:
+    """Nothing else, but for None."""
+    returned = [node.value for node in function.statements if isinstance(node, ast.Return) and node.value]
+    told = [value for value in returned if not isinstance(value, ast.Constant)]
+    return bool(told) and all(isinstance(value, ast.Tuple) for value in told)
+
+
 def _asks_itself(function: Function, part: ast.expr) -> bool:
     """`self.acquire()`, or a name for that."""
     match part:

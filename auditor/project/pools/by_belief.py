@@ -49,8 +49,13 @@ def proposed_pairs(
         return
     asked = {m: list(_lasting(m, helpers)) for m in methods if m not in known and _may_be_half(m, known)}
     asked = {method: changed for method, changed in asked.items() if changed}
+    found: dict[tuple[Half, ...], list[Half]] = {}
     for begins, begun in asked.items() if len(asked) > 1 else ():
-        ends = [each for each, ended in asked.items() if each is not begins and _undoes(begun, each, ended)]
+        ends = [
+            each
+            for each, ended in asked.items()
+            if each is not begins and _undoes(begins, begun, each, ended)
+        ]
         ends = [each for each in ends if _may_end(begins, each) and asked_in_turn(model, begins, each)]
         told = {each: told_of(model, begins, each) for each in ends}
         half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
@@ -59,8 +64,10 @@ def proposed_pairs(
                 Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
                 for each in ends
             )
-            name = cls.name if cls is not None else begins.module.path.rpartition("/")[2].removesuffix(".py")
-            yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+            found.setdefault(tuple(back), []).append(half)
+    name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
+    for ending, halves in found.items():
+        yield Pair(f"{name}.{halves[0].function.name}()", cls, tuple(halves), ending, proposed=True)
 
 
 def _helpers(model: ClassModel, cls: Class | None) -> Helpers:
@@ -74,11 +81,37 @@ def _half(
 ) -> Half | None:
     """By its body, or else by what those who use it tell its ends."""
     handles = {each.handle for each in told if each is not None}
+    if _returns_what_it_changes(begins) and not _told_alike(begins, ends):
+        handles = {Handle.RESULT}
     if handles == {Handle.RESULT} and returns_something(begins):
         return _lending(begins, begun, ends)
     if handles == {Handle.ARGUMENT} and not _stores(begins, begun):
         return _marking(begins, begun, ends, [each.at for each in told if each is not None])
     return _by_its_body(begins, begun, ends)
+
+
+def _returns_what_it_changes(begins: Function) -> bool:
+    """`child.holders += 1`, `return child`, of a child that it was not told."""
+    returned = {part.id for value in field_work(begins).returned for part in _names_in(value)}
+    changed = {
+        node.target.value.id
+        for node in begins.statements
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.target, ast.Attribute)
+        and isinstance(node.target.value, ast.Name)
+    }
+    return not (returned & changed).isdisjoint(returned - {begins.owner, *own_parameters(begins)})
+
+
+def _told_alike(begins: Function, ends: Sequence[Function]) -> bool:
+    """`pin(key)` and `unpin(key)`"""
+    told = {*own_parameters(begins)}
+    return any(not told.isdisjoint(own_parameters(each)) for each in ends)
+
+
+def _names_in(value: ast.expr) -> list[ast.Name]:
+    parts = value.elts if isinstance(value, ast.Tuple) else [value]
+    return [part for part in parts if isinstance(part, ast.Name)]
 
 
 def _lending(begins: Function, begun: list[Change], ends: list[Function]) -> Half:
@@ -205,16 +238,22 @@ def _lasting(method: Function, helpers: Helpers) -> Iterator[Change]:
             yield change
 
 
-def _undoes(begun: list[Change], end: Function, ended: list[Change]) -> bool:
+def _undoes(begins: Function, begun: list[Change], end: Function, ended: list[Change]) -> bool:
     """To the same thing; `slot.worn = False` of a slot that it is told, to one out of `self.slots`."""
     told = own_parameters(end)
     return any(
         (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
         and (other.did in UNDONE.get(one.did, ()) or _links_in(one, other, told))
         and (one.did is not Did.SET or len(one.way) > 2)
+        and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
         for one in begun
         for other in ended
     )
+
+
+def _is_told(method: Function, change: Change) -> bool:
+    """`drop(key)` strikes the key off, and `propose(key)` enters something new: that gives nothing back."""
+    return isinstance(change.value, ast.Name) and change.value.id in own_parameters(method)
 
 
 def _links_in(one: Change, other: Change, told: Sequence[str]) -> bool:

@@ -42,7 +42,8 @@ LENDING = frozenset({"contextmanager", "asynccontextmanager", "property", "cache
 @dataclass(frozen=True, slots=True)
 class Half:
     """A method that acquires or releases, and how; `by_shape` where its name did not say so, `echo` where it
-    returns what it was told, or the object itself: `pages = store.share(pages)`, `node = node.lock()`."""
+    returns what it was told, or the object itself: `pages = store.share(pages)`, `node = node.lock()`; `part`
+    which of those that it returns the lease is: of `node, used = tree.match(key)` the first."""
 
     function: Function
     name: Name
@@ -51,6 +52,7 @@ class Half:
     value: Value = Value.OBJECT
     by_shape: bool = False
     echo: bool = False
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

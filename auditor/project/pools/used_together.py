@@ -17,11 +17,13 @@ MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The second is told what the first returned, or what the first was told `at`; and where."""
+    """The second is told what the first returned, or a `part` of that, or what the first was told `at`; and
+    where."""
 
     handle: Handle
     end: Position
     at: Position = 0
+    part: int | None = None
 
 
 def used_together(model: ClassModel, begins: Function, ends: Function) -> bool:
@@ -36,11 +38,7 @@ def used_together(model: ClassModel, begins: Function, ends: Function) -> bool:
 def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
     """Whether functions that are no tests ask for the one first and then for the other, of the same thing,
     and not as many the other way round."""
-    turns = [
-        started < ended
-        for function in _users(model, begins, ends)
-        for started, ended in _turns(function, begins, ends)
-    ]
+    turns = [turn for function in _users(model, begins, ends) for turn in _turns(function, begins, ends)]
     return sum(turns) > len(turns) / 2
 
 
@@ -61,11 +59,13 @@ def _users(model: ClassModel, begins: Function, ends: Function) -> Iterator[Func
             yield from (function for scope in _scopes(module) for function in scope)
 
 
-def _turns(function: Function, begins: Function, ends: Function) -> Iterator[tuple[int, int]]:
-    """The lines in which a function asks first for the one and last for the other, by whom it asks."""
+def _turns(function: Function, begins: Function, ends: Function) -> Iterator[bool]:
+    """Whether a function asks first for the one and at last for the other, of each whom it asks for both."""
     started, ended = (_asked([function], each) for each in (begins, ends))
     for whom in started.keys() & ended.keys():
-        yield min(started[whom]), max(ended[whom])
+        first, last = min(started[whom]), max(ended[whom])
+        back = min(ended[whom]) < max(started[whom])
+        yield first < last and (not back or first < min(ended[whom]))
 
 
 def _modules(model: ClassModel, begins: Function, ends: Function) -> Iterator[Module]:
@@ -97,42 +97,57 @@ def _calls(function: Function, half: Function) -> Iterator[tuple[str, ast.Call]]
     """The class's own methods are none of its users; of a plain function nobody is asked."""
     if half.cls is not None and function.cls is half.cls:
         return
-    for call in function.calls:
-        match call.func:
-            case ast.Attribute(value=whom, attr=name) if name == half.name:
+    for call in function.nodes:
+        match call:
+            case ast.Call(func=ast.Attribute(value=whom, attr=name)) if name == half.name:
                 yield ast.unparse(whom) if half.cls is not None else "", call
-            case ast.Name(id=name) if name == half.name and half.cls is None:
+            case ast.Call(func=ast.Name(id=name)) if name == half.name and half.cls is None:
                 yield "", call
 
 
 # How it is told ---------------------------------------------------------------------------------------------
 
 
-def _begun(function: Function, begins: Function, whom: str) -> list[tuple[set[str], ast.Call]]:
-    """The first half's calls, with the names that are given what they return."""
+Begun = list[tuple[dict[str, int | None], ast.Call]]
+"""Calls of the first half, with the names that are given what they return, or which part of it."""
+
+
+def _begun(function: Function, begins: Function, whom: str) -> Begun:
     calls = {id(call): call for asked, call in _calls(function, begins) if asked == whom}
-    named: dict[int, set[str]] = {at: set() for at in calls}
+    named: dict[int, dict[str, int | None]] = {at: {} for at in calls}
     for node in function.nodes if calls else ():
         match node:
             case ast.Assign(targets=[target], value=value) | ast.NamedExpr(target=target, value=value):
                 value = value.value if isinstance(value, ast.Await) else value
                 if id(value) in named:
-                    named[id(value)] |= {name for each in _parts(target) if (name := _name(each))}
+                    named[id(value)].update(_parts(target))
     return [(named[at], call) for at, call in calls.items()]
 
 
-def _parts(target: ast.expr) -> list[ast.expr]:
-    return target.elts if isinstance(target, ast.Tuple) else [target]
+def _parts(target: ast.expr) -> Iterator[tuple[str, int | None]]:
+    if isinstance(target, ast.Tuple):
+        yield from ((name, part) for part, each in enumerate(target.elts) if (name := _name(each)))
+    elif name := _name(target):
+        yield name, None
 
 
-def _told(ending: ast.Call, begun: list[tuple[set[str], ast.Call]]) -> Told | None:
+def _told(ending: ast.Call, begun: Begun) -> Told | None:
     for at, value in told_by_position(ending):
-        for names, call in begun:
-            if _name(value) in names:
-                return Told(Handle.RESULT, at)
+        for names, _ in begun:
+            if (name := _name(value)) in names:
+                return Told(Handle.RESULT, at, part=_part(value) if names[name] is None else names[name])
+    for at, value in told_by_position(ending):
+        for _, call in begun:
             for position, given in told_by_position(call):
                 if ast.unparse(given) == ast.unparse(value) and not isinstance(value, ast.Constant):
                     return Told(Handle.ARGUMENT, at, position)
+    return None
+
+
+def _part(value: ast.expr) -> int | None:
+    match value:
+        case ast.Subscript(value=ast.Name(), slice=ast.Constant(value=int() as part)):
+            return part
     return None
 
 

@@ -215,7 +215,11 @@ def _undone(
     lending: Sequence[FieldWork], given: Sequence[FieldWork], begun: Sequence[FieldWork]
 ) -> Iterator[Shape]:
     """Linked places, piles with a number for their top, entries that say whether they are in use."""
-    for undone in (linked_again, piled_again, entries):
+    for taker, givers in linked_again(lending, given):
+        back = [work for work in givers if work is not taker]
+        if back:
+            yield Shape(_methods([taker]), _methods(back))  # `unhook()` hands out what `hook(node)` is told
+    for undone in (piled_again, entries):
         for taker, givers in undone(lending, given):
             yield from _shape([taker], [work for work in givers if work is not taker])
     for taker, givers in ringed_again(lending, given, begun):
