@@ -1,7 +1,8 @@
 """Whether a text does to some objects, or to what a helper shows, what it undoes elsewhere.
 
 Judged from bytes: `slot.worn = True` and `slot.worn = False`, `page.pins += 1` and `page.pins -= 1`,
-`bins = self._bin(kind)` with `bins.pop()` and `self._bin(kind).append(thing)`. No name says so: those who use
+`bins = self._bin(kind)` with `bins.pop()` and `self._bin(kind).append(thing)`, `tier.vacant.pop()` and
+`tier.vacant.append(slot)`. No name says so: those who use
 them are asked."""
 
 import re
@@ -15,13 +16,14 @@ _SETTINGS = frozenset({b"requires_grad", b"training", b"enabled", b"use_cache", 
 
 _CLEARING = (b"] = False\n", b"] = None\n", b"] = 0\n")
 _TABLE = re.compile(rb"(?:^|[^\w.])(\w+)\[[^\n]*$")
+_POPPING = (b".pop()", b".popleft()", b".pop(0)")
 _PUTTING = (b").append(", b").add(", b").appendleft(", b").release()", b").put(")
 _SHOWN = rb"(?:= (?:await )?self\.%b\(|self\.%b\([^()\n]*\)\.(?:pop|acquire|popleft|get)\()"
 
 
 def works_on_others(data: bytes) -> bool:
     """Both ways."""
-    return _counts(data) or _flags(data) or _helped(data) or _places_of_module(data)
+    return _counts(data) or _flags(data) or _helped(data) or _places_of_module(data) or _stocks(data)
 
 
 def _counts(data: bytes) -> bool:
@@ -42,6 +44,14 @@ def _places_of_module(data: bytes) -> bool:
         (b"\n%b = " % name in data or b"\n%b: " % name in data)
         and re.search(rb"(?<![\w.])%b\[[^\n]*?\] = (?!None|False|0\b)" % name, data) is not None
         for name in cleared
+    )
+
+
+def _stocks(data: bytes) -> bool:
+    """Of records: what is taken out of the one is put into the other."""
+    taken = {name for way in _POPPING for name in _before(way, _OF_ANOTHER, data)}
+    return any(
+        re.search(rb"\w(?<!self)\.%b\.(?:append|appendleft|add)\(" % name, data) is not None for name in taken
     )
 
 
