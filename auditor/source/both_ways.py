@@ -58,7 +58,7 @@ _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)(?:\[[^\]\n]*\])?$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
-    rb"(?:busy|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
+    rb"(?:busy|held|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant|live|flight|outstanding|holes|gaps)"
 )
 _SAID = re.compile(_SAYING)
@@ -108,7 +108,7 @@ def works_both_ways(text: Searched) -> bool:
     return (
         any(_both(notes, *ways) for ways in _UNDONE)
         or any(_is_said(_both(notes, *ways), data) for ways in _UNDONE_OF_FREE)
-        or any(map(_SAID.search, _both(notes, ("struck",), _PUT)))
+        or any(map(_SAID.search, _both(notes, ("struck",), _PUT) | _both(notes, ("taken",), ("entered",))))
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)

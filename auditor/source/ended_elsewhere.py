@@ -1,7 +1,7 @@
 """Whether a text has objects that undo by a method what was done to another object: judged from bytes.
 
 `self.server.locked.discard(self.key)` of a lease, `self.locked.add(key)` of the server that made it. Such a
-method is told nothing, so what it takes out, puts back or counts by is a field of its own, or one."""
+method is told nothing, so what it takes out, puts back or counts by is a field of its own, one, or itself."""
 
 import re
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ _OF_MODULE = re.compile(rb"[ \t]*(?:del )?(_?[A-Z][A-Z0-9_]+)(?=[.\[])")
 _DELETED = re.compile(rb"[ \t]*del self\.\w+\.(?:\w+\.)?(\w+)\[")
 
 _TOLD = re.compile(
-    rb"""\(self\.(?:(?P<taken>(?<=\.pop\(self\.))
-        |(?P<put>(?<=\.append\(self\.)|(?<=\.appendleft\(self\.)|(?<=\.add\(self\.)
-            |(?<=\.put\(self\.)))""",
+    rb"""\(self[.)](?:(?P<taken>(?<=\.pop\(self\.))
+        |(?P<put>(?<=\.append\(self[.)])|(?<=\.appendleft\(self[.)])|(?<=\.add\(self[.)])
+            |(?<=\.put\(self[.)])))""",
     re.VERBOSE,
 )
 _KEYED = re.compile(rb"\[self\.\w+\](?:\n| = (?:(?P<cleared>None|False|0)\n))")

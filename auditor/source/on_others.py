@@ -1,7 +1,8 @@
 """Whether a text does to some objects, or to what a helper shows, what it undoes elsewhere.
 
 Judged from bytes: `slot.worn = True` and `slot.worn = False`, `page.pins += 1` and `page.pins -= 1`,
-`bins = self._bin(kind)` with `bins.pop()` and `self._bin(kind).append(thing)`. No name says so: those who use
+`bins = self._bin(kind)` with `bins.pop()` and `self._bin(kind).append(thing)`, `tier.vacant.pop()` and
+`tier.vacant.append(slot)`. No name says so: those who use
 them are asked."""
 
 import re
@@ -21,6 +22,7 @@ _WORD = re.compile(rb"\w+")
 _GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
 _CLEARING = (b" = False\n", b" = None\n", b"] = 0\n")
 _TABLE = re.compile(rb"(?:^|[^\w.])(\w+)\[[^\n]*$")
+_POPPING = (b".pop()", b".popleft()", b".pop(0)")
 _PUTTING = (b").append(", b").add(", b").appendleft(", b").release()", b").put(")
 _SHOWN = rb"(?:= (?:await )?self\.%b\(|self\.%b\([^()\n]*\)\.(?:pop|acquire|popleft|get)\()"
 
@@ -28,7 +30,8 @@ _SHOWN = rb"(?:= (?:await )?self\.%b\(|self\.%b\([^()\n]*\)\.(?:pop|acquire|popl
 def works_on_others(text: Searched) -> bool:
     """Both ways."""
     data = text.data
-    return _counts(data) or _marks(data) or _helped(text) or _changed_by_several(text) or _at_numbers(data)
+    ways = _counts(data) or _marks(data) or _helped(text) or _changed_by_several(text)
+    return ways or _at_numbers(data) or _stocks(text)
 
 
 def _counts(data: bytes) -> bool:
@@ -75,6 +78,15 @@ def _helped(text: Searched) -> bool:
     ways = filter(text.has, _PUTTING)
     shown = {name for way in ways for name in _before(way, _OF_HELPER, text.data)}
     return any(re.search(_SHOWN % (name, name), text.data) is not None for name in shown)
+
+
+def _stocks(text: Searched) -> bool:
+    """Of records: what is taken out of the one is put into the other."""
+    taken = {name for way in filter(text.has, _POPPING) for name in _before(way, _OF_ANOTHER, text.data)}
+    return any(
+        re.search(rb"\w(?<!self)\.%b\.(?:append|appendleft|add)\(" % name, text.data) is not None
+        for name in taken
+    )
 
 
 def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:

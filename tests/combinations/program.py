@@ -2,8 +2,8 @@
 
 A pool (`pools/NAME.py`) is code with a head: `# take:` and `# give:` are its two halves, written with P for
 the pool and X for what was taken, `n` and `key` for the arguments of a use; `# gets:` says what taking gives
-(`value`, or `optional` for a value or None, `answer` for True or False, `nothing`); `# type:` is the class
-that a user is given, else Pool.
+(`value`, `optional` for a value or None, `negative` for a number or -1, `answer` for True or False,
+`nothing`); `# type:` is the class that a user is given, else Pool.
 
 A use (`uses/NAME.txt`) is the methods of a class, indented by four after a first column: `-` marks the lines
 that only the leaking one has, `+` those of the right one. `TAKE x else return` is an acquire that may fail,
@@ -36,6 +36,8 @@ _TAKE = re.compile(r"( *)TAKE (\w+) else (.*)")
 _GIVE = re.compile(r"\b(?:GIVE|G) ([\w.\[\]]+)")
 _USE = re.compile(r"\bUSE ([\w.]+)")
 _TAKEN = re.compile(r"\bT\b")
+_FAILED = {"optional": "is None", "negative": "< 0"}
+"""How it is asked whether a value is none."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Pool(_Told):
 
     @cached_property
     def has_value(self) -> bool:
-        return self.gets in ("value", "optional")
+        return self.gets in ("value", *_FAILED)
 
     @cached_property
     def type(self) -> str:
@@ -168,8 +170,8 @@ def _taking(pool: Pool, indent: str, name: str, failing: str) -> Iterator[str]:
         yield f"{indent}    {failing}"
         return
     yield f"{indent}{name} = {pool.take}" if pool.has_value else indent + pool.take
-    if pool.gets == "optional":
-        yield f"{indent}if {name} is None:"
+    if pool.gets in _FAILED:
+        yield f"{indent}if {name} {_FAILED[pool.gets]}:"
         yield f"{indent}    {failing}"
 
 

@@ -1,7 +1,8 @@
 """Objects that undo by a method of their own what their maker did, whatever the two are called.
 
 `begin(key)` adds to `self.server.locked` and returns `Lease(self.server, key)`; `lease.end()` discards from
-there. Or the object does both: `Reservation(budget, amount)` lowers `budget.left`, `cancel()` raises it.
+there. Or the object lies in a stock of its maker and puts itself back: `self.home.free_pages.add(self)`.
+Or it does both: `Reservation(budget, amount)` lowers `budget.left`, `cancel()` raises it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute, 
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
+from auditor.project.pools.bodies import returns_something
 from auditor.project.pools.halves import LENDING, Half, Pair
-from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
+from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing, stored_class
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes, changes
-from auditor.project.shapes.full_at_first import things_to_do
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.full_at_first import beginning, full_at_first, things_to_do
 from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS
 from auditor.project.shapes.ways import MODULE, SELF, Way, Ways
@@ -56,7 +59,7 @@ def ended_objects(model: ClassModel, module: Module, paired: Set[Function]) -> I
         if function in paired or function.name.startswith("__") or LENDING & set(function.decorators):
             continue
         maker = _maker(model, function)
-        ends = list(_ends(model, maker)) if maker is not None else []
+        ends = list(_ends(model, maker) if maker is not None else _ends_of_stored(model, function))
         if ends:
             yield _pair(function, ends)
     for cls in classes:
@@ -142,6 +145,24 @@ def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
             _undoes(change, done, way) and (done.did is not Did.SET or _restores(maker, change, done))
             for change in begun
             for done, way in ended
+        ):
+            yield end
+
+
+def _ends_of_stored(model: ClassModel, taker: Function) -> Iterator[Function]:
+    """`self._home.free_pages.add(self)`, of what is taken out of `free_pages`, which is full at first."""
+    pool = taker.cls
+    taken = {name for name, _ in field_work(taker).taken} if pool is not None else set()
+    if pool is None or not taken or not returns_something(taker):
+        return
+    begun = beginning([field_work(method) for _, method in sorted(pool.methods.items())])
+    stocks = {name for name in taken if full_at_first(begun, taker, name) and not things_to_do(pool, name)}
+    stored = stored_class(model, pool, taker) if stocks else None
+    for end in _methods(model, stored) if stored is not None and stored is not pool else ():
+        put = (done for done in all_changes(end) if done.did is Did.IN and done.way[-1] in stocks)
+        if _may_end(end, named=False) and any(
+            len(done.way) == 3 and isinstance(done.value, ast.Name) and done.value.id == end.owner
+            for done in put
         ):
             yield end
 
