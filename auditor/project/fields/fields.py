@@ -17,6 +17,7 @@ from auditor.project.code.field_paths import in_anothers_table, mentions, own_fi
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.forgetting import (
@@ -249,7 +250,7 @@ class Fields(NothingOver):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
-        return released_by, escapes, drops
+        return released_by, escapes, lost_after_birth(self.project, drops, family)
 
     def _is_only_filled(self, outcome: Outcome, path: Path) -> bool:
         """The number lies in this table alone, and nobody takes one out of that."""

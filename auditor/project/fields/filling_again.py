@@ -78,7 +78,7 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     """Up to the store the method speaks of the field, by itself or in a method that it calls, gives its
     object away, or asks for a state that somebody sets."""
     aside = [*only_says(filling), *(each for ask in leaving(filling) for each in ask.body)]
-    said = {id(node) for each in aside for node in walk(each)}
+    said = {id(node) for each in aside for node in walk(each)} | _labels(filling)
     nodes = [node for node in before(filling) if id(node) not in said]
     own = filling.method.owner
     others = _other_entries(filling)
@@ -98,6 +98,14 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             return True
     asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def _labels(filling: Filling) -> set[int]:
+    """`"anchor"` of `self.anchor = pool.take("anchor")` tells the pool a name, and asks for no field."""
+    match getattr(filling.statement, "value", None):
+        case ast.Call(func=ast.Attribute(), args=args):
+            return {id(each) for each in args if isinstance(each, ast.Constant)}
+    return set()
 
 
 def _making_room(filling: Filling, family: Sequence[Function]) -> frozenset[str]:

@@ -68,6 +68,9 @@ def _names_given(method: Function, call: ast.Call, names: set[str]) -> Iterator[
 
 
 def _carries(value: ast.expr, call: ast.Call, names: set[str]) -> bool:
+    """What `self.worst = node.hold()` stores comes of that call, and not of the one before."""
+    if any(node is not call and isinstance(node, ast.Call) and same(node, call) for node in walk(value)):
+        return False
     return any(node is call or (isinstance(node, ast.Name) and node.id in names) for node in walk(value))
 
 

@@ -42,7 +42,23 @@ def undone_at(function: Function) -> set[int]:
                 _text(last) in refusing
             ):
                 found.update(id(each) for each in walk(undone))
+            case [
+                *_,
+                ast.If(test=test, body=[*_, ast.Expr() as undone], orelse=[]),
+                ast.Return() as last,
+            ] if _is_missing(test) == _text(last):
+                found.update(id(each) for each in walk(undone))
     return found
+
+
+def _is_missing(test: ast.expr) -> str:
+    """`chunk` of `if chunk is None: self.share.release()`, before `return chunk`."""
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            return name
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            return name
+    return ""
 
 
 def refusals(

@@ -30,6 +30,7 @@ from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.records_told import Constants, constants_of_record
 from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import Question, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
@@ -129,8 +130,10 @@ class FunctionEffects(OutsideEffects):
         if worker is not None:
             return self._later.worked_on(call, *worker, value, protocol)
         task = as_a_task(self.recogniser.calls.model, function, call, position)
-        if task is not None and self._later.worked_on(call, *task, rest, value, protocol) == ON_SOME_WAYS:
-            return ON_SOME_WAYS
+        if task is not None:
+            told = self._told_with(call, position, rest, task[1])
+            if self._later.worked_on(call, *task, rest, value, protocol, told) == ON_SOME_WAYS:
+                return ON_SOME_WAYS
         if call.receiver is None and not rest and call.method in TAKING_APART and self.ends_itself(protocol):
             return BORROWED  # `sorted(file)`: the lines are not the file
         targets, constructed, dotted = self.recogniser.calls.targets(function, node)
@@ -147,6 +150,12 @@ class FunctionEffects(OutsideEffects):
         if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
             return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
         return treatment
+
+    def _told_with(self, call: Call, position: Position, rest: Path, name: str) -> Constants:
+        """What is known of the record that the lease is passed in."""
+        if not rest:
+            return frozenset()
+        return constants_of_record(self.recogniser.calls, self.function, call.at, position, name)
 
     def _hearsay(self, call: Call, position: Position, rest: Path, value: Value) -> bool:
         """A method of the lease itself, known by its name alone: a connection of this tree that closes itself
@@ -209,7 +218,8 @@ class FunctionEffects(OutsideEffects):
             return self._into_rest(call, target, position, rest, value, protocol)
         if target.is_abstract:
             return self.outside(call, None, position, rest, value)
-        question = Question(target, (name, *rest), value, protocol, constants_passed(target, call.at, bound))
+        told = constants_passed(target, call.at, bound) | self._told_with(call, position, rest, name)
+        question = Question(target, (name, *rest), value, protocol, told)
         answer = self.summaries.answer(question)
         graph = self.function.graph
         unasked = answer.fate is Fate.TAKE and ignored(graph, call)

@@ -9,6 +9,7 @@ from auditor.ir.ops import Assume, Call, Path
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
+from auditor.project.meaning.records_told import Constants
 from auditor.project.meaning.summaries import Answer, Question, Summaries
 from auditor.source.nodes import walk
 
@@ -51,10 +52,17 @@ class Later:
         return self.function.nested.get(passed.id) if isinstance(passed, ast.Name) else None
 
     def worked_on(
-        self, call: Call, target: Function, parameter: str, rest: Path, value: Value, protocol: str
+        self,
+        call: Call,
+        target: Function,
+        parameter: str,
+        rest: Path,
+        value: Value,
+        protocol: str,
+        told: Constants = frozenset(),
     ) -> Treatment:
         """A thread that closes nothing and ends leaves what it was given to nobody else."""
-        answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol))
+        answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol, told))
         if _is_left_undone(target, answer) and not (answer.decided_by and self._asked_here(call)):
             return ON_SOME_WAYS
         if any(looks_releasing(call) for call in target.calls):

@@ -9,19 +9,17 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Fate, Value
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, assignments
-from auditor.project.code.calls import Calls, constants_passed
-from auditor.project.code.kept_as_told import fields_of
+from auditor.project.code.bindings import assignments
+from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.records_told import Constants, fields_set, fields_told
 from auditor.project.meaning.summaries import Question, Summaries
 from auditor.source.nodes import walk
 
 BEGINNING = ("__init__", "__enter__", "__aenter__")
 """Methods whose counterpart is asked instead."""
-
-Constants = frozenset[tuple[str, object]]
 
 
 def is_not_owned(
@@ -54,9 +52,7 @@ def is_not_owned(
 def _told(calls: Calls, cls: Class, call: ast.Call, kept: str) -> Constants:
     """The fields that say no in this object, and in every other until somebody sets them to no again."""
     init = calls.model.method(cls, "__init__")
-    passed = constants_passed(init, call, True) if init else _told_by_name(calls, cls, call)
-    fields = dict(_fields(init)) if init else {name: name for name in fields_of(calls.model, cls)}
-    no = {(fields[name], constant) for name, constant in passed if not constant and name in fields}
+    no = {(field, constant) for field, constant in fields_told(calls, cls, call) if not constant}
     no |= set(asked_at_birth(init, kept)) if init else set()
     set_later = {
         target.attr
@@ -69,16 +65,9 @@ def _told(calls: Calls, cls: Class, call: ast.Call, kept: str) -> Constants:
     return frozenset((name, constant) for name, constant in no if name not in set_later)
 
 
-def _fields(init: Function) -> Iterator[tuple[str, str]]:
-    """Each parameter and the field that is set to it."""
-    for target, source in assignments(init):
-        if isinstance(target, ast.Attribute) and isinstance(source, ast.Name):
-            yield source.id, target.attr
-
-
 def asked_at_birth(init: Function, kept: str) -> Iterator[tuple[str, bool]]:
     """`self.owns = slot is None`, of a slot that is there and stays in that field."""
-    given = {name for name, field in _fields(init) if f".{field}" == kept}
+    given = {name for name, field in fields_set(init) if f".{field}" == kept}
     for target, source in assignments(init):
         match target, source:
             case ast.Attribute(attr=field), ast.Compare(
@@ -87,26 +76,6 @@ def asked_at_birth(init: Function, kept: str) -> Iterator[tuple[str, bool]]:
                 comparators=[ast.Constant(value=None)],
             ) if name in given:
                 yield field, isinstance(op, ast.IsNot)
-
-
-def _told_by_name(calls: Calls, cls: Class, call: ast.Call) -> Constants:
-    """What a dataclass is told, or has by default."""
-    names = fields_of(calls.model, cls)
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(
-        not each.arg for each in call.keywords
-    ):
-        return frozenset()
-    values: dict[str, ast.expr] = {}
-    for each in reversed(calls.model.lineage(cls)):
-        for statement in each.node.body:
-            values.update(
-                (target.id, source)
-                for target, source in assigned_by(statement)
-                if isinstance(target, ast.Name)
-            )
-    values.update(zip(names, call.args, strict=False))
-    values.update((each.arg, each.value) for each in call.keywords if each.arg)
-    return frozenset((name, node.value) for name, node in values.items() if isinstance(node, ast.Constant))
 
 
 def _methods(calls: Calls, cls: Class) -> Iterator[Function]:
