@@ -22,6 +22,7 @@ from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.idle.alone import lost_alone
 from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
+from auditor.project.idle.cut_short import cut_short
 from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import (
     asks_how_many,
@@ -63,6 +64,7 @@ OTHER_WAYS = re.compile(
 """What `works_both_ways` does not look for: `self.free.remove(page)`, `del self.free[:n]`."""
 
 LEAVING = (ast.Return, ast.Raise)
+IN_PART = "some of them are handed out, and the others are nowhere"
 FORGOTTEN = "the next one is taken, and this one is nowhere"
 
 
@@ -117,6 +119,8 @@ def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
             leaks = tuple(leak for node in take.nodes(work.method) for leak in judge.leaks(node))
         except (TooLarge, TooManyStates, RecursionError):
             continue  # of what is not followed nothing is said
+        if not leaks and not GETTING_RID.match(work.method.name) and (left := cut_short(judge.here)):
+            leaks = (judge.rest_left_at(left),)
         if leaks:
             yield judge.lease(leaks)
 
@@ -253,6 +257,11 @@ class _Judge:
         steps = [Step(file, first.line, first.column, "taken out here"), *tell(self.graph, file, path, lines)]
         words = FORGOTTEN if loss is Loss.NEXT_TURN else LAST_WORDS[loss]
         return Leak(loss, at, self._holder(), (*steps, Step(file, at.line, at.column, words)))
+
+    def rest_left_at(self, at: ast.AST) -> Leak:
+        file, first, last = self.function.module.path, self._span(self.take.shown), self._span(at)
+        taken = Step(file, first.line, first.column, "taken out here")
+        return Leak(Loss.RETURN, last, self._holder(), (taken, Step(file, last.line, last.column, IN_PART)))
 
     def _where(self, loss: Loss, node: int, path: list[Station]) -> Span:
         """The `return`, `continue` or `raise`; else the last condition."""

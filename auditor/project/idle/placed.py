@@ -23,13 +23,10 @@ def placed_stock(lineage: Lineage, cls: Class) -> Stock | None:
     named = [work for work in later if not work.method.name.startswith("__")]
     heads = {head for work, _ in linked_again(named, named) for head, _ in unlinked(work)}
     if heads and not _makes_more(begun, later, heads):
-        return _stock(cls, later, heads)
-    fields = {field for field, _ in _marks(begun, named)}
-    return _stock(cls, later, fields) if fields else None
-
-
-def _stock(cls: Class, later: Sequence[FieldWork], fields: set[str]) -> Stock:
-    return Stock(cls, frozenset(fields), tuple(later), full=frozenset(fields))
+        return Stock(cls, frozenset(heads), tuple(later), full=frozenset(heads))
+    marks = frozenset(_marks(begun, named))
+    fields = frozenset(field for field, _ in marks)
+    return Stock(cls, fields, tuple(later), full=fields, marks=marks) if fields else None
 
 
 def _makes_more(begun: Sequence[FieldWork], later: Sequence[FieldWork], heads: set[str]) -> bool:
@@ -78,7 +75,7 @@ def _marked(stock: Stock, work: FieldWork, node: ast.Assign | ast.AugAssign) -> 
     inside = {id(part) for part in walk(node)}
     shown = node.targets[0] if isinstance(node, ast.Assign) else node.target
     for mark in work.marked:
-        if mark.field in stock.fields and id(mark.place) in inside:
+        if (mark.field, mark.on) in stock.marks and id(mark.place) in inside:
             names = {each.id for each in walk(mark.place) if isinstance(each, ast.Name)}
             if len(names) == 1 and searches_and_marks(work, mark.field, mark.on):
                 yield Take(node, shown, names.pop())

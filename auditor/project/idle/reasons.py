@@ -139,7 +139,7 @@ def asks_how_many(stock: Stock, function: Function, test: ast.expr, box: Set[str
 def for_want(stock: Stock, function: Function, test: ast.expr, box: Set[str], taking: ast.expr) -> bool:
     """`if not self._free:`, `if len(pages) < n:`, said when the store holds too few."""
     asked = _condition(stock, function, test, taking)
-    named = {word for name in box for word in split(name)}  # a local `taken` is no book
+    named = {word for name in (*box, *stock.fields) for word in split(name)}  # a local `taken` is no book
     books = asked.words & BOOKS - {"free", "count"} - named
     if not asked.known or books or _asks_own_books(stock, function, asked):
         return False
@@ -183,6 +183,10 @@ def _condition(stock: Stock, function: Function, test: ast.expr, taking: ast.exp
     pending: list[ast.AST] = [test]
     seen: set[str] = set()
     own = function.owner or ""
+    if isinstance(
+        taking, ast.Subscript
+    ):  # how the place was found is no book: `row = self._used.index(False)`
+        seen |= {node.id for node in walk(taking.slice) if isinstance(node, ast.Name)}
     while pending:
         for node in walk(pending.pop()):
             nodes.append(node)

@@ -46,7 +46,8 @@ class TakenHere:
         self.function = function
         self.take = take
         self.own = function.owner or ""
-        self.stock = frozenset(f".{field}" for field in (*store.fields, *store.counters))
+        self._tops = {each.top for each in takes} - {None}
+        self.stock = frozenset(f".{field}" for field in (*store.fields, *store.counters, *self._tops))
         self._takes = {id(each.at) for each in takes}
 
     def counts_another(self, op: InPlace) -> bool:
@@ -58,12 +59,19 @@ class TakenHere:
         """Also `self.dirty[page] = False` of what its methods note of those that come back, and
         `page.refs = 1` or `self.refs[page] = 1` of one that is about to be lent."""
         if isinstance(op, InPlace):
-            return self.counts_another(op)
+            return self.counts_another(op) or self._moves_a_top(op.at)
         if self._counts_its_first_user(op.at):
             return True
         place = getattr(op.at, "slice", None)
         marked = (mark for mark in field_work(self.function).marked if mark.place is place)
         return any(mark.field in self.store.idle_marks and not mark.on for mark in marked)
+
+    def _moves_a_top(self, at: ast.AST) -> bool:
+        """`self.top -= 1`, by which the next one is taken off the pile."""
+        match at:
+            case ast.AugAssign(target=ast.Attribute(attr=name), op=ast.Sub()):
+                return name in self._tops
+        return False
 
     def _counts_its_first_user(self, at: ast.AST) -> bool:
         return any(

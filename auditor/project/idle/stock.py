@@ -26,7 +26,8 @@ class Stock:
     """`fields` are its stores, `counters` fields that count what it made up to a limit, `givers`
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
     `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the
-    place of what it will not use again."""
+    place of what it will not use again; `marks` are fields with the way in which a place is marked that is
+    lent."""
 
     cls: Class
     fields: frozenset[str]
@@ -37,6 +38,7 @@ class Stock:
     given: bool = False
     replaces: bool = False
     full: frozenset[str] = frozenset()
+    marks: frozenset[tuple[str, bool]] = frozenset()
 
     @cached_property
     def idle_marks(self) -> frozenset[str]:

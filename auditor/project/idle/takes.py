@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from auditor.ir.ops import Call, Delete, InPlace, Store
+from auditor.ir.ops import Call, Delete, InPlace, Move, Store
 from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.modules import Function
 from auditor.project.idle.supply import taken_ids
@@ -35,10 +35,18 @@ class Take:
             if (isinstance(op, Call) and op.at is self.at)
             or (
                 isinstance(self.at, ast.stmt)
-                and isinstance(op, (Delete, InPlace, Store))
+                and (isinstance(op, WRITING) or (isinstance(op, Move) and op.target == (self.name,)))
                 and id(op.at) in parts
             )
         ]
+
+    @property
+    def top(self) -> str | None:
+        """The field that says where a pile ends, of `self.pile[self.top]`."""
+        match self.shown:
+            case ast.Subscript(value=ast.Attribute(), slice=ast.Attribute(attr=top)):
+                return top
+        return None
 
 
 def handing_on(work: FieldWork, fields: Set[str]) -> bool:
@@ -70,8 +78,14 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
         for call in work.method.calls
         if own_attribute(call.func, own) in handing and id(call) not in dropped
     ]
+    taken = taken_ids(work, fields)
     for node in work.method.statements:
         found += reader.named_first(node)
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Subscript(slice=ast.Attribute()) as value
+            ) if id(value) in taken:
+                found.append(Take(node, value, name))  # `self.top -= 1`, `page = self.pile[self.top]`
     return found
 
 

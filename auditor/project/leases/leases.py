@@ -36,6 +36,7 @@ from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
+from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import site_nodes
 from auditor.project.meaning.source import Source
@@ -93,7 +94,7 @@ class Follower(Afterwards):
         ending = recogniser.ending_names(acquisition.protocol)
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
-        leaks = tuple(self.losses.leaks(node, followed))
+        leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)

@@ -13,6 +13,7 @@ from auditor.flow.lease import Leak, Loss
 from auditor.project.code.bindings import given_to, own_attribute, suites_of
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
+from auditor.project.leases.told_by_both import asked_beside, sees_to_one_alone
 from auditor.source.nodes import walk
 
 NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
@@ -36,6 +37,8 @@ def undone_at(function: Function) -> set[int]:
                 found.update(id(each) for statement in undoing for each in walk(statement))
             case ast.If(body=[*undoing, ast.Raise()]):
                 found.update(id(each) for statement in undoing for each in walk(statement))
+            case ast.If(body=[ast.Expr() as undone]) if sees_to_one_alone(function, node):
+                found.update(id(each) for each in walk(undone))
     for suite in suites_of(function.node):
         match suite:
             case [*_, ast.If(body=[*_, ast.Expr() as undone]), ast.Return() as last] if (
@@ -97,7 +100,7 @@ def _may_refuse(
     self.reserve(a): return False`: what says no may be the second."""
     match answer:
         case ast.BoolOp(op=ast.And(), values=[*first, _]):
-            return acquire in first
+            return acquire in first or bool(asked_beside(function, acquire, answer))
         case ast.Name(id=name):
             given = list(given_to(function, name))
             return len(given) == 1 and _may_refuse(function, calls, acquire, given[0], refusing)

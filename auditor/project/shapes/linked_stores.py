@@ -38,7 +38,7 @@ def unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
             and (mentions(place, names, frozenset()) or _reads(work, place, head))
             for other, follower in pairs
         )
-        if moved and any(mentions(each, {target.id}, frozenset()) for each in work.returned):
+        if moved and any(mentions(each, names, frozenset()) for each in work.returned):
             yield head, target.id
 
 

@@ -51,12 +51,17 @@ def searches_and_marks(work: FieldWork, field: str, on: bool) -> bool:
 
 def marks_back(work: FieldWork, field: str, on: bool) -> bool:
     """Of the place that it is told, or of those; what was struck off may be put in again."""
-    again = (put for put in work.put if not on and put.field == field)
+    again = (put for put in work.put if not on and put.field == field and not _is_no(put.value))
     marked = [each.place for each in work.marked if each.field == field and each.on != on]
     met = work.met_by_told if marked else frozenset()  # which is looked for in the whole body
     return any(mentions(place, met, frozenset()) for place in marked) or any(
         work.is_from_told(each) for put in again for each in (put.key, put.value) if each
     )
+
+
+def _is_no(value: ast.expr) -> bool:
+    """`self.used[place] = False` strikes off; `self.free[place] = None` of an ordered set puts in."""
+    return isinstance(value, ast.Constant) and value.value is False
 
 
 def finds_a_place(function: Function, partners: Sequence[Function]) -> bool:
