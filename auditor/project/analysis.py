@@ -26,6 +26,7 @@ from auditor.project.fields.fields import Fields
 from auditor.project.fields.taken_again import told_where_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
+from auditor.project.leases.detached import note_detaching
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
@@ -216,6 +217,7 @@ class Analysis:
             else:
                 note_filled(self.recogniser, its, outcome)
                 note_held_over(self.recogniser, its, outcome)
+            note_detaching(self.recogniser, its, outcome)
         if not reached:
             return
         self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))

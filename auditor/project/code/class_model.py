@@ -3,6 +3,7 @@
 It never runs anything and never guesses between two answers."""
 
 import ast
+import re
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
@@ -15,6 +16,12 @@ SAME_ELEMENTS = frozenset({"list", "tuple", "sorted", "reversed", "iter", "set",
 
 PATH = "pathlib.Path"
 """What `/` and `with_suffix()` make more of."""
+
+OUT_OF_A_CONTAINER = re.compile(
+    r"(?:collections\.(?:deque|OrderedDict|defaultdict)|(?:queue|asyncio|multiprocessing)\.\w*Queue)"
+    r"\.(?:pop|popleft|popitem|get|get_nowait|setdefault)"
+)
+"""Of `lease = self.waiting.popleft()` nothing is known but what others say of it."""
 
 
 class ClassModel(BoundTypes):
@@ -90,6 +97,8 @@ class ClassModel(BoundTypes):
         target = self.callee(function, node.func)
         if isinstance(target, str) and target.startswith(f"{PATH}.with_"):
             return PATH
+        if isinstance(target, str) and OUT_OF_A_CONTAINER.fullmatch(target):
+            return None
         if isinstance(target, Class | str):
             return target
         if isinstance(target, Function) and not isinstance(target.node, (ast.Module, ast.Lambda)):

@@ -1,0 +1,54 @@
+"""Methods that hand out what is in a field of their object, and empty it: `lane = guard.detach()`.
+
+Another method put a lease there, `self.lane = self.yard.enter()`, and the object's own end finds nothing more
+to give back: whoever gets it owes it."""
+
+import ast
+
+from auditor.flow.effects import Handle
+from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.field_paths import mentions, own_field
+from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.filling_again import is_none
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.source import Source
+from auditor.project.outcome import Outcome
+
+
+def note_detaching(recogniser: Recogniser, source: Source, outcome: Outcome) -> None:
+    """What a method of the same class hands out of the fields that the lease was put into."""
+    function, acquisition = outcome.function, outcome.acquisition
+    if function.cls is None or acquisition.foreign or acquisition.opened:
+        return
+    if acquisition.handle is not Handle.RESULT:
+        return
+    fields = {path[1][1:] for _, path in outcome.stored if len(path) == 2 and own_field(function, path)}
+    for method in function.cls.methods.values() if fields else ():
+        known = method in recogniser.acquiring or method is function or method.name.startswith("__")
+        if not known and any(_hands_out(method, field) for field in fields):
+            recogniser.wrappers.setdefault(method, _handed_out(source))
+
+
+def _handed_out(source: Source) -> Source:
+    return Source(source.protocol, source.origin, Handle.RESULT, source.value, second_hand=True)
+
+
+def _hands_out(method: Function, field: str) -> bool:
+    """`lane, self.lane = self.lane, None`, and `return lane`; `None` on other ways."""
+    own = method.owner
+    if own is None or not mentions(method, field) or any(map(looks_releasing, method.calls)):
+        return False
+    put = [value for target, value in assignments(method) if own_attribute(target, own) == field]
+    if not put or not all(map(is_none, put)):
+        return False
+    results = [node.value for node in method.statements if isinstance(node, ast.Return)]
+    returned = [value for value in results if value is not None and not is_none(value)]
+    return bool(returned) and all(_was_in(method, own, field, value) for value in returned)
+
+
+def _was_in(method: Function, own: str, field: str, value: ast.expr) -> bool:
+    if not isinstance(value, ast.Name):
+        return own_attribute(value, own) == field
+    given = list(given_to(method, value.id))
+    return bool(given) and all(own_attribute(each, own) == field for each in given)
