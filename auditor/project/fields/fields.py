@@ -227,7 +227,7 @@ class Fields(NothingOver):
                 escapes = True
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
-                drops += self._cut_off(method, attribute)
+                drops += self._cut_off(method, path)
                 drops += self._lost_entries(outcome, family, method, path)
             if answer.fate is Fate.RELEASE:
                 drops += self._rest_dropped(outcome, family, method, path)

@@ -15,14 +15,18 @@ from auditor.project.fields.flags_left_down import set_at_birth
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
 from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
+from auditor.project.fields.rows_cut import rows_cut
 from auditor.project.outcome import Outcome
 
 
 class InPart(Families):
     """Asks of each method of a family what of the lease's field it leaves to nobody."""
 
-    def _cut_off(self, method: Function, attribute: str) -> list[Leak]:
-        return [self._dropped_at(method, at) for at in cut_off(self.project, method, attribute)]
+    def _cut_off(self, method: Function, path: Path) -> list[Leak]:
+        found = [*cut_off(self.project, method, path[1][1:])]
+        if self.whole.get(path, path)[2:] == (ANY_ITEM, ANY_ITEM):
+            found += rows_cut(self.project, method, path[1][1:])
+        return [self._dropped_at(method, at) for at in found]
 
     def _rest_dropped(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path

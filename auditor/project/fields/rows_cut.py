@@ -1,0 +1,99 @@
+"""Rows of a table that a method shortens without a look at what goes: `blocks = self.table[key]`, and
+`del blocks[keep:]`, or `blocks.popleft()` of a window that moves on."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.code.project import Project
+from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.cutting import FILLING, FROM_AN_END
+from auditor.project.fields.forgetting import for_good
+from auditor.source.nodes import walk
+
+_CUTTING = ("del ", "pop", "= []")
+
+
+def rows_cut(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
+    """The statements that do so, in a method that gives nothing back, as its callers do not either."""
+    if not any(word in method.text for word in _CUTTING) or any(map(looks_releasing, method.calls)):
+        return
+    rows = _Rows(method, attribute)
+    shortening = [node for node in method.statements if rows.shortens(node)]
+    if shortening and not rows.looked_into(shortening) and for_good(project, method):
+        yield from shortening
+
+
+class _Rows:
+    """What stands under the keys of one table, as a method speaks of it."""
+
+    def __init__(self, method: Function, attribute: str) -> None:
+        self.method = method
+        self.attribute = attribute
+        self.binding = [
+            (target.id, value)
+            for target, value in assignments(method)
+            if isinstance(target, ast.Name) and self._is_looked_up(value)
+        ]
+        stored = [getattr(node, "id", "") for node in method.nodes if _is_stored(node)]
+        self.names = {name for name, _ in self.binding if stored.count(name) == 1}
+
+    def _is_looked_up(self, node: ast.AST) -> bool:
+        """`self.table[key]`, `self.table.setdefault(key, deque())`"""
+        match node:
+            case (
+                ast.Subscript(value=table, slice=ast.Name() | ast.Attribute(), ctx=ast.Load())
+                | ast.Call(func=ast.Attribute(value=table, attr="get" | "setdefault"))
+            ):
+                return self._is_table(table)
+        return False
+
+    def _is_table(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.expr) and own_attribute(node, self.method.owner or "") == self.attribute
+
+    def _is_row(self, node: ast.AST) -> bool:
+        return self._is_looked_up(node) or (isinstance(node, ast.Name) and node.id in self.names)
+
+    def shortens(self, node: ast.stmt) -> bool:
+        match node:
+            case (
+                ast.Delete(targets=[ast.Subscript(value=row, slice=ast.Slice() | ast.Constant())])
+                | ast.Assign(targets=[ast.Subscript(value=row, slice=ast.Slice())], value=ast.List(elts=[]))
+            ):
+                return self._is_row(row)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=row, attr=way), args=args)):
+                from_an_end = way in FROM_AN_END and all(isinstance(each, ast.Constant) for each in args)
+                return from_an_end and self._is_row(row)
+        return False
+
+    def looked_into(self, shortening: list[ast.stmt]) -> bool:
+        """Beyond asking whether there is one and how long it is, and putting more in."""
+        known = {id(each) for statement in shortening for each in walk(statement)}
+        known |= {id(value) for _, value in self.binding}
+        tables = set()
+        for node in self.method.nodes:
+            match node:
+                case (
+                    ast.Call(func=ast.Name(id="len"), args=[row])
+                    | ast.If(test=row)
+                    | ast.While(test=row)
+                    | ast.UnaryOp(op=ast.Not(), operand=row)
+                    | ast.Compare(left=row, ops=[ast.Is() | ast.IsNot()])
+                ):
+                    known.add(id(row))
+                case ast.Call(func=ast.Attribute(value=row, attr=way)) if way in FILLING:
+                    known.add(id(row))
+                case ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[table]):
+                    tables.add(id(table))
+            if self._is_looked_up(node):
+                tables |= {id(each) for each in walk(node)}
+        return any(
+            (self._is_row(node) and not _is_stored(node) and id(node) not in known)
+            or (self._is_table(node) and id(node) not in tables)
+            for node in self.method.nodes
+        )
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
