@@ -2,7 +2,7 @@
 
 import ast
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 
@@ -130,14 +130,28 @@ class Analysis:
         return self._result()
 
     def _ask_users(self) -> None:
-        """About the pairs that are only proposed."""
+        """About the pairs that are only proposed. What is none may still hand on what another lends."""
         none = disbelieved(self.recogniser, self.outcomes.values())
+        asked = {at for at, (pair, _) in self.recogniser.acquiring.items() if pair.name in none}
         self.recogniser.forget(none)
         self.outcomes = {
             at: each for at, each in self.outcomes.items() if each.acquisition.protocol not in none
         }
+        self._counted = [each for each in self._counted if each[1].protocol not in none]
         for function, received in self.received.items():
             self.received[function] = [each for each in received if each.acquisition.protocol not in none]
+        self._effects.clear()  # they remember what was taken for an acquire
+        self._followers.clear()
+        self._follow_what_is_handed_on(asked)
+
+    def _follow_what_is_handed_on(self, by: Set[Function]) -> None:
+        """By functions that were taken for halves of pairs."""
+        for outcome in [each for each in self.outcomes.values() if each.function in by]:
+            source = self.recogniser.source(outcome.function, outcome.call)
+            if source is not None and outcome.returned is not None:
+                self._note_wrapper(outcome.function, source, outcome)
+        words, paths = self._callers_of(by & self.recogniser.wrappers.keys())
+        self._wave(paths, words)
 
     def _follow_second_hands(self) -> None:
         """What comes out of queues that others fill; who gets it from there hands it on like a wrapper."""

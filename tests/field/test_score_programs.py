@@ -49,7 +49,8 @@ KEPT = {
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
 TOLD_ELSEWHERE = {"p06_connection_checkout.py:154", "ulysses/exchange.py:41", "train_io/loader.py:58"}
-"""Leaks that are told where the lease is taken out of a table, or of its guard, and labelled where it was put in."""
+"""Leaks that are told where the lease is taken out of a table, or of its guard, and labelled where it was put
+in."""
 
 
 @pytest.mark.slow

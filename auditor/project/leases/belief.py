@@ -39,7 +39,7 @@ def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:
     """It is kept in a field, and another method of the class gives something back."""
     cls = user.function.cls if user.stored else None
     return cls is not None and any(
-        target in recogniser.releasing and recogniser.releasing[target][0].name == user.lease.protocol
+        recogniser.ends(target, user.lease.protocol)
         for method in cls.methods.values()
         if method is not user.function
         for call in method.calls

@@ -81,8 +81,7 @@ class Recogniser(Releases):
             del self.acquiring[function]
         for name, known in self._names.items():
             self._names[name] = [each for each in known if each[0].name not in protocols]
-        for function in [each for each, (pair, _) in self.releasing.items() if pair.name in protocols]:
-            del self.releasing[function]
+        self.forget_ends(protocols)
         for function in [each for each, source in self.wrappers.items() if source.protocol in protocols]:
             del self.wrappers[function]
 

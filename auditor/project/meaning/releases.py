@@ -2,7 +2,7 @@
 tables."""
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.flow.operands import PROCESS_POSITION
@@ -47,9 +47,23 @@ class Releases:
         }
         self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
+        self._proposed: dict[tuple[Function, str], tuple[Pair, Half]] = {}  # of which one may end several
         for pair in pairs:
             for half in pair.releases:
                 self.releasing.setdefault(half.function, (pair, half))
+                if pair.proposed:
+                    self._proposed[half.function, pair.name] = pair, half
+
+    def forget_ends(self, protocols: Set[str]) -> None:
+        """Of pairs that are none; what ends others as well still ends those."""
+        self._proposed = {at: its for at, its in self._proposed.items() if at[1] not in protocols}
+        kept = {at: its for at, its in self.releasing.items() if its[0].name not in protocols}
+        self.releasing = {at[0]: its for at, its in reversed(self._proposed.items())} | kept
+
+    def ends(self, target: Function, protocol: str) -> bool:
+        """Whether the tree's own function gives back what is lent under this protocol."""
+        first = self.releasing.get(target)
+        return (target, protocol) in self._proposed or (first is not None and first[0].name == protocol)
 
     def ending_names(self, protocol: str) -> frozenset[str]:
         """Names of the functions that give back what is lent under this protocol, by the settings or by the
@@ -57,9 +71,10 @@ class Releases:
         declared = (
             pattern.last_word for each in self.declared if each.name == protocol for pattern in each.release
         )
+        own = (function.name for function, name in self._proposed if name == protocol)
         return frozenset(
             function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
-        ).union(declared)
+        ).union(declared, own)
 
     def releases(
         self, function: Function, call: ast.Call, position: Position, protocol: str = ""
@@ -84,7 +99,7 @@ class Releases:
             if position == -1 and protocol and self.closing.get(target) == protocol:
                 return True
             if target in self.releasing:
-                pair, half = self.releasing[target]
+                pair, half = self._proposed.get((target, protocol)) or self.releasing[target]
                 if protocol and half.name.kind != kind_of(protocol):
                     return None
                 if protocol != pair.name and pair.proposed:

@@ -22,7 +22,7 @@ from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.registers import LISTENERS
 from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
-from auditor.protocols.vocabulary import Name
+from auditor.protocols.vocabulary import RELEASE_WORDS, Name, take_apart
 
 ENDING = re.compile(
     r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
@@ -32,6 +32,9 @@ ENDING = re.compile(
 
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
+SHARED = re.compile(r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_")
+"""Names of what shows everybody the same."""
+
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
 
@@ -49,7 +52,7 @@ def proposed_pairs(
         return
     asked = {m: list(_lasting(m, helpers)) for m in methods if m not in known and _may_be_half(m, known)}
     asked = {method: changed for method, changed in asked.items() if changed}
-    found: dict[tuple[Half, ...], list[Half]] = {}
+    name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
     for begins, begun in asked.items() if len(asked) > 1 else ():
         ends = [
             each
@@ -64,10 +67,7 @@ def proposed_pairs(
                 Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
                 for each in ends
             )
-            found.setdefault(tuple(back), []).append(half)
-    name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
-    for ending, halves in found.items():
-        yield Pair(f"{name}.{halves[0].function.name}()", cls, tuple(halves), ending, proposed=True)
+            yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
 
 
 def _helpers(model: ClassModel, cls: Class | None) -> Helpers:
@@ -130,7 +130,10 @@ def _lending(begins: Function, begun: list[Change], ends: list[Function]) -> Hal
 def _marking(
     begins: Function, begun: list[Change], ends: list[Function], given: Sequence[Position]
 ) -> Half | None:
-    """Of an amount, if it is told one; else under a key, or of each of what it is told."""
+    """Of an amount, if it is told one; else under a key, or of each of what it is told. `unlock(key)` begins
+    nothing."""
+    if take_apart(begins.name, RELEASE_WORDS) is not None:
+        return None
     amount = next(_amounts(begins, begun), None)
     told = own_parameters(begins)
     names = {told[at] if isinstance(at, int) and at < len(told) else str(at) for at in given}
@@ -215,7 +218,9 @@ def _position(half: Half, end: Function, ended: list[Change], told: Told | None)
 
 def _may_be_half(method: Function, known: Set[Function]) -> bool:
     """What asks a known half of its own class is that one's user."""
-    private = method.name.startswith("_") or method.is_abstract or method.is_static
+    private = (
+        method.name.startswith("_") or method.is_abstract or method.is_static or SHARED.match(method.name)
+    )
     return not private and LENDING.isdisjoint(method.decorators) and not _asks_one_of(method, known)
 
 
