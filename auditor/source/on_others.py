@@ -17,6 +17,8 @@ _OF_HELPER = re.compile(rb"self\.(\w+)\([^()\n]*$")
 _SETTINGS = frozenset({b"requires_grad", b"training", b"enabled", b"use_cache", b"daemon", b"allow_tf32"})
 """Flags that are switched everywhere."""
 
+_ASKED = rb"(?:if|not|and|or) (\w+)\.%b\b"
+_GOING_OVER = re.compile(rb"\bfor (?:\w+, )?(\w+) in ")
 _OWN = re.compile(rb"self\.(\w+)$")
 _WORD = re.compile(rb"\w+")
 _GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
@@ -41,10 +43,13 @@ def _counts(data: bytes) -> bool:
 def _marks(data: bytes) -> bool:
     """Flags of objects, and places of a module's table."""
     cleared = [each for way in _CLEARING for each in _lines_before(way, data)]
-    flags = {found[1] for each in cleared if (found := _OF_ANOTHER.search(each))} - _SETTINGS
+    flags = set(_before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
     tables = {found[1] for each in cleared if (found := _TABLE.search(each))}
+    gone_over = set(_GOING_OVER.findall(data)) if flags else set[bytes]()
     return any(
-        re.search(rb"(?<!self)\.%b = (?!None|False)" % name, data) is not None for name in flags
+        re.search(rb"(?<!self)\.%b = True\b" % name, data) is not None
+        and not gone_over.isdisjoint(re.findall(_ASKED % name, data))
+        for name in flags
     ) or any(
         (b"\n%b = " % name in data or b"\n%b: " % name in data)
         and re.search(rb"(?<![\w.])%b\[[^\n]*?\] = (?!None|False|0\b)" % name, data) is not None

@@ -32,8 +32,11 @@ ENDING = re.compile(
 
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
-SHARED = re.compile(r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_")
-"""Names of what shows everybody the same."""
+SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load|evaluate|step)(?:_|$)")
+SHARED = re.compile(
+    r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
+)
+"""Names of what shows something, or makes it, and of what shows everybody the same."""
 
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
@@ -194,6 +197,8 @@ def _stores(begins: Function, begun: list[Change]) -> bool:
 
 def _may_end(begins: Function, ends: Function) -> bool:
     """Told what the first returned or was told; nothing where there is nothing to tell."""
+    if SHOWING.match(ends.name):
+        return False
     nothing = not own_parameters(begins) and not returns_something(begins)
     return bool(own_parameters(ends)) is not nothing
 
@@ -249,11 +254,19 @@ def _undoes(begins: Function, begun: list[Change], end: Function, ended: list[Ch
     return any(
         (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
         and (other.did in UNDONE.get(one.did, ()) or _links_in(one, other, told))
-        and (one.did is not Did.SET or len(one.way) > 2)
+        and (one.did is not Did.SET or _is_of_several(begins, one))
+        and (other.did is not Did.SET or _is_told(end, other))
         and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
         for one in begun
         for other in ended
     )
+
+
+def _is_of_several(begins: Function, change: Change) -> bool:
+    """`slot.host = host` of a slot out of `self.slots`, into which its class looks."""
+    text = begins.cls.text if begins.cls is not None and len(change.way) > 2 else ""
+    several = rf"\bin (?:\w+\()?self\.{change.way[1]}\b|self\.{change.way[1]}\["
+    return bool(text) and re.search(several, text) is not None
 
 
 def _is_told(method: Function, change: Change) -> bool:

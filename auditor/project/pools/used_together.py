@@ -56,7 +56,20 @@ def told_of(model: ClassModel, begins: Function, ends: Function) -> Told | None:
 def _users(model: ClassModel, begins: Function, ends: Function) -> Iterator[Function]:
     for module in _modules(model, begins, ends):
         if not TEST_FILE.search(module.path):
-            yield from (function for scope in _scopes(module) for function in scope)
+            yield from _asking_both(module, begins.name, ends.name)
+
+
+def _asking_both(module: Module, *names: str) -> Iterator[Function]:
+    """Functions in whose lines both are called, by the text."""
+    lines = [[line for line, name in module.called if name == each] for each in names]
+    for scope in _scopes(module) if all(lines) else ():
+        for function in scope:
+            first, last = (
+                getattr(function.node, "lineno", 1),
+                getattr(function.node, "end_lineno", len(module.lines)),
+            )
+            if all(any(first <= line <= last for line in each) for each in lines):
+                yield function
 
 
 def _turns(function: Function, begins: Function, ends: Function) -> Iterator[bool]:
