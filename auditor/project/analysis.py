@@ -132,6 +132,8 @@ class Analysis:
     def _ask_users(self) -> None:
         """About the pairs that are only proposed. What is none may still hand on what another lends."""
         none = disbelieved(self.recogniser, self.outcomes.values())
+        if not none:
+            return
         asked = {at for at, (pair, _) in self.recogniser.acquiring.items() if pair.name in none}
         self.recogniser.forget(none)
         self.outcomes = {

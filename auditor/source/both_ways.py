@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from auditor.source.on_others import works_on_others
-from auditor.source.searched import Searched
+from auditor.source.searched import Searched, before, places
 
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
@@ -98,9 +98,9 @@ Notes = defaultdict[str, set[bytes]]
 
 def works_both_ways(text: Searched) -> bool:
     """Whether what it does to one field it undoes somewhere."""
-    data = _shared_as_fields(text) if any(map(text.has, _TAKING)) else text.data
     if works_on_others(text):
         return True
+    data = _shared_as_fields(text) if any(map(text.has, _TAKING)) else text.data
     if b"self." not in data:
         return False
     notes = _notes(data, text)
@@ -112,8 +112,8 @@ def works_both_ways(text: Searched) -> bool:
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)
-        or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in _places(b".next", data)))
-        or any(b".%b += 1" % count in data for count in set(_before(b" -= 1", _USED, data)))
+        or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
+        or any(b".%b += 1" % count in data for count in set(before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
     )
 
@@ -177,7 +177,7 @@ def _of_closures(taken: set[bytes], data: bytes) -> set[bytes]:
 
 
 def _all_places(data: bytes) -> Iterator[tuple[int, int]]:
-    return (place for needle in _TAKING for place in _places(needle, data))
+    return (place for needle in _TAKING for place in places(needle, data))
 
 
 def _taken_at(data: bytes, at: int) -> bytes:
@@ -207,7 +207,7 @@ def _notes(data: bytes, text: Searched) -> Notes:
         (b"nxt = self.", "head", _HEAD),
         (b"del self.", "taken", _KEYED),
     ):
-        for _, at in _places(needle, data):
+        for _, at in places(needle, data):
             if found := name.match(data, at + len(needle)):
                 notes[way].add(found[name.groups])
     for local in _popped(data) if text.has(b"pop") else ():
@@ -228,33 +228,18 @@ def _is_said(fields: set[bytes], data: bytes) -> bool:
 
 def _popped(data: bytes) -> set[bytes]:
     """Local names of which something is taken; `kwargs` are the caller's words, and no store."""
-    places = _places(b".pop", data)
-    found = (_LOCAL.search(data, max(start, at - LONGEST), at) for start, at in places)
+    popping = places(b".pop", data)
+    found = (_LOCAL.search(data, max(start, at - LONGEST), at) for start, at in popping)
     return {each[1] for each in found if each} - {b"kwargs"}
 
 
 def _flagged(data: bytes, text: Searched) -> bool:
     """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`;
     `slot.state = State.IDLE`."""
-    flags = set(_before(b" = True", _FLAG, data))
-    if flags and not flags.isdisjoint(_before(b" = False", _FLAG, data)):
+    flags = set(before(b" = True", _FLAG, data))
+    if flags and not flags.isdisjoint(before(b" = False", _FLAG, data)):
         return True
     if any(map(text.has, _SIGNS)) and _STATE.search(data):
         return True
-    owners = set(_before(b" = None", _OWNED, data))
+    owners = set(before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)
-
-
-def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
-    """What the pattern finds in the line before each place of this needle."""
-    for start, at in _places(needle, data):
-        if found := pattern.search(data, start, at):
-            yield found[1]
-
-
-def _places(needle: bytes, data: bytes) -> Iterator[tuple[int, int]]:
-    """Where it stands, after where its line begins."""
-    at = data.find(needle)
-    while at >= 0:
-        yield data.rfind(b"\n", 0, at) + 1, at
-        at = data.find(needle, at + 1)

@@ -2,14 +2,12 @@
 
 Judged from bytes: `slot.worn = True` and `slot.worn = False`, `page.pins += 1` and `page.pins -= 1`,
 `bins = self._bin(kind)` with `bins.pop()` and `self._bin(kind).append(thing)`, `tier.vacant.pop()` and
-`tier.vacant.append(slot)`. No name says so: those who use
-them are asked."""
+`tier.vacant.append(slot)`. No name says so: those who use them are asked."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 
-from auditor.source.searched import Searched
+from auditor.source.searched import Searched, before, places
 
 _OF_ANY = re.compile(rb"\.(\w+)(?:\[[^\]\n]*\])?$")
 _OF_ANOTHER = re.compile(rb"(?<!self)(?<!config)(?<!args)\.(\w+)$")
@@ -37,14 +35,13 @@ def works_on_others(text: Searched) -> bool:
 
 
 def _counts(data: bytes) -> bool:
-    return any(b".%b += " % name in data for name in set(_before(b" -= ", _OF_ANY, data)))
+    return any(b".%b += " % name in data for name in set(before(b" -= ", _OF_ANY, data)))
 
 
 def _marks(data: bytes) -> bool:
     """Flags of objects, and places of a module's table."""
-    cleared = [each for way in _CLEARING for each in _lines_before(way, data)]
-    flags = set(_before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
-    tables = {found[1] for each in cleared if (found := _TABLE.search(each))}
+    flags = set(before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
+    tables = {name for way in _CLEARING for name in before(way, _TABLE, data)}
     gone_over = set(_GOING_OVER.findall(data)) if flags else set[bytes]()
     return any(
         re.search(rb"(?<!self)\.%b = True\b" % name, data) is not None
@@ -72,45 +69,24 @@ def _changed_by_several(text: Searched) -> bool:
 def _at_numbers(data: bytes) -> bool:
     """`place = self.ring[self.tail % n]`, `self.ring[self.head % n] = place`"""
     put, read = set[bytes](), set[bytes]()
-    for field, at in _ahead(b"[self.", _OWN, data):
-        line = data[at : data.find(b"\n", at)]
-        (put if b"] = " in line else read).add(field)
+    for start, at in places(b"[self.", data):
+        if found := _OWN.search(data, start, at):
+            written = b"] = " in data[at : data.find(b"\n", at)]
+            (put if written else read).add(found[1])
     return not put.isdisjoint(read) and data.count(b" += 1\n") > 1
 
 
 def _helped(text: Searched) -> bool:
     """`bins = self._bin(kind)` with `bins.pop()`, and `self._bin(kind).append(thing)`."""
     ways = filter(text.has, _PUTTING)
-    shown = {name for way in ways for name in _before(way, _OF_HELPER, text.data)}
+    shown = {name for way in ways for name in before(way, _OF_HELPER, text.data)}
     return any(re.search(_SHOWN % (name, name), text.data) is not None for name in shown)
 
 
 def _stocks(text: Searched) -> bool:
     """Of records: what is taken out of the one is put into the other."""
-    taken = {name for way in filter(text.has, _POPPING) for name in _before(way, _OF_ANOTHER, text.data)}
+    taken = {name for way in filter(text.has, _POPPING) for name in before(way, _OF_ANOTHER, text.data)}
     return any(
         re.search(rb"\w(?<!self)\.%b\.(?:append|appendleft|add)\(" % name, text.data) is not None
         for name in taken
     )
-
-
-def _before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
-    """What the pattern finds in the line before each place of this needle."""
-    return (found for found, _ in _ahead(needle, pattern, data))
-
-
-def _ahead(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[tuple[bytes, int]]:
-    """The same with the place."""
-    at = data.find(needle)
-    while at >= 0:
-        if found := pattern.search(data, data.rfind(b"\n", 0, at) + 1, at):
-            yield found[1], at
-        at = data.find(needle, at + 1)
-
-
-def _lines_before(needle: bytes, data: bytes) -> Iterator[bytes]:
-    """What stands in the line before each place of this needle."""
-    at = data.find(needle)
-    while at >= 0:
-        yield data[data.rfind(b"\n", 0, at) + 1 : at]
-        at = data.find(needle, at + 1)

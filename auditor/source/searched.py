@@ -1,6 +1,7 @@
 """The bytes of a file beside its words, each once, which are asked first whether something stands in it."""
 
 import re
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 
 _WORD = re.compile(rb"\w+")
@@ -44,6 +45,21 @@ class Listed(Searched):
     @cached_property
     def _listed(self) -> bytes:
         return b" %b " % b" ".join(self._words)
+
+
+def places(needle: bytes, data: bytes) -> Iterator[tuple[int, int]]:
+    """Where it stands, after where its line begins."""
+    at = data.find(needle)
+    while at >= 0:
+        yield data.rfind(b"\n", 0, at) + 1, at
+        at = data.find(needle, at + 1)
+
+
+def before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
+    """What the pattern finds in the line before each place of this needle."""
+    for start, at in places(needle, data):
+        if found := pattern.search(data, start, at):
+            yield found[1]
 
 
 @lru_cache(maxsize=1 << 10)

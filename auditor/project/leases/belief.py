@@ -28,8 +28,8 @@ def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]
 
 def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
     losing = [user for user in users if loses_normally(user.lease)]
-    always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in users)
-    always -= sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in losing)
+    kept = (user for user in users if not loses_normally(user.lease))
+    always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in kept)
     sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
     return never < always and sometimes <= AT_MOST * always

@@ -6,14 +6,14 @@ proposed: `leases/belief` asks those who use it."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.bodies import returns_something
+from auditor.project.pools.bodies import returns_something, returns_tuples
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.used_together import Told, asked_in_turn, told_of
@@ -32,17 +32,24 @@ ENDING = re.compile(
 
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
-SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load|evaluate|step)(?:_|$)")
+SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load)(?:_|$)")
+"""Names of what shows something, or makes it, and gives nothing back."""
+
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
 )
-"""Names of what shows something, or makes it, and of what shows everybody the same."""
+"""Names of what shows everybody the same, and of what works."""
 
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
 
-UNDONE = UNDONE_BY | {Did.CLEAR: frozenset({Did.IN}), Did.SET: frozenset({Did.CLEAR})}
-"""What is free may be marked, as well as what is in use; `slot.host = host`, of a slot among others."""
+UNDONE = UNDONE_BY | {
+    Did.CLEAR: frozenset({Did.IN}),
+    Did.SET: frozenset({Did.CLEAR}),
+    Did.OUT: UNDONE_BY[Did.OUT] | {Did.SET},
+}
+"""What is free may be marked, as well as what is in use; `slot.host = host`, of a slot among others; `head =
+head.next`, and `head = node` of a node that is told."""
 
 
 def proposed_pairs(
@@ -66,6 +73,7 @@ def proposed_pairs(
         told = {each: told_of(model, begins, each) for each in ends}
         half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
         if half is not None:
+            half = replace(half, part=_part_lent(half, told.values()))
             back = (
                 Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
                 for each in ends
@@ -91,6 +99,14 @@ def _half(
     if handles == {Handle.ARGUMENT} and not _stores(begins, begun):
         return _marking(begins, begun, ends, [each.at for each in told if each is not None])
     return _by_its_body(begins, begun, ends)
+
+
+def _part_lent(half: Half, told: Iterable[Told | None]) -> int | None:
+    """`node` of `node, used = tree.match(key)`, if that is what they give back."""
+    if half.handle is not Handle.RESULT or not returns_tuples(half.function):
+        return None
+    parts = {each.part for each in told if each is not None and each.handle is Handle.RESULT}
+    return parts.pop() if len(parts) == 1 else None
 
 
 def _returns_what_it_changes(begins: Function) -> bool:
@@ -253,7 +269,7 @@ def _undoes(begins: Function, begun: list[Change], end: Function, ended: list[Ch
     told = own_parameters(end)
     return any(
         (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
-        and (other.did in UNDONE.get(one.did, ()) or _links_in(one, other, told))
+        and other.did in UNDONE.get(one.did, ())
         and (one.did is not Did.SET or _is_of_several(begins, one))
         and (other.did is not Did.SET or _is_told(end, other))
         and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
@@ -272,9 +288,3 @@ def _is_of_several(begins: Function, change: Change) -> bool:
 def _is_told(method: Function, change: Change) -> bool:
     """`drop(key)` strikes the key off, and `propose(key)` enters something new: that gives nothing back."""
     return isinstance(change.value, ast.Name) and change.value.id in own_parameters(method)
-
-
-def _links_in(one: Change, other: Change, told: Sequence[str]) -> bool:
-    """`self.head = node`, of a node that it is told, where the other moved the head on."""
-    put = isinstance(other.value, ast.Name) and other.value.id in told
-    return one.did is Did.OUT and other.did is Did.SET and put

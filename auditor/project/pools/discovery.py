@@ -15,7 +15,7 @@ from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, n
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
-from auditor.project.pools.bodies import not_shared, puts_another, returns_tuples
+from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
 from auditor.project.pools.counted import counted_pairs, counting_functions
 from auditor.project.pools.delegating import handing_on, hands_on
@@ -33,7 +33,6 @@ from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.settled import settled_pairs, settling
-from auditor.project.pools.used_together import told_of
 from auditor.project.pools.wrapped_leases import with_ends_of_wrappers
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
@@ -56,23 +55,7 @@ from auditor.protocols.vocabulary import (
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
-    """The pairs that one module defines, and what part of what they return is lent, where no name says so."""
-    for pair in _discovered(model, module):
-        got = tuple(replace(half, part=_part_lent(model, half, pair.releases)) for half in pair.acquires)
-        yield replace(pair, acquires=got) if pair.proposed else pair
-
-
-def _part_lent(model: ClassModel, half: Half, ends: tuple[Half, ...]) -> int | None:
-    """`node` of `node, used = tree.match(key)`, if that is what they give back."""
-    if half.handle is not Handle.RESULT or not returns_tuples(half.function):
-        return None
-    told = [told_of(model, half.function, end.function) for end in ends]
-    parts = {each.part for each in told if each is not None and each.handle is Handle.RESULT}
-    return parts.pop() if len(parts) == 1 else None
-
-
-def _discovered(model: ClassModel, module: Module) -> Iterator[Pair]:
-    """Objects that end themselves are lent where a module's names speak of
+    """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
     lending: nobody owes whatever has a `close()`."""
     lending = names_pair(module.text) or names_undo(module.text)
     known: set[Function] = set()

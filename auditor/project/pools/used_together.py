@@ -60,16 +60,10 @@ def _users(model: ClassModel, begins: Function, ends: Function) -> Iterator[Func
 
 
 def _asking_both(module: Module, *names: str) -> Iterator[Function]:
-    """Functions in whose lines both are called, by the text."""
-    lines = [[line for line, name in module.called if name == each] for each in names]
-    for scope in _scopes(module) if all(lines) else ():
-        for function in scope:
-            first, last = (
-                getattr(function.node, "lineno", 1),
-                getattr(function.node, "end_lineno", len(module.lines)),
-            )
-            if all(any(first <= line <= last for line in each) for each in lines):
-                yield function
+    """Functions in whose text both are called."""
+    if all(f"{name}(" in module.text for name in names):
+        for scope in _scopes(module):
+            yield from (each for each in scope if all(f"{name}(" in each.text for name in names))
 
 
 def _turns(function: Function, begins: Function, ends: Function) -> Iterator[bool]:
