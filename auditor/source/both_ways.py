@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from auditor.source.on_others import works_on_others
-from auditor.source.searched import Searched, before, places
+from auditor.source.searched import Searched, before, ending_before, places
 
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
@@ -55,6 +55,7 @@ _NAME = re.compile(rb"\w+")
 _KEYED = re.compile(rb"(\w+)\[")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
 _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)(?:\[[^\]\n]*\])?$")
+_LAST_WORD = re.compile(rb"(\w+)$")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _SAYING = (
@@ -113,7 +114,7 @@ def works_both_ways(text: Searched) -> bool:
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
-        or any(b".%b += 1" % count in data for count in set(before(b" -= 1", _USED, data)))
+        or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
     )
 
@@ -123,7 +124,8 @@ def _put_back_by_name(taken: set[bytes], data: bytes) -> bool:
     return any(
         any(b" %b.%b(" % (local, way) in data for way in (b"append", b"add", b"appendleft", b"put"))
         for field in taken
-        for local in set(re.findall(rb"(\w+) = self\.%b[\[.\n]" % field, data))
+        for end in (b"[", b".", b"\n")
+        for local in set(before(b" = self." + field + end, _LAST_WORD, data))
     )
 
 
@@ -236,10 +238,10 @@ def _popped(data: bytes) -> set[bytes]:
 def _flagged(data: bytes, text: Searched) -> bool:
     """`worker.busy = True`, and `worker.busy = False`; `slot.owner = request`, and `slot.owner = None`;
     `slot.state = State.IDLE`."""
-    flags = set(before(b" = True", _FLAG, data))
-    if flags and not flags.isdisjoint(before(b" = False", _FLAG, data)):
+    flags = set(ending_before(b" = True", _FLAG, data))
+    if flags and not flags.isdisjoint(ending_before(b" = False", _FLAG, data)):
         return True
     if any(map(text.has, _SIGNS)) and _STATE.search(data):
         return True
-    owners = set(before(b" = None", _OWNED, data))
+    owners = set(ending_before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)

@@ -7,7 +7,7 @@ Judged from bytes: `slot.worn = True` and `slot.worn = False`, `page.pins += 1` 
 import re
 from collections import Counter
 
-from auditor.source.searched import Searched, before, places
+from auditor.source.searched import Searched, before, ending_before, places
 
 _OF_ANY = re.compile(rb"\.(\w+)(?:\[[^\]\n]*\])?$")
 _OF_ANOTHER = re.compile(rb"(?<!self)(?<!config)(?<!args)\.(\w+)$")
@@ -20,7 +20,7 @@ _GOING_OVER = re.compile(rb"\bfor (?:\w+, )?(\w+) in ")
 _OWN = re.compile(rb"self\.(\w+)$")
 _WORD = re.compile(rb"\w+")
 _GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
-_CLEARING = (b" = False\n", b" = None\n", b"] = 0\n")
+_CLEARING = (b"] = False\n", b"] = None\n", b"] = 0\n")
 _TABLE = re.compile(rb"(?:^|[^\w.])(\w+)\[[^\n]*$")
 _POPPING = (b".pop()", b".popleft()", b".pop(0)")
 _PUTTING = (b").append(", b").add(", b").appendleft(", b").release()", b").put(")
@@ -40,7 +40,7 @@ def _counts(data: bytes) -> bool:
 
 def _marks(data: bytes) -> bool:
     """Flags of objects, and places of a module's table."""
-    flags = set(before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
+    flags = set(ending_before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
     tables = {name for way in _CLEARING for name in before(way, _TABLE, data)}
     gone_over = set(_GOING_OVER.findall(data)) if flags else set[bytes]()
     return any(
@@ -85,7 +85,7 @@ def _helped(text: Searched) -> bool:
 
 def _stocks(text: Searched) -> bool:
     """Of records: what is taken out of the one is put into the other."""
-    taken = {name for way in filter(text.has, _POPPING) for name in before(way, _OF_ANOTHER, text.data)}
+    taken = {name for way in filter(text.has, _POPPING) for name in ending_before(way, _OF_ANOTHER, text.data)}
     return any(
         re.search(rb"\w(?<!self)\.%b\.(?:append|appendleft|add)\(" % name, text.data) is not None
         for name in taken

@@ -62,6 +62,14 @@ def before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[b
             yield found[1]
 
 
+def ending_before(needle: bytes, pattern: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
+    """The same for what begins at the last dot of that line, which is found sooner."""
+    for start, at in places(needle, data):
+        dot = data.rfind(b".", start, at)
+        if dot >= 0 and (found := pattern.match(data, dot, at)):
+            yield found[1]
+
+
 @lru_cache(maxsize=1 << 10)
 def _hint(needle: bytes) -> tuple[bytes, bool]:
     """What must stand in the list of words where `needle` stands in a file, and whether that is a whole word:

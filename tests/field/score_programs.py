@@ -56,6 +56,8 @@ SETS = (
     "colleagues",
     "inspectors",
     "tutors",
+    "surveyors",
+    "mentors",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

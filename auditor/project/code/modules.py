@@ -3,7 +3,7 @@
 import ast
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Function:
     _calls: list[ast.Call] | None = None
     _nodes: list[ast.AST] | None = None
     _statements: list[ast.stmt] | None = None
+    _called: dict[str, list[ast.Call]] | None = None
     field_work: "FieldWork | None" = None
     """What it does to fields, once somebody asked."""
     of_first: bool = False
@@ -83,6 +84,16 @@ class Function:
         if self._nodes is None:
             self._nodes = list(walk(self.node))
         return self._nodes
+
+    def calling(self, name: str) -> Sequence[ast.Call]:
+        """The calls below it of what has this last name, in the order of its nodes."""
+        if self._called is None:
+            self._called = {}
+            for node in self.nodes:
+                if node.__class__ is ast.Call:
+                    assert isinstance(node, ast.Call)
+                    self._called.setdefault(last_part(node.func), []).append(node)
+        return self._called.get(name, ())
 
     @property
     def text(self) -> str:

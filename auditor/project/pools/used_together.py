@@ -31,6 +31,7 @@ def used_together(model: ClassModel, begins: Function, ends: Function) -> bool:
     return any(
         _asked(scope, begins).keys() & _asked(scope, ends).keys()
         for module in _modules(model, begins, ends)
+        if all(f"{half.name}(" in module.text for half in (begins, ends))
         for scope in _scopes(module)
     )
 
@@ -104,11 +105,11 @@ def _calls(function: Function, half: Function) -> Iterator[tuple[str, ast.Call]]
     """The class's own methods are none of its users; of a plain function nobody is asked."""
     if half.cls is not None and function.cls is half.cls:
         return
-    for call in function.nodes:
-        match call:
-            case ast.Call(func=ast.Attribute(value=whom, attr=name)) if name == half.name:
+    for call in function.calling(half.name):
+        match call.func:
+            case ast.Attribute(value=whom):
                 yield ast.unparse(whom) if half.cls is not None else "", call
-            case ast.Call(func=ast.Name(id=name)) if name == half.name and half.cls is None:
+            case ast.Name() if half.cls is None:
                 yield "", call
 
 

@@ -1,0 +1,5 @@
+from .channel import Channel
+from .receiver import Receiver
+from .sender import Sender
+
+__all__ = ["Channel", "Receiver", "Sender"]

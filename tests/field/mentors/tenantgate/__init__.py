@@ -1,0 +1,5 @@
+from .gate import Gate, Reply
+from .quota import QuotaLedger
+from .workers import WorkerSet
+
+__all__ = ["Gate", "QuotaLedger", "Reply", "WorkerSet"]

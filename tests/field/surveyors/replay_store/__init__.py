@@ -1,0 +1,5 @@
+from .chunks import Chunk, ChunkPool
+from .learner import Learner
+from .table import ReplayTable
+
+__all__ = ["Chunk", "ChunkPool", "Learner", "ReplayTable"]
