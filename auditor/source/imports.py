@@ -139,11 +139,8 @@ def _marked(source: Source, node: Import) -> bool:
 
 def dotted_text(node: ast.expr) -> str | None:
     """`a.b.c` as text where the expression is nothing but names and attributes."""
-    parts: list[str] = []
+    rest = ""
     while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
+        rest = f".{node.attr}{rest}"
         node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    parts.append(node.id)
-    return ".".join(reversed(parts))
+    return node.id + rest if isinstance(node, ast.Name) else None
