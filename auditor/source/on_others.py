@@ -85,7 +85,9 @@ def _helped(text: Searched) -> bool:
 
 def _stocks(text: Searched) -> bool:
     """Of records: what is taken out of the one is put into the other."""
-    taken = {name for way in filter(text.has, _POPPING) for name in ending_before(way, _OF_ANOTHER, text.data)}
+    taken = {
+        name for way in filter(text.has, _POPPING) for name in ending_before(way, _OF_ANOTHER, text.data)
+    }
     return any(
         re.search(rb"\w(?<!self)\.%b\.(?:append|appendleft|add)\(" % name, text.data) is not None
         for name in taken

@@ -2,7 +2,7 @@
 
 import ast
 
-from auditor.project.code.modules import Class, Function, Module
+from auditor.project.code.modules import Class, Function, Module, last_part
 from auditor.project.code.project import Project, dotted_name
 
 Type = Class | str
@@ -58,6 +58,16 @@ def type_named(project: Project, written: Written | None) -> Type | None:
         return type_named(project, (module, node.value))
     found = named(project, module, node)
     return found if isinstance(found, (Class, str)) and found not in SAYING_NOTHING else None
+
+
+def is_container(written: Written | None) -> bool:
+    """`deque[Block | None]`, `dict[str, Block]`: of the library, whatever it holds."""
+    written = _bare(written)
+    if written is None:
+        return False
+    node = written[1]
+    name = last_part(node.value if isinstance(node, ast.Subscript) else node)
+    return name in SEQUENCES | MAPPINGS | TUPLES
 
 
 def element(written: Written | None) -> Written | None:

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Set
 
 from auditor.flow.effects import Position
+from auditor.project.code.annotations import is_container
 from auditor.project.code.asked_of import AskedOf, is_called_a_pool, is_called_like
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
@@ -16,7 +17,7 @@ COMMON_NAMES = frozenset(
     {"get", "set", "add", "append", "pop", "put", "update", "run", "start", "stop", "close", "open", "read",
     "write", "send",
      "submit", "__init__", "forward", "__call__", "step", "init", "load", "save", "copy", "items",
-     "keys", "values", "join", "split", "insert", "remove",
+     "keys", "values", "join", "split", "insert", "remove", "popleft", "appendleft", "popitem", "discard",
      "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release",
      "lock", "apply", "process", "match", "search", "find", "sub", "strip", "replace", "format", "encode",
      "decode"}
@@ -93,6 +94,8 @@ class Calls:
     def _by_method_name(self, function: Function, call: ast.Call) -> tuple[Function, ...]:
         if self._by_name is None or not isinstance(call.func, ast.Attribute):
             return ()
+        if is_container(self.model.written(function, call.func.value)):
+            return ()  # `self.waiting: deque[Block]`
         if call.func.attr in COMMON_NAMES:
             return self._by_all_that_is_asked(function, call.func.value, call)
         named = [f for f in self._by_name.get(call.func.attr, ()) if not f.is_abstract]

@@ -86,10 +86,11 @@ class Function:
         return self._nodes
 
     def calling(self, name: str) -> Sequence[ast.Call]:
-        """The calls below it of what has this last name, in the order of its nodes."""
+        """The calls below it of what has this last name, in the order of its nodes; of a module only its own:
+        its functions ask for themselves."""
         if self._called is None:
             self._called = {}
-            for node in self.nodes:
+            for node in self.calls if isinstance(self.node, ast.Module) else self.nodes:
                 if node.__class__ is ast.Call:
                     assert isinstance(node, ast.Call)
                     self._called.setdefault(last_part(node.func), []).append(node)

@@ -39,6 +39,7 @@ from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
+from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import EffectsOf, Summaries
@@ -87,7 +88,8 @@ class Fields(NothingOver):
         }
         found: dict[int, tuple[StoredField, ...]] = {}
         for outcome in wanted:
-            fields = tuple(self._fields_of(outcome))
+            kept = taken_at_birth(outcome.call, outcome.function)
+            fields = () if kept else tuple(self._fields_of(outcome))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)

@@ -5,7 +5,7 @@ import ast
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.stock import Stock
-from auditor.project.leases.own_pools import ENDS
+from auditor.project.meaning.own_pools import ENDS
 
 
 def is_switch(stock: Stock, function: Function, test: ast.expr) -> bool:

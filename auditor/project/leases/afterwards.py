@@ -14,7 +14,7 @@ from auditor.project.leases.beginnings import (
 )
 from auditor.project.leases.following import Following
 from auditor.project.leases.held_over import held_over
-from auditor.project.leases.own_pools import is_memory_of_a_pool
+from auditor.project.meaning.own_pools import is_memory_of_a_pool
 from auditor.project.meaning.telling import said_by
 from auditor.project.outcome import Outcome
 

@@ -31,13 +31,13 @@ from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
-from auditor.project.leases.own_pools import empties_itself, taken_at_birth
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.meaning.effects import FunctionEffects
+from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
 from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome, merged_outcome
