@@ -1,4 +1,5 @@
-"""Keys that move between two tables of one object: who takes one out of the second finds none in the first."""
+"""Keys that move between two tables of one object: who takes one out of the second finds none in the
+first."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -9,8 +10,8 @@ from auditor.project.fields.filling_again import Filling, fillings, made_of, sam
 
 
 def comes_from_another_table(filling: Filling, family: Sequence[Function]) -> bool:
-    """`del self.swapped[key]`, and `self.tables[key] = fresh`, where each method that puts a key into `swapped`
-    takes it out of `tables`."""
+    """`del self.swapped[key]`, and `self.tables[key] = fresh`, where each method that puts a key into
+    `swapped` takes it out of `tables`."""
     own = filling.method.owner
     if filling.key is None or own is None or filling.owner != own:
         return False
