@@ -108,7 +108,9 @@ def _may_lose(lineage: Lineage, cls: Class) -> bool:
     """Asked of its bases as well where it takes something out."""
     return may_lose_idle(cls.text) or (
         ".pop" in cls.text
-        and (any(may_lose_idle(each.text) for each in lineage.lineage(cls)) or bool(given_back_by_objects(cls)))
+        and (
+            any(may_lose_idle(each.text) for each in lineage.lineage(cls)) or bool(given_back_by_objects(cls))
+        )
     )
 
 

@@ -109,7 +109,9 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     stored = [value for name in sorted(fields) for value in filled.get(name, ())]
     made_by = {last_part(call.func) for call in _calls_of(stored)}
     makers = made_by - NO_MAKERS
-    if not (fields and lends and (givers or fields & given_back_by_objects(cls).keys())) or comes_back_by_itself(cls, makers):
+    if not (
+        fields and lends and (givers or fields & given_back_by_objects(cls).keys())
+    ) or comes_back_by_itself(cls, makers):
         return None
     lending = {work.method.name for work in later if work.hands_out(taken_ids(work, fields))}
     numbered = bool(made_by & NUMBERING) and not makers and full <= filled.keys()

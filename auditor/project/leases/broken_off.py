@@ -1,5 +1,5 @@
-"""Turns of a loop that are broken off: `if block is None: credits.give(); break` undoes what the turn counted,
-and whoever gets what the other turns send counts down for them."""
+"""Turns of a loop that are broken off: `if block is None: credits.give(); break` undoes what the turn
+counted, and whoever gets what the other turns send counts down for them."""
 
 import ast
 from collections.abc import Set

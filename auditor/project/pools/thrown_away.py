@@ -39,4 +39,3 @@ def _throws_away(method: Function, counted: set[str]) -> bool:
 
 def _counted(method: Function, *, up: bool) -> Iterator[str]:
     return (name for name, way in field_work(method).counted if (way > 0) is up)
-
