@@ -3,7 +3,8 @@
 from dataclasses import replace
 from functools import cached_property
 
-from auditor.flow.effects import Value
+from auditor.flow.asked_twice import asked_just_before
+from auditor.flow.effects import Handle, Value
 from auditor.flow.held import Held
 from auditor.flow.indirect import lies_within
 from auditor.flow.lists import Lists
@@ -32,6 +33,8 @@ class Assuming(Passing):
             return held if self._among(op, held) in (op.value, None) else None
         if op.subject is None or not op.says_absent:
             return held
+        if op.subject in self._asked_just_before:
+            return None
         if self.acquisition.keyed:
             zero = self.acquisition.from_zero and op.kind == "truth"
             told = not held.stale and not zero and op.subject in self.answers
@@ -62,6 +65,15 @@ class Assuming(Passing):
             if isinstance(op, Move | Await) and op.source in found and len(op.target) == 1:
                 found.add(op.target)
         return frozenset(path for path in found if path == site.target or self._written(path) == 1)
+
+    @cached_property
+    def _asked_just_before(self) -> frozenset[Path]:
+        """`first` of `first = pool.take()` right before `second = pool.take()`: a pool that had none for the
+        first has none for the second."""
+        if self.acquisition.handle is not Handle.RESULT:
+            return frozenset()
+        names = asked_just_before(self.graph, self.site)
+        return frozenset(name for name in names if self._written(name) == 1)
 
     def _written(self, name: Path) -> int:
         return sum(getattr(op, "target", None) == name for op in self.graph.ops)

@@ -9,6 +9,7 @@ import ast
 from dataclasses import replace
 from functools import cached_property
 
+from auditor.flow.as_many import as_many
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
@@ -182,7 +183,7 @@ class Ownership(Yielding):
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
-            if (inside or counting or op.source in held.noted) and node not in held.seen:
+            if (inside or counting or self._has_one_for_each(op, held)) and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})
         if self.acquisition.listed and op.element is not None:
@@ -190,6 +191,10 @@ class Ownership(Yielding):
         copied = [self._copied(holding, op.target, op.element)] if op.element is not None else []
         after = self._rebind(node, held, op.target, copied)
         return replace(after, seen=after.seen | {node}) if after is not None else after
+
+    def _has_one_for_each(self, op: Next, held: Held) -> bool:
+        """It goes over what the acquire's loop went over, or over what each of that gave."""
+        return op.source in held.noted or (bool(held.noted) and op.source in as_many(self.graph, held.noted))
 
     def _told_which(self, op: Next) -> bool:
         """`def poll(self, done): for rid in done: give(self.held.pop(rid))`: there may be none of them."""

@@ -168,8 +168,11 @@ class Builder:
     # Leaving ------------------------------------------------------------------------------------------------
 
     def leave(self, op: Leave) -> None:
-        """Return or fall through: run every cleanup on the way, innermost first."""
-        self._unwind(0, f"leave {op.way.name}")
+        """Return or fall through: run every cleanup on the way, innermost first. One that answers `True` and
+        one that answers `False` have no cleanup in common: it matters which of them it was."""
+        answer = getattr(op.at, "value", None)
+        told = f" {answer.value!r}" if isinstance(answer, ast.Constant) else ""
+        self._unwind(0, f"leave {op.way.name}{told}")
         if self.reachable:
             self.emit(op)
         self.ends = []

@@ -212,6 +212,7 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
      frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss", "drop", "discard"})),
     (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),
     (frozenset({"hold", "use", "keep", "park"}), frozenset({"release", "vacate", "drop", "letgo"})),
+    (frozenset({"hold", "earmark"}), frozenset({"cancel", "void", "refund"})),
     (frozenset({"login", "logon", "signin", "dock", "board"}),
      frozenset({"logout", "logoff", "signout", "disembark"})),
     (frozenset({"down", "decr", "decrement"}), frozenset({"up", "incr", "increment"})),

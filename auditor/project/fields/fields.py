@@ -35,6 +35,7 @@ from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.other_words import properties_of
+from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refilling import LOCKING
@@ -194,6 +195,8 @@ class Fields(NothingOver):
         if not released_by and self.elsewhere.of_one_class(attribute):
             released_by += self._ended_through(outcome, attribute)
         released_by += self.elsewhere.of_its_own(path)
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        released_by += put_out_by(family, self.whole.get(path, path), ends)
         op = function.graph.ops[node]
         at = (
             outcome.lease.span

@@ -23,6 +23,7 @@ from auditor.project.fields.filling_again import (
     same,
 )
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
@@ -103,7 +104,7 @@ class Way:
 
     def is_free(self) -> bool:
         """Nothing is there, on all ways to the store."""
-        if self._is_looked_for():
+        if self._is_looked_for() or comes_from_another_table(self.filling, self.family):
             return True
         place = ast.unparse(self.filling.target)
         absent = {(f"{place} is None", True), (place, False)}

@@ -51,6 +51,7 @@ from auditor.project.fields.known_keys import (
 )
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import replaces_what_it_saw
+from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
@@ -168,7 +169,7 @@ class Refilling(ForgottenFields):
     def _key_again(
         self, filling: Filling, outcome: Outcome, family: list[Function], enders: list[Function]
     ) -> bool:
-        if not plain_table(family, filling.field):
+        if not plain_table(family, filling.field) or comes_from_another_table(filling, family):
             return False
         if replaces_what_is_known(filling, family):
             return True

@@ -25,6 +25,7 @@ def counted(works: Sequence[FieldWork]) -> tuple[frozenset[str], frozenset[str]]
         and any(put.field == name and work.is_from_told(put.thing) for work in works for put in work.put)
     }
     counters = {name for work in works for name, way in work.counted if way > 0}
+    counters |= {name for work in works for name, way, _ in work.amounts if way > 0}  # of bytes
     made = {name for name in counters - lent if _counts_what_it_makes(works, name, lent)}
     return (frozenset(lent), frozenset(made)) if lent and made else (frozenset(), frozenset())
 
@@ -84,6 +85,14 @@ def _puts(work: FieldWork, suite: list[ast.stmt], stores: set[str]) -> bool:
     return any(put.field in stores and id(put.thing) in inside for put in work.put)
 
 
+def _terms(side: ast.expr) -> list[ast.expr]:
+    """`self.resident` and `size` of `self.resident + size`."""
+    match side:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_terms(left), *_terms(right)]
+    return [side]
+
+
 def _is_limited(work: FieldWork, counter: str) -> bool:
     """`if self._made < self._limit:`"""
     own = work.method.owner or ""
@@ -92,6 +101,7 @@ def _is_limited(work: FieldWork, counter: str) -> bool:
             case ast.Compare(
                 left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()], comparators=[right]
             ):
-                if counter in (own_attribute(left, own), own_attribute(right, own)):
+                terms = [part for side in (left, right) for part in _terms(side)]
+                if any(own_attribute(part, own) == counter for part in terms):
                     return True
     return False

@@ -23,6 +23,7 @@ from auditor.project.idle.alone import lost_alone
 from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
 from auditor.project.idle.cut_short import cut_short
+from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import (
     asks_how_many,
@@ -106,7 +107,10 @@ def _stock_of(lineage: Lineage, cls: Class) -> Stock | None:
 def _may_lose(lineage: Lineage, cls: Class) -> bool:
     """Asked of its bases as well where it takes something out."""
     return may_lose_idle(cls.text) or (
-        ".pop" in cls.text and any(may_lose_idle(each.text) for each in lineage.lineage(cls))
+        ".pop" in cls.text
+        and (
+            any(may_lose_idle(each.text) for each in lineage.lineage(cls)) or bool(given_back_by_objects(cls))
+        )
     )
 
 

@@ -11,6 +11,7 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
+from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.supply import Supply, comes_back_by_itself, read_off, taken_ids
 from auditor.project.shapes.field_work import FieldWork, field_work
 from auditor.project.shapes.full_at_first import AROUND, INITIAL, NUMBERING, beginning, given_to_a_pool
@@ -108,7 +109,9 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     stored = [value for name in sorted(fields) for value in filled.get(name, ())]
     made_by = {last_part(call.func) for call in _calls_of(stored)}
     makers = made_by - NO_MAKERS
-    if not (fields and lends and givers) or comes_back_by_itself(cls, makers):
+    if not (
+        fields and lends and (givers or fields & given_back_by_objects(cls).keys())
+    ) or comes_back_by_itself(cls, makers):
         return None
     lending = {work.method.name for work in later if work.hands_out(taken_ids(work, fields))}
     numbered = bool(made_by & NUMBERING) and not makers and full <= filled.keys()
@@ -164,12 +167,14 @@ def filled_by_others(stock: Stock, texts: Iterable[str]) -> bool:
     """`pool.idle.append(Worker())`, `pool.give_back(Worker())` in whoever uses it; and another file that
     makes such things and gives some back may bring new ones."""
     module, gives = stock.cls.module.text, rf"\.{_any(stock.givers)}\("
+    for own in {each.text for each in (stock.cls, *given_back_by_objects(stock.cls).values())}:
+        module = module.replace(own, "")
     makes = rf"(?<!class )\b{_any(name for name in stock.makers if name[:1].isupper())}\("
     puts = rf"(?<!self)(?<!cls)\.{_any(stock.fields)}\.{_any(FILLING)}\(|{gives}(?:\w+\.)*{makes}"
-    return re.search(puts, module.replace(stock.cls.text, "")) is not None or any(
+    return re.search(puts, module) is not None or any(
         re.search(makes, text) is not None and re.search(gives, text) is not None
         for text in texts
-        if text != module
+        if text != stock.cls.module.text
     )
 
 

@@ -24,6 +24,7 @@ from auditor.project.fields.ended_by_others import (
     taking_over,
 )
 from auditor.project.leases.afterwards import Afterwards
+from auditor.project.leases.broken_off import broken_off_at
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.filled_and_refused import refused_with_it
@@ -204,6 +205,8 @@ class Follower(Afterwards):
         released = {node: held for node, held in ended.items() if self._only_ends(node)}
         if is_kept_by_others(acquisition):
             undone = undone_at(self.function)
+            ends = self.effects.recogniser.ending_names(acquisition.protocol)
+            undone |= broken_off_at(self.effects.recogniser.calls, self.function, acquisition, ends)
             released = {
                 node: held for node, held in released.items() if id(self.graph.ops[node].at) not in undone
             }

@@ -219,7 +219,12 @@ class Losses:
                     return self.span(self.graph.ops[station.node].at)
         if isinstance(op, Leave) and not isinstance(op.at, (ast.Return,)):
             return self._end_of_function()
-        return self.span(op.at)
+        return self.span(self._returning(path) or op.at if isinstance(op, Leave) else op.at)
+
+    def _returning(self, path: list[Station]) -> ast.AST | None:
+        """Returns out of one `with` or `try` have its end in common: which of them was it?"""
+        passed = (self.graph.ops[station.node].at for station in reversed(path))
+        return next((at for at in passed if isinstance(at, ast.Return)), None)
 
     def _end_of_function(self) -> Span:
         node = self.function.node

@@ -14,7 +14,7 @@ PUT_BACK = frozenset(
     {"nack", "reject", "requeue", "fail", "retry", "abandon", "return", "release", "unlease"}
 )
 
-RESERVING = frozenset({"reserve", "claim"})
+RESERVING = frozenset({"reserve", "claim", "hold", "earmark"})
 """What is taken by these may become final instead of going back."""
 
 
