@@ -17,7 +17,7 @@ COMMON_NAMES = frozenset(
     {"get", "set", "add", "append", "pop", "put", "update", "run", "start", "stop", "close", "open", "read",
     "write", "send",
      "submit", "__init__", "forward", "__call__", "step", "init", "load", "save", "copy", "items",
-     "keys", "values", "join", "split", "insert", "remove", "popleft", "appendleft", "popitem", "discard",
+     "keys", "values", "join", "split", "insert", "remove", "popleft", "appendleft",
      "extend", "clear", "wait", "result", "size", "view", "to", "reset", "flush", "acquire", "release",
      "lock", "apply", "process", "match", "search", "find", "sub", "strip", "replace", "format", "encode",
      "decode"}

@@ -16,7 +16,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import returns_something, returns_tuples
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
 from auditor.project.pools.lent_kinds import value_of
-from auditor.project.pools.used_together import Told, asked_in_turn, told_of
+from auditor.project.pools.used_together import Told, asked_in_turn, told_alike, told_of
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
@@ -92,7 +92,7 @@ def _half(
 ) -> Half | None:
     """By its body, or else by what those who use it tell its ends."""
     handles = {each.handle for each in told if each is not None}
-    if _returns_what_it_changes(begins) and not _told_alike(begins, ends):
+    if _returns_what_it_changes(begins) and not any(told_alike(begins, each) for each in ends):
         handles = {Handle.RESULT}
     if handles == {Handle.RESULT} and returns_something(begins):
         return _lending(begins, begun, ends)
@@ -120,12 +120,6 @@ def _returns_what_it_changes(begins: Function) -> bool:
         and isinstance(node.target.value, ast.Name)
     }
     return not (returned & changed).isdisjoint(returned - {begins.owner, *own_parameters(begins)})
-
-
-def _told_alike(begins: Function, ends: Sequence[Function]) -> bool:
-    """`pin(key)` and `unpin(key)`"""
-    told = {*own_parameters(begins)}
-    return any(not told.isdisjoint(own_parameters(each)) for each in ends)
 
 
 def _names_in(value: ast.expr) -> list[ast.Name]:

@@ -3,13 +3,14 @@ together, whatever they are called. And how they tell the second of what the fir
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle, Position
 from auditor.project.code.bindings import TEST_FILE, told_by_position
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function, Module
+from auditor.project.shapes.pool_state import own_parameters
 
 MOST = 8
 """Other files are not asked where more than these call both."""
@@ -38,9 +39,29 @@ def used_together(model: ClassModel, begins: Function, ends: Function) -> bool:
 
 def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
     """Whether functions that are no tests ask for the one first and then for the other, of the same thing,
-    and not as many the other way round."""
-    turns = [turn for function in _users(model, begins, ends) for turn in _turns(function, begins, ends)]
-    return sum(turns) > len(turns) / 2
+    and not as many the other way round; classes, in the order of their methods, for two that are told
+    alike: `_reserve(n)` asks for the one, and `_settle(n)` for the other."""
+    by_functions = (
+        turn for function in _users(model, begins, ends) for turn in _turns([function], begins, ends)
+    )
+    return _mostly(by_functions) or (told_alike(begins, ends) and _mostly(_by_classes(model, begins, ends)))
+
+
+def told_alike(begins: Function, ends: Function) -> bool:
+    """`pin(key)` and `unpin(key)`"""
+    return not set(own_parameters(begins)).isdisjoint(own_parameters(ends))
+
+
+def _by_classes(model: ClassModel, begins: Function, ends: Function) -> Iterator[bool]:
+    for module in _modules(model, begins, ends):
+        for cls in module.classes.values():
+            if all(f"{half.name}(" in cls.text for half in (begins, ends)):
+                yield from _turns(list(cls.methods.values()), begins, ends)
+
+
+def _mostly(turns: Iterable[bool]) -> bool:
+    said = list(turns)
+    return sum(said) > len(said) / 2
 
 
 def told_of(model: ClassModel, begins: Function, ends: Function) -> Told | None:
@@ -67,9 +88,9 @@ def _asking_both(module: Module, *names: str) -> Iterator[Function]:
             yield from (each for each in scope if all(f"{name}(" in each.text for name in names))
 
 
-def _turns(function: Function, begins: Function, ends: Function) -> Iterator[bool]:
-    """Whether a function asks first for the one and at last for the other, of each whom it asks for both."""
-    started, ended = (_asked([function], each) for each in (begins, ends))
+def _turns(scope: list[Function], begins: Function, ends: Function) -> Iterator[bool]:
+    """Whether they ask first for the one and at last for the other, of each whom they ask for both."""
+    started, ended = (_asked(scope, each) for each in (begins, ends))
     for whom in started.keys() & ended.keys():
         first, last = min(started[whom]), max(ended[whom])
         back = min(ended[whom]) < max(started[whom])
