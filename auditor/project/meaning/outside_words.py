@@ -31,7 +31,7 @@ EXPORTING = re.compile(
 )
 """Methods of whatever object that write themselves into a file or a connection, or read from it."""
 
-NUMBERED = frozenset({"os", "struct", "time"})
+NUMBERED = frozenset({"os", "struct", "time", "socket"})
 """Modules whose functions are told offsets and sizes, and keep none: `os.pwrite(fd, data, slot * size)`."""
 
 RUNNING = frozenset({"submit", "run_in_executor", "to_thread"})
