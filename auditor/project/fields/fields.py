@@ -192,6 +192,9 @@ class Fields(NothingOver):
         if not released_by and self.elsewhere.of_one_class(attribute):
             released_by += self._ended_through(outcome, attribute)
         released_by += self.elsewhere.of_its_own(path)
+        if not escapes and self._ended_for_the_next(outcome, family, path, released_by):
+            partly = partly or self._closed_without(outcome, family, path)
+            released_by = [] if partly else released_by
         op = function.graph.ops[node]
         at = (
             outcome.lease.span

@@ -215,9 +215,11 @@ def escaped_by_name(method: Function) -> bool:
 
 
 def _is_given_it(method: Function, call: ast.Call) -> bool:
-    """`stream = getattr(self, name)`, and `streams.put_down(stream)`."""
+    """`stream = getattr(self, name)`, and `streams.put_down(stream)`, or both in one."""
     given = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
-    return last_name(call) not in ("getattr", "setattr", "isinstance", "print") and any(
+    if last_name(call) in ("getattr", "setattr", "isinstance", "print"):
+        return False
+    return any(isinstance(each, ast.Call) and last_name(each) == "getattr" for each in call.args) or any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
         and last_name(node.value) == "getattr"
