@@ -11,6 +11,7 @@ from auditor.project.code.bindings import own_attribute, told_by_position
 from auditor.project.code.gradients import is_autograd_function
 from auditor.project.code.modules import Function
 from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
+from auditor.project.fields.flags_of_objects import passed_over
 from auditor.project.fields.in_others import (
     given_field,
     is_forgotten,
@@ -103,8 +104,9 @@ class ForgottenFields(TakenOut):
 
     def _aside(self, outcome: Outcome, place: Path, function: Function) -> Set[int]:
         """`self.scratch.lend()` names the pool that lends `request.scratch`; what gives back the last one to
-        put another there leaves that one."""
-        filling, found = outcome.function, set[int]()
+        put another there leaves that one; and an end by a flag that was not raised does not come about."""
+        filling = outcome.function
+        found = {*passed_over(self.project, function, filling, place[1][1:])}
         if function is filling and fills_always(filling, outcome.call, place):
             enders = list(self._sibling_enders(outcome, place))
             if ends_for_good(enders, self._around(filling)):
