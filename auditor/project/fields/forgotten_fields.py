@@ -20,6 +20,7 @@ from auditor.project.fields.in_others import (
     only_work,
     only_worked_with,
 )
+from auditor.project.fields.one_end_forgets import Ends
 from auditor.project.fields.only_refilled import ends_for_good, fills_always, reads_before, reads_of
 from auditor.project.fields.siblings import ends_its_siblings
 from auditor.project.fields.taken_out import TakenOut
@@ -49,9 +50,20 @@ class ForgottenFields(TakenOut):
             lost = forgotten and only_worked_with(
                 self.project, name, borrowed=borrowed, ends=ends, aside=aside
             )
-        if lost:
+        partly = None if lost else self._forgotten_by_one(outcome, place)
+        if lost or partly is not None:
             owner = cls.qualname if cls is not None else function.qualname
-            yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
+            partly_by = (partly.qualname,) if partly is not None else ()
+            yield StoredField(Field(owner, name, place[0]), outcome.lease.span, partly_by=partly_by)
+
+    def _forgotten_by_one(self, outcome: Outcome, place: Path) -> Function | None:
+        """The end of such objects that gives back all but this."""
+        function, field = outcome.function, place[1][1:]
+        has_it = outcome.returned is not None or is_made_by_its_own(function, place[0])
+        if function.cls is None or has_it or is_returned(function, place[0]):
+            return None
+        ends = Ends(self.project, self._around(function), field, partial(self._known_releases, outcome))
+        return ends.forgetful(list(self._ending(outcome, field)))
 
     def _borrowed(self, acquisition: Acquisition, function: Function, call: ast.Call, given: ast.AST) -> bool:
         """`self._fill(request.draft, tokens)`, where the body of `_fill` tells."""
