@@ -28,6 +28,7 @@ from auditor.project.fields.forgetting import (
     works_with_its_entry,
 )
 from auditor.project.fields.in_part import InPart
+from auditor.project.fields.moved_on import moves_on
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut
@@ -169,14 +170,24 @@ class TakenOut(InPart):
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         beside = {field[1:] for field in self._fields_beside(outcome, path)}
         releases = [each for each in self._releases(outcome, method) if not _only_of(each, beside)]
+        others = (each for each in self._those_beside(method) if each is not method)
         return (
-            all_from_others(releases, method, attribute)
+            (
+                all_from_others(releases, method, attribute)
+                or (
+                    all_from_others(releases, method, attribute, looped=True)
+                    and not moves_on(others, attribute)
+                )
+            )
             and not starts_anew(method, attribute, pools)
             and self._for_good(outcome, method)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
             )
         )
+
+    def _those_beside(self, method: Function) -> Iterator[Function]:
+        return self._family(method.cls) if method.cls is not None else iter(())
 
     def _fields_beside(self, outcome: Outcome, path: Path) -> frozenset[str]:
         """`.worker` of the entry that holds this one as `.ticket`: each has a lease of its own."""
