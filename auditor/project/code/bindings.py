@@ -57,6 +57,14 @@ def given_to(function: Function, name: str) -> Iterator[ast.expr]:
             yield value
 
 
+def gone_through(function: Function, name: str) -> Iterator[ast.expr]:
+    """What loops go through under a local name."""
+    for node in function.statements:
+        match node:
+            case ast.For(target=ast.Name(id=turn), iter=over) if turn == name:
+                yield over
+
+
 def told_by_position(call: ast.Call) -> Iterator[tuple[int | str, ast.expr]]:
     """What a call is told, under the number or the name of the argument."""
     yield from enumerate(call.args)

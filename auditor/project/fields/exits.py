@@ -9,6 +9,7 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute, 
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import WORKING
+from auditor.project.fields.sorts_of_failure import sorts_named
 from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -152,14 +153,7 @@ def _is_of_the_exception(test: ast.expr, method: Function, beside: Set[str] = fr
     """`kind is not None` of `__exit__(self, kind, error, trace)`, `issubclass(kind, sqlite3.Error)`."""
     told = set(parameters_of(method.node)[1:]) if method.name in EXITS else set()
     names = _names_in(test)
-    sorts = {
-        node.id
-        for call in walk(test)
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("issubclass", "isinstance")
-        for each in call.args[1:]
-        for node in walk(each)
-        if isinstance(node, ast.Name)
-    }
+    sorts = sorts_named(test, told)
     return bool(names & told) and names - sorts <= told | beside
 
 

@@ -197,6 +197,9 @@ class Fields(NothingOver):
         released_by += self.elsewhere.of_its_own(path)
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         released_by += put_out_by(family, self.whole.get(path, path), ends)
+        if not escapes and self._ended_for_the_next(outcome, family, path, released_by):
+            partly = partly or self._closed_without(outcome, family, path)
+            released_by = [] if partly else released_by
         op = function.graph.ops[node]
         at = (
             outcome.lease.span

@@ -8,6 +8,7 @@ from auditor.project.code.bindings import (
     assigned_by,
     assignments,
     given_to,
+    gone_through,
     own_attribute,
 )
 from auditor.project.code.modules import Function
@@ -123,15 +124,19 @@ def releases_others_only(method: Function, attribute: str) -> bool:
     return all_from_others(filter(looks_releasing, method.calls), method, attribute)
 
 
-def all_from_others(releases: Iterable[ast.Call], method: Function, attribute: str) -> bool:
-    return all(_from_another(call, method, attribute) for call in releases)
+def all_from_others(
+    releases: Iterable[ast.Call], method: Function, attribute: str, looped: bool = False
+) -> bool:
+    return all(_from_another(call, method, attribute, looped) for call in releases)
 
 
-def _from_another(call: ast.Call, method: Function, attribute: str) -> bool:
-    """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field."""
+def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool) -> bool:
+    """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field. Nor
+    is `for slot in self.running.pop(key):`, if loops are asked."""
     own = method.owner
     for argument in call.args:
-        given = given_to(method, argument.id) if isinstance(argument, ast.Name) else [argument]
+        given = list(given_to(method, argument.id)) if isinstance(argument, ast.Name) else [argument]
+        given += gone_through(method, argument.id) if looped and isinstance(argument, ast.Name) else []
         fields = {
             inner.attr
             for value in given
@@ -215,9 +220,11 @@ def escaped_by_name(method: Function) -> bool:
 
 
 def _is_given_it(method: Function, call: ast.Call) -> bool:
-    """`stream = getattr(self, name)`, and `streams.put_down(stream)`."""
+    """`stream = getattr(self, name)`, and `streams.put_down(stream)`, or both in one."""
     given = {argument.id for argument in call.args if isinstance(argument, ast.Name)}
-    return last_name(call) not in ("getattr", "setattr", "isinstance", "print") and any(
+    if last_name(call) in ("getattr", "setattr", "isinstance", "print"):
+        return False
+    return any(isinstance(each, ast.Call) and last_name(each) == "getattr" for each in call.args) or any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
         and last_name(node.value) == "getattr"

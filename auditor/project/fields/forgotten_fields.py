@@ -1,16 +1,17 @@
 """Fields of objects that a method is given or finds in a table, which whoever ends such an object forgets."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import partial
 
 from auditor.flow.effects import BORROWED, Acquisition
 from auditor.flow.lease import Field, StoredField
 from auditor.ir.ops import Call, Path
-from auditor.project.code.bindings import told_by_position
+from auditor.project.code.bindings import own_attribute, told_by_position
 from auditor.project.code.gradients import is_autograd_function
 from auditor.project.code.modules import Function
 from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
+from auditor.project.fields.flags_of_objects import passed_over
 from auditor.project.fields.in_others import (
     given_field,
     is_forgotten,
@@ -19,6 +20,8 @@ from auditor.project.fields.in_others import (
     only_work,
     only_worked_with,
 )
+from auditor.project.fields.one_end_forgets import Ends
+from auditor.project.fields.only_refilled import ends_for_good, fills_always, reads_before, reads_of
 from auditor.project.fields.siblings import ends_its_siblings
 from auditor.project.fields.taken_out import TakenOut
 from auditor.project.outcome import Outcome
@@ -36,17 +39,31 @@ class ForgottenFields(TakenOut):
         if place is None or told or acquisition.places[1:] or function.is_context_manager:
             return
         cls, name = function.cls, place[1][1:]
-        ends = self.recogniser.ending_names(acquisition.protocol)
+        ends = self.recogniser.ending_names_of_class(acquisition.protocol)
         if cls is not None and is_autograd_function(self.model, function):
             others = (method for method in self._family(cls) if method is not function)
             lost = only_work(others, name, ends=ends)  # nobody else is given the `ctx`
         else:
             borrowed = partial(self._borrowed, outcome.acquisition)
             forgotten = self._is_forgotten(outcome, place)
-            lost = forgotten and only_worked_with(self.project, name, borrowed=borrowed, ends=ends)
-        if lost:
+            aside = partial(self._aside, outcome, place) if forgotten else None
+            lost = forgotten and only_worked_with(
+                self.project, name, borrowed=borrowed, ends=ends, aside=aside
+            )
+        partly = None if lost else self._forgotten_by_one(outcome, place)
+        if lost or partly is not None:
             owner = cls.qualname if cls is not None else function.qualname
-            yield StoredField(Field(owner, name, place[0]), outcome.lease.span)
+            partly_by = (partly.qualname,) if partly is not None else ()
+            yield StoredField(Field(owner, name, place[0]), outcome.lease.span, partly_by=partly_by)
+
+    def _forgotten_by_one(self, outcome: Outcome, place: Path) -> Function | None:
+        """The end of such objects that gives back all but this."""
+        function, field = outcome.function, place[1][1:]
+        has_it = outcome.returned is not None or is_made_by_its_own(function, place[0])
+        if function.cls is None or has_it or is_returned(function, place[0]):
+            return None
+        ends = Ends(self.project, self._around(function), field, partial(self._known_releases, outcome))
+        return ends.forgetful(list(self._ending(outcome, field)))
 
     def _borrowed(self, acquisition: Acquisition, function: Function, call: ast.Call, given: ast.AST) -> bool:
         """`self._fill(request.draft, tokens)`, where the body of `_fill` tells."""
@@ -81,11 +98,34 @@ class ForgottenFields(TakenOut):
 
     def _is_forgotten(self, outcome: Outcome, place: Path) -> bool:
         """Somebody of the tree has such objects, so that nobody outside sees to them."""
-        function, cls = outcome.function, outcome.function.cls
+        function = outcome.function
         made = is_made_by_its_own(function, place[0])
         if outcome.returned is not None or (is_returned(function, place[0]) and not made):
             return False
-        family = list(self._family(cls) if cls is not None else function.module.functions.values())
-        names = self.recogniser.ending_names(outcome.acquisition.protocol)
-        siblings = ends_its_siblings(self.project, place, family, names)
+        family = self._around(function)
+        siblings = any(True for _ in self._sibling_enders(outcome, place))
         return siblings or (not made and is_forgotten(family, place, function))
+
+    def _around(self, function: Function) -> list[Function]:
+        cls = function.cls
+        return list(self._family(cls) if cls is not None else function.module.functions.values())
+
+    def _sibling_enders(self, outcome: Outcome, place: Path) -> Iterator[Function]:
+        names = self.recogniser.ending_names_of_class(outcome.acquisition.protocol)
+        return ends_its_siblings(self.project, place, self._around(outcome.function), names)
+
+    def _aside(self, outcome: Outcome, place: Path, function: Function) -> Set[int]:
+        """`self.scratch.lend()` names the pool that lends `request.scratch`; what gives back the last one to
+        put another there leaves that one; and an end by a flag that was not raised does not come about."""
+        filling = outcome.function
+        found = {*passed_over(self.project, function, filling, place[1][1:])}
+        if function is filling and fills_always(filling, outcome.call, place):
+            enders = list(self._sibling_enders(outcome, place))
+            if ends_for_good(enders, self._around(filling)):
+                found |= reads_before(filling, place, outcome.call)
+        if function.cls is not None and filling.cls is not None and function in self._family(filling.cls):
+            pool = getattr(outcome.call.func, "value", None)
+            field = own_attribute(pool, filling.owner or "") if isinstance(pool, ast.expr) else None
+            if field == place[1][1:]:
+                found |= reads_of(function, function.owner or "", field)
+        return found

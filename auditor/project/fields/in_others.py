@@ -24,6 +24,9 @@ TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy
 Borrowed = Callable[[Function, ast.Call, ast.AST], bool]
 """Whether a call in that function, of something that the tree defines, only works with this argument."""
 
+Aside = Callable[[Function], Set[int]]
+"""Expressions of that function which are not asked for, though they go by the field's name."""
+
 
 def given_field(function: Function, places: Iterable[Path]) -> Path | None:
     """The place, if this is a field of what the function was given, or found in a table of its object, and so
@@ -68,6 +71,7 @@ def only_worked_with(
     works: Set[str] = frozenset(),
     borrowed: Borrowed | None = None,
     ends: Set[str] = frozenset(),
+    aside: Aside | None = None,
 ) -> bool:
     """Nobody hands on what is in a field so named, as whoever ends it would have to. `works` are methods of
     it that end nothing, whatever their names say, and `ends` such as end it."""
@@ -78,7 +82,7 @@ def only_worked_with(
     return all(
         path in read
         and quoted.search(read[path].text) is None
-        and only_work(_speaking(read[path], field), field, works, borrowed, ends)
+        and only_work(_speaking(read[path], field), field, works, borrowed, ends, aside)
         for path in speaking
     )
 
@@ -127,9 +131,15 @@ def only_work(
     works: Set[str] = frozenset(),
     borrowed: Borrowed | None = None,
     ends: Set[str] = frozenset(),
+    aside: Aside | None = None,
 ) -> bool:
     """The same of these."""
-    return all(Uses(each, works=works, borrowed=borrowed, ends=ends).only_works(field) for each in functions)
+    return all(
+        Uses(
+            each, known=aside(each) if aside else frozenset(), works=works, borrowed=borrowed, ends=ends
+        ).only_works(field)
+        for each in functions
+    )
 
 
 def _works_in_place(name: str) -> bool:
@@ -168,7 +178,7 @@ class Uses:
             self.is_worked_with(node)
             for node in self.function.nodes
             if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
-            if getattr(node.value, "id", None) not in self.others
+            if getattr(node.value, "id", None) not in self.others and id(node) not in self.known
         )
 
     def only_works_with(self, name: str) -> bool:

@@ -14,6 +14,7 @@ from auditor.project.fields.families import Families
 from auditor.project.fields.flags_left_down import set_at_birth
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
+from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.rows_cut import rows_cut
 from auditor.project.outcome import Outcome
@@ -65,6 +66,24 @@ class InPart(Families):
             return ()
         known_flags = frozenset(key[len(own) + 1 :] for key, _ in under)
         return half_emptied(HalfEnd(method, followed, path[1][1:], known_flags), function, family)
+
+    def _ended_for_the_next(
+        self, outcome: Outcome, family: list[Function], path: Path, released_by: list[str]
+    ) -> bool:
+        """Only where another one is put there: of what the tree's own pools lent, where nobody but the field
+        has it."""
+        acquisition, function = outcome.acquisition, outcome.function
+        others = {place[:2] for place in outcome.beside} - {path}
+        told = acquisition.foreign or acquisition.keyed or others or outcome.unknown
+        if len(path) != 2 or told or function.name in INITIAL:
+            return False
+        return only_for_the_next(released_by, family, function, outcome.call, path)
+
+    def _closed_without(self, outcome: Outcome, family: list[Function], path: Path) -> list[str]:
+        """The end of the object that forgets the last lease."""
+        names = self.recogniser.ending_names_of_class(outcome.acquisition.protocol)
+        closing = closes_without(family, outcome.function, outcome.call, path[1][1:], names)
+        return [closing.qualname] if closing is not None else []
 
     def _dropped_at(self, method: Function, at: ast.AST) -> Leak:
         return Leak(Loss.DROPPED, span_of(method.module.path, at, method.module.lines), "", ())

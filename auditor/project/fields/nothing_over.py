@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from auditor.flow.effects import Value
 from auditor.flow.lease import StoredField
-from auditor.project.code.bindings import assigned_by
+from auditor.project.code.bindings import assigned_by, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.filling_again import Filling, is_none
 from auditor.project.fields.forgetting import INITIAL, PARTING
 from auditor.project.fields.over_another import OverAnother
@@ -15,6 +16,7 @@ from auditor.project.fields.put_over import Way
 from auditor.project.fields.refilling import filled
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 
 class NothingOver(OverAnother):
@@ -43,8 +45,48 @@ class NothingOver(OverAnother):
         self, outcome: Outcome, filling: Filling, family: Sequence[Function], enders: Sequence[Function]
     ) -> bool:
         way = Way(filling, outcome.call, family)
-        untouched = way.is_known_to_all() and not way.is_free() and way.is_untouched()
+        known = way.is_known_to_all() or self._is_one_of_those_it_ends(outcome, filling)
+        untouched = known and not way.is_free() and way.is_untouched()
         return untouched and bool(enders) and not self._seen_to(filling, enders)
+
+    def _is_one_of_those_it_ends(self, outcome: Outcome, filling: Filling) -> bool:
+        """`for bucket in self.buckets: self.arena.release(bucket.span)`, and always `bucket.shard = None`."""
+        method, owner = filling.method, filling.owner
+        stores = [
+            node
+            for node in method.nodes
+            if isinstance(node, ast.Name) and node.id == owner and isinstance(node.ctx, ast.Store)
+        ]
+        loops = [
+            node
+            for node in method.statements
+            if isinstance(node, ast.For)
+            and node.target in stores
+            and filling.statement in node.body
+            and _goes_over_its_own(node.iter, method.owner or "")
+        ]
+        return len(stores) == 1 and any(
+            self._ends_another_field(outcome, method, owner, each) for each in loops
+        )
+
+    def _ends_another_field(self, outcome: Outcome, method: Function, owner: str, loop: ast.For) -> bool:
+        inside, known = {id(node) for node in walk(loop)}, self._known_releases(outcome, method)
+        return any(
+            own_attribute(argument, owner) is not None
+            for call in method.calls
+            if id(call) in inside and (call in known or looks_releasing(call))
+            for argument in call.args
+        )
+
+
+def _goes_over_its_own(over: ast.expr, own: str) -> bool:
+    """`self.buckets`, `self.buckets.values()`, `list(self.buckets)`."""
+    match over:
+        case ast.Call(func=ast.Attribute(value=inner, attr="values"), args=[]):
+            return _goes_over_its_own(inner, own)
+        case ast.Call(func=ast.Name(id="list" | "tuple" | "reversed"), args=[inner]):
+            return _goes_over_its_own(inner, own)
+    return own_attribute(over, own) is not None
 
 
 def _emptied(method: Function, field: str) -> Iterator[Filling]:

@@ -10,9 +10,11 @@ from auditor.project.code.project import Project
 from auditor.project.fields.elsewhere import released_attributes
 
 
-def ends_its_siblings(project: Project, place: Path, family: Iterable[Function], ending: Set[str]) -> bool:
-    """One of the `family`, who are where the field is filled, gives back another field of an object of a
-    class that has this one as well, or so does a method of that class. Of a class that the tree does not
+def ends_its_siblings(
+    project: Project, place: Path, family: Iterable[Function], ending: Set[str]
+) -> Iterator[Function]:
+    """Those of the `family`, who are where the field is filled, that give back another field of an object of
+    a class that has this one as well, and methods of that class that do so. Of a class that the tree does not
     have, others may know. `ending` are the names of what gives back to the lease's pool."""
     field = place[1][1:]
     owners = [
@@ -25,8 +27,8 @@ def ends_its_siblings(project: Project, place: Path, family: Iterable[Function],
         known = {call for call in function.calls if getattr(call.func, "attr", "") in ending}
         for other, bases in released_attributes(function, of_others=False, known=known).items():
             if other != field and bases - {own} and other in fields:
-                return True
-    return False
+                yield function
+                break
 
 
 def _owners(classes: dict[str, Class], field: str) -> Iterator[Class]:

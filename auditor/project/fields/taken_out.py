@@ -7,7 +7,7 @@ said then: whoever calls the method and gives things back himself, or whoever wr
 (`if timer.cancelled: continue`)."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -28,6 +28,7 @@ from auditor.project.fields.forgetting import (
     works_with_its_entry,
 )
 from auditor.project.fields.in_part import InPart
+from auditor.project.fields.moved_on import moves_on
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut
@@ -36,12 +37,16 @@ from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
+NEW = (ast.Await, ast.Constant, ast.JoinedStr)
+"""What is made on the spot, and is nothing that was taken out: `job.turns.append(await worker.ask(text))`."""
+
 
 class TakenOut(InPart):
     """Asks of the methods of a class which entries of a container they lose. `takings` are the calls that
     take those out which the method gives back or keeps on another way."""
 
     takings: list[Taking]
+    wanted: Sequence[Outcome]
 
     def _lost_entries(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path
@@ -66,7 +71,7 @@ class TakenOut(InPart):
             if way.is_for_others(flags):
                 continue
             within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
-            if within and way.is_worked_with(acquisition.telling):
+            if within and way.is_worked_with(acquisition.telling | self._fields_beside(outcome, path)):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
@@ -163,13 +168,38 @@ class TakenOut(InPart):
         method told the entry itself."""
         attribute = path[1][1:]
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
+        beside = {field[1:] for field in self._fields_beside(outcome, path)}
+        releases = [each for each in self._releases(outcome, method) if not _only_of(each, beside)]
+        others = (each for each in self._those_beside(method) if each is not method)
         return (
-            all_from_others(self._releases(outcome, method), method, attribute)
+            (
+                all_from_others(releases, method, attribute)
+                or (
+                    all_from_others(releases, method, attribute, looped=True)
+                    and not moves_on(others, attribute)
+                )
+            )
             and not starts_anew(method, attribute, pools)
             and self._for_good(outcome, method)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
             )
+        )
+
+    def _those_beside(self, method: Function) -> Iterator[Function]:
+        return self._family(method.cls) if method.cls is not None else iter(())
+
+    def _fields_beside(self, outcome: Outcome, path: Path) -> frozenset[str]:
+        """`.worker` of the entry that holds this one as `.ticket`: each has a lease of its own."""
+        whole = self.whole.get(path, path)
+        if len(whole) != 4:
+            return frozenset()
+        return frozenset(
+            place[3]
+            for other in self.wanted
+            if other.call is not outcome.call and other.function is outcome.function
+            for place in (*(place for _, place in other.stored), *other.beside)
+            if place[:3] == whole[:3] and len(place) == 4 and place[3] != whole[3]
         )
 
     def _ended_by_who_says(
@@ -190,8 +220,16 @@ class TakenOut(InPart):
 
 
 def _may_end(call: ast.Call) -> bool:
-    hinted = ENDING.search(last_name(call)) is not None and last_name(call) not in TAKING
+    name = last_name(call)
+    notes = name == "append" and all(isinstance(each, NEW) for each in call.args)
+    hinted = ENDING.search(name) is not None and name not in TAKING and not notes
     return hinted or looks_releasing(call)
+
+
+def _only_of(call: ast.Call, fields: Set[str]) -> bool:
+    """`self.pool.checkin(job.worker)` says nothing of `job.ticket`."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return bool(given) and all(isinstance(each, ast.Attribute) and each.attr in fields for each in given)
 
 
 def _changed(function: Function) -> Iterator[str]:

@@ -76,6 +76,12 @@ class Releases:
             function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
         ).union(declared, own)
 
+    def ending_names_of_class(self, protocol: str) -> frozenset[str]:
+        """Those that any pair of the pool's class has: `unpin` of `pin` ends what `mint` lends as well."""
+        lender = protocol.partition(".")[0]
+        alike = {pair.name for pair, _ in self.releasing.values() if pair.name.partition(".")[0] == lender}
+        return frozenset().union(*map(self.ending_names, {protocol, *alike}))
+
     def releases(
         self, function: Function, call: ast.Call, position: Position, protocol: str = ""
     ) -> bool | None:
