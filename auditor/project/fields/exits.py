@@ -4,19 +4,17 @@ slow, the share was large, the layer is frozen."""
 import ast
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, given_to, own_attribute, suites_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import WORKING
-from auditor.project.fields.sorts_of_failure import sorts_named
+from auditor.project.fields.of_the_exception import is_of_the_exception, names_in
 from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 ENTERS = frozenset({"__enter__", "__aenter__"})
 BEGINNINGS = ENTERS | {"__init__", "__post_init__"}
-EXITS = frozenset({"__exit__", "__aexit__"})
 ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
 CHOOSING = (*ASKING, *LOOPING, ast.BoolOp, ast.Match, ast.ExceptHandler, ast.Lambda)
@@ -30,23 +28,27 @@ OWNING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "borr
 
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
-READING = frozenset({"len", "bool", "any", "all", "getattr", "isinstance", "issubclass"})
 
-
-def asks_other_things(method: Function, family: Sequence[Function], field: str, begun: ast.Call) -> bool:
+def asks_other_things(
+    method: Function, family: Sequence[Function], field: str, begun: ast.Call,
+    working: Set[Function] = frozenset(),
+) -> bool:  # fmt: skip
     """All its conditions read fields of its object that say nothing of this one: no method but the
     constructor decides them and has to do with this one as well, none is a promise to keep it, and none asks
     whether there is a pool at all. Where the method ends another field before it asks, which was filled with
-    this one, there is something to end; then only marks that it leaves for its next call say otherwise."""
+    this one, there is something to end; then only marks that it leaves for its next call say otherwise.
+    `working` are methods that work with the lease and leave it where it is."""
     own = method.owner
     if own is None:
         return False
-    tests = [test for test in what_decides(method, own, field) if not _is_of_the_exception(test, method)]
+    tests = [test for test in what_decides(method, own, field) if not is_of_the_exception(test, method)]
     if len(tests) > 1:
         tests = [test for test in tests if not _says_it_was_called(test, method, own, family)]
     asked = [set(own_attributes(test, method, own)) for test in tests]
     all_asked = set().union(*asked)
-    involved = [each for each in family if each.name != "__init__" and _moves(each, field)]
+    involved = [
+        each for each in family if each.name != "__init__" and each not in working and _moves(each, field)
+    ]
     others = [each for each in involved if each is not method]
     beginner = next((each for each in family if begun in each.calls), None)
     begins_to_end = beginner is not None and _ends_another(method, own, field, beginner, tests)
@@ -55,7 +57,7 @@ def asks_other_things(method: Function, family: Sequence[Function], field: str, 
     decided |= set(_marked(method, own)) | set(_set_by_heirs(family, involved))
     births = [each for each in family if each.name == "__init__"]
     decided |= {flag for each in births for flag, _ in asked_at_birth(each, f".{field}")}
-    keeping = (each for each in others if not any(_given_to(each, each.owner or "", field)))
+    keeping = (each for each in others if not any(calls_with(each, field)))
     emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in walk(begun.func) if isinstance(node, ast.Attribute)}
     return (
@@ -135,9 +137,9 @@ def asks_how_it_went(method: Function, family: Sequence[Function], field: str) -
     own = method.owner
     tests = list(what_decides(method, own, field)) if own is not None else []
     told = _told_at_birth(family, tests, method)
-    of_it = [test for test in tests if _is_of_the_exception(test, method, {own or ""} if told else set())]
+    of_it = [test for test in tests if is_of_the_exception(test, method, {own or ""} if told else set())]
     settings = (test for test in tests if test not in of_it)
-    return bool(of_it) and told and all(_names_in(test) == {own} for test in settings)
+    return bool(of_it) and told and all(names_in(test) == {own} for test in settings)
 
 
 def _told_at_birth(family: Sequence[Function], tests: Sequence[ast.expr], method: Function) -> bool:
@@ -147,14 +149,6 @@ def _told_at_birth(family: Sequence[Function], tests: Sequence[ast.expr], method
     later = [each for each in family if each.name not in ("__init__", "__post_init__")]
     written = {own_attribute(target, each.owner or "") for each in later for target in _written(each)}
     return asked.isdisjoint(written) and not any(OWNING & set(split(attr)) for attr in asked)
-
-
-def _is_of_the_exception(test: ast.expr, method: Function, beside: Set[str] = frozenset()) -> bool:
-    """`kind is not None` of `__exit__(self, kind, error, trace)`, `issubclass(kind, sqlite3.Error)`."""
-    told = set(parameters_of(method.node)[1:]) if method.name in EXITS else set()
-    names = _names_in(test)
-    sorts = sorts_named(test, told)
-    return bool(names & told) and names - sorts <= told | beside
 
 
 def _moves(method: Function, field: str) -> bool:
@@ -207,11 +201,11 @@ def _has_one_end(method: Function, own: str, field: str) -> bool:
     worked_with = {id(node) for node in _before_its_end(method, own, field)}
     given = (
         call
-        for call in _given_to(method, own, field)
+        for call in calls_with(method, field)
         if id(call) not in worked_with and not WORKING.fullmatch(last_part(call.func))
     )
     ending = {ast.unparse(call.func) for call in given}
-    ended = any(_ends_itself(call, own, field) for call in method.calls)
+    ended = any(ends_itself(call, own, field) for call in method.calls)
     return len(ending) + ended < 2
 
 
@@ -221,25 +215,22 @@ def _before_its_end(method: Function, own: str, field: str) -> Iterator[ast.AST]
         ends = [
             number
             for number, each in enumerate(suite)
-            if isinstance(each, ast.Expr) and _ends_itself(each.value, own, field)
+            if isinstance(each, ast.Expr) and ends_itself(each.value, own, field)
         ]
         for statement in suite[: max(ends, default=0)]:
             yield from walk(statement) if isinstance(statement, ast.Expr) else ()
 
 
-def _ends_itself(call: ast.expr, own: str, field: str) -> bool:
+def ends_itself(call: ast.expr, own: str, field: str) -> bool:
     match call:
         case ast.Call(func=ast.Attribute(value=ended, attr=way)):
             return ENDING.search(way) is not None and own_attribute(ended, own) == field
     return False
 
 
-def _given_to(method: Function, own: str, field: str) -> Iterator[ast.Call]:
+def calls_with(method: Function, field: str) -> Iterator[ast.Call]:
+    own = method.owner or ""
     return (call for call in method.calls if any(own_attribute(arg, own) == field for arg in call.args))
-
-
-def _names_in(test: ast.expr) -> set[str]:
-    return {node.id for node in walk(test) if isinstance(node, ast.Name)} - READING
 
 
 def parts_of(test: ast.expr) -> Iterator[ast.expr]:
@@ -268,8 +259,8 @@ def begins_always(function: Function, call: ast.Call, field: str) -> bool:
 
 def _asks_others(test: ast.expr, method: Function, own: str) -> bool:
     """What the method is told, or what another object says of itself at this time."""
-    names = {name for name in _names_in(test) if name[:1].islower() and not list(given_to(method, name))}
-    return bool((set(method.parameters) | names) & _names_in(test) - {own})
+    names = {name for name in names_in(test) if name[:1].islower() and not list(given_to(method, name))}
+    return bool((set(method.parameters) | names) & names_in(test) - {own})
 
 
 def _written(method: Function) -> Iterator[ast.expr]:

@@ -17,19 +17,21 @@ from auditor.project.code.project import Project
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
     ENTERS,
-    EXITS,
     asks_how_it_went,
     asks_other_things,
     begins_always,
+    calls_with,
     overridden,
 )
 from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
+from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.zero import passes_over_zero
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
+from auditor.project.meaning.summaries import NOTHING as NOTHING_DONE
 from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
@@ -78,10 +80,24 @@ class Families:
             if (
                 answer.sometimes
                 and (once or listed)
-                and asks_other_things(method, family, field, outcome.call)
+                and asks_other_things(
+                    method, family, field, outcome.call, self._working(outcome, family, method, path)
+                )
             ):
                 return True
         return False
+
+    def _working(
+        self, outcome: Outcome, family: list[Function], ender: Function, path: Path
+    ) -> set[Function]:
+        """Methods that look at the lease, or show it to functions that are known, and leave it there."""
+        others = (each for each in family if each not in (ender, outcome.function) and each.parameters)
+        return {
+            each
+            for each in others
+            if self._asked(outcome, each, path) == NOTHING_DONE
+            and all(self.recogniser.calls.targets(each, c)[0] for c in calls_with(each, path[1][1:]))
+        }
 
     def _ended_as_begun(self, outcome: Outcome, family: list[Function], method: Function, path: Path) -> bool:
         """`if self.enabled:` around the acquire, `if not self.enabled: return` before the release."""

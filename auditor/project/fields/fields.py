@@ -38,6 +38,7 @@ from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
+from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.meaning.own_pools import taken_at_birth
@@ -188,6 +189,9 @@ class Fields(NothingOver):
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         in_force = self._of_itself(cls, self._in_force(cls, released_by), partly)
         released_by = [name for name in in_force if name not in partly]
+        if partly:
+            ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+            released_by = without_refillers(released_by, family, function, outcome.call, attribute, ends)
         for other in sorted(properties_of(family, attribute)):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
             released_by += [*by_methods, *self.elsewhere.releasing(cls, other)]

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable
 
 from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.exits import EXITS
+from auditor.project.fields.of_the_exception import EXITS
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, take_apart
 from auditor.source.nodes import walk
 
