@@ -8,26 +8,44 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.follow import known_at_nodes
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Store
+from auditor.ir.ops import ANY_ITEM, Path, Store
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
-from auditor.project.fields.filling_again import Filling, fillings, made_of, same
+from auditor.project.fields.filling_again import (
+    Filling,
+    attributes_in,
+    fillings,
+    is_none,
+    made_of,
+    same,
+)
 from auditor.project.fields.reckoning import takes_out
 from auditor.project.meaning.sites import last_name
+from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk
 
 
 def replaces_what_it_saw(filling: Filling, enders: Sequence[Function], ending: Set[str]) -> bool:
     """The entry may be there when it is replaced, and is left to nobody. Where others end what is in the
     table and leave it there, an old one may be an empty shell."""
-    at_work = (each for each in enders if mentions(each, filling.field))
-    if filling.key is None or not all(_replaces(each, filling.field) for each in at_work):
+    if filling.key is None or not leave_no_shells(enders, filling.field):
         return False
     return any(
         _may_be_there(filling, name, surely) and _only_read(filling, name, ending)
-        for name, surely in _seen(filling)
+        for name, _, surely in _lookups(filling)
+    )
+
+
+def leave_no_shells(enders: Sequence[Function], field: str) -> bool:
+    """Each sees to it that what it ends is in the table no more, or calls another one of them for that."""
+    at_work = [each for each in enders if mentions(each, field)]
+    replacing = {each.name for each in at_work if _replaces(each, field)}
+    return all(
+        each.name in replacing
+        or any(own_attribute(call.func, each.owner or "") in replacing for call in each.calls)
+        for each in at_work
     )
 
 
@@ -35,8 +53,37 @@ def _replaces(ender: Function, field: str) -> bool:
     return takes_out(ender, field) or bool(fillings(ender, ender.owner or "", field))
 
 
-def _seen(filling: Filling) -> Iterator[tuple[str, bool]]:
-    """Names that are given once what stands under the key, and whether that must be something."""
+def fields_inside(outcome: Outcome, table: Path) -> frozenset[str]:
+    """`buffer` of `self.rows[key] = Row(buffer)`: where the lease is in the records of the table."""
+    places = {*(path for _, path in outcome.stored), *outcome.beside}
+    named = (path[3] for path in places if path[:3] == (*table, ANY_ITEM) and len(path) > 3)
+    return frozenset(name[1:] for name in named if name.startswith("."))
+
+
+def empty_a_record(functions: Sequence[Function], inside: Set[str]) -> bool:
+    """`row.buffer = None`: a record may stay in its table without the lease."""
+    return any(
+        isinstance(target, ast.Attribute) and target.attr in inside and is_none(value)
+        for function in functions
+        for target, value in assignments(function)
+        if function.name != "__init__"
+    )
+
+
+def records_looked_up(filling: Filling, inside: Set[str], ending: Set[str]) -> frozenset[int]:
+    """Where the method looks up the record that it puts another one over, `old = self.rows[key]`, and carries
+    other things of it into the new one: the fields `inside`, where the lease is, it does not even read."""
+    return frozenset(
+        id(table)
+        for name, table, surely in _lookups(filling)
+        if _may_be_there(filling, name, surely) and _only_read(filling, name, ending)
+        if not any(own_attribute(node, name) in inside for node in attributes_in(filling.method.node))
+    )
+
+
+def _lookups(filling: Filling) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Names that are given once what stands under the key, the table there, and whether that must be
+    something."""
     bound = [n.id for n in filling.method.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     for target, value in assignments(filling.method):
         match value:
@@ -49,7 +96,7 @@ def _seen(filling: Filling) -> Iterator[tuple[str, bool]]:
         under = own_attribute(table, filling.owner) == filling.field and _same_key(filling, key)
         before = under and value.lineno < filling.line
         if before and isinstance(target, ast.Name) and bound.count(target.id) == 1:
-            yield target.id, surely
+            yield target.id, table, surely
 
 
 def _same_key(filling: Filling, key: ast.expr) -> bool:

@@ -15,11 +15,19 @@ from auditor.project.fields.filling_again import Filling, fillings, may_be_calle
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.items_again import filled_where_others_pass_over, in_items
 from auditor.project.fields.known_keys import names_a_place
+from auditor.project.fields.looked_up import (
+    empty_a_record,
+    fields_inside,
+    leave_no_shells,
+    records_looked_up,
+)
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
 from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
+from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Question
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -38,15 +46,44 @@ class OverAnother(Refilling):
         family = self._those_around(function)
         for filling in lent_into(function, outcome.call, _marked(outcome)):
             way = Way(filling, outcome.call, family, self._ends(outcome))
-            if _lies_elsewhere(outcome, filling) or not (
-                way.is_known_to_all() and self._is_there(way, outcome)
-            ):
+            if _lies_elsewhere(outcome, filling):
                 continue
-            if way.is_free() or not way.is_untouched():
+            if told := told_the_former(filling, outcome.call):
+                yield from self._stepped_on(outcome, way, told)
+                continue
+            if not way.is_known_to_all():
+                if in_items(filling) and not way.is_free() and way.is_untouched():
+                    yield from self._in_items(outcome, filling, family)
+                continue
+            inside = fields_inside(outcome, (filling.owner, f".{filling.field}"))
+            seen = records_looked_up(filling, inside, self._ends(outcome)) if inside else frozenset()
+            there = self._is_there(way, outcome) or (seen and not COMING_BACK.match(function.name))
+            if not there or way.is_free() or not way.is_untouched(seen):
                 continue
             enders = list(self._ends_of(outcome, filling))
+            if seen and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
+                continue
             ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
             if enders and not ended and not self._seen_to(filling, enders):
+                yield filled(filling, enders)
+
+    def _in_items(
+        self, outcome: Outcome, filling: Filling, family: Sequence[Function]
+    ) -> Iterator[StoredField]:
+        enders = list(self._ends_of(outcome, filling))
+        again = enders and filled_where_others_pass_over(filling, outcome.call, family, enders)
+        if again and not self._seen_to(filling, enders):
+            yield filled(filling, enders)
+
+    def _stepped_on(self, outcome: Outcome, way: Way, told: frozenset[int]) -> Iterator[StoredField]:
+        filling = way.filling
+        known = way.is_known_to_all() or is_of_its_own_tables(filling, way.method.owner or "")
+        ends = self._ends(outcome)
+        if not known or not others_give_it_back(filling, outcome.call, way.family, ends):
+            return
+        if not way.is_free() and way.is_untouched(told):
+            enders = list(self._ends_of(outcome, filling))
+            if enders and not self._seen_to(filling, enders):
                 yield filled(filling, enders)
 
     def _those_around(self, function: Function) -> list[Function]:

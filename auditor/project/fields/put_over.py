@@ -18,6 +18,7 @@ from auditor.project.fields.filling_again import (
     Filling,
     attributes_in,
     calls_who_speaks,
+    fillings,
     found_in_a_table,
     made_of,
     same,
@@ -183,10 +184,12 @@ class Way:
     def _is_field(self, node: ast.AST) -> bool:
         return isinstance(node, ast.expr) and own_attribute(node, self.filling.owner) == self.filling.field
 
-    def is_untouched(self) -> bool:
-        """The method works with what is there, or asks for it, and no more; so does whoever it calls."""
+    def is_untouched(self, aside: Set[int] = frozenset()) -> bool:
+        """The method works with what is there, or asks for it, and no more; so does whoever it calls. Of the
+        reads `aside` more is known."""
         quoted = any(map(self._quotes, self.method.nodes))
-        return not (quoted or any(map(self._touches, self.nodes)) or any(map(self._may_be_over, self.nodes)))
+        touched = any(self._touches(node) for node in self.nodes if id(node) not in aside)
+        return not (quoted or touched or any(map(self._may_be_over, self.nodes)))
 
     def _quotes(self, node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and node.value == self.filling.field
@@ -285,10 +288,12 @@ class Way:
         return self._is_it(asked) or getattr(asked, "id", "") in self._names_of_it()
 
     def asks_what_ends(self, enders: Sequence[Function]) -> bool:
-        """`if not self.closed: return` above, where who ends what is in the field sets `closed`."""
+        """`if not self.closed: return` above, where who ends what is in the field sets `closed`. What is set
+        by one who puts another one there says nothing of that."""
         set_there = {
             node.attr
             for ender in enders
+            if not any(fillings(ender, owner, self.filling.field) for owner in ender.parameters)
             for node in attributes_in(ender.node)
             if isinstance(node.ctx, ast.Store)
         }

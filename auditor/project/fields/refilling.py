@@ -50,7 +50,7 @@ from auditor.project.fields.known_keys import (
     replaces_what_is_known,
 )
 from auditor.project.fields.known_there import replaced_knowingly
-from auditor.project.fields.looked_up import replaces_what_it_saw
+from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.other_words import asked_before_it_is_set
@@ -89,7 +89,8 @@ class Refilling(ForgottenFields):
         if not enders or self._handed_on(outcome, family, path):
             return None
         if replaces_what_it_saw(filling, enders, self._ends(outcome)):
-            return None if self._in_step(filling, enders) else filling
+            emptied = empty_a_record(family, fields_inside(outcome, path[:2]))
+            return None if emptied or self._in_step(filling, enders) else filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
         again = known or decide(filling, outcome, family, enders)
