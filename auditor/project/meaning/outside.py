@@ -38,6 +38,7 @@ from auditor.project.meaning.outside_words import (
     carried,
     converts,
     makes,
+    of_a_tensor,
     of_numbers,
 )
 from auditor.project.meaning.recognise import Recogniser
@@ -143,6 +144,8 @@ class OutsideEffects:
             return TAKEN  # `Base.__init__(self, sock)`: the object keeps it where its base puts it
         if call.method in COPYING and call.receiver is not None and value is Value.OBJECT:
             return BORROWED  # `output.copy(region)` reads the region
+        if self._copies_what_lies_there(call, dotted, value):
+            return BORROWED
         if call.method in LOOKING_UP and call.receiver is not None:
             return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
         if call.method == "open" and call.receiver is None and value is Value.OBJECT:
@@ -160,6 +163,11 @@ class OutsideEffects:
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
+
+    def _copies_what_lies_there(self, call: Call, dotted: str | None, value: Value) -> bool:
+        """`self.copy(old_block, new_block)`: its answer is no number, as that of `xp.copy(numbers)` is."""
+        of_object = call.receiver is not None and dotted is None and value is Value.INDEX
+        return of_object and call.method in COPYING and len(call.args) > 1
 
     def _only_looks_up(self, call: Call) -> bool:
         """`rows.setdefault(key, {})`; a pool may note so for whom it has taken something."""
@@ -223,7 +231,7 @@ class OutsideEffects:
         if value is Value.OBJECT and known_torch and call.method in ARRAYS:
             return SAME  # only numbers can be put into a tensor: what was handed out were numbers
         if table is not None and (known_torch or (value is Value.TENSOR and not new)):
-            as_function = call.receiver is None or known_torch or dotted is not None
+            as_function = call.receiver is None or (dotted is not None and not of_a_tensor(call.at, dotted))
             return table if position == 0 and as_function else BORROWED
         if new:
             return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED

@@ -12,6 +12,13 @@ def of_numbers(dotted: str | None) -> bool:
     return dotted is not None and dotted.partition(".")[0] in ("torch", "numpy", "math", "triton")
 
 
+def of_a_tensor(call: ast.Call, dotted: str) -> bool:
+    """`rows.view_as(other)` of what is known to be a tensor, not `torch.Tensor.view_as(rows, other)`:
+    its first argument is not what the result is a view of."""
+    of = getattr(call.func, "value", None)
+    return dotted.startswith("torch.Tensor.") and getattr(of, "attr", getattr(of, "id", "")) != "Tensor"
+
+
 ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "absolute", "manual_seed"})
 """Methods of an object that return it, or another name of the same path."""
 
