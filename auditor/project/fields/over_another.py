@@ -57,11 +57,12 @@ class OverAnother(Refilling):
                 continue
             inside = fields_inside(outcome, (filling.owner, f".{filling.field}"))
             seen = records_looked_up(filling, inside, self._ends(outcome)) if inside else frozenset()
-            there = self._is_there(way, outcome) or (seen and not COMING_BACK.match(function.name))
-            if not there or way.is_free() or not way.is_untouched(seen):
+            there = self._is_there(way, outcome)
+            looked_up = seen and not there and not COMING_BACK.match(function.name)
+            if not (there or looked_up) or way.is_free() or not way.is_untouched(seen):
                 continue
             enders = list(self._ends_of(outcome, filling))
-            if seen and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
+            if looked_up and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
                 continue
             ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
             if enders and not ended and not self._seen_to(filling, enders):
