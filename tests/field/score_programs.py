@@ -58,6 +58,7 @@ SETS = (
     "tutors",
     "surveyors",
     "mentors",
+    "advisers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,3 @@
+from .runtime import MoERuntime
+
+__all__ = ["MoERuntime"]

@@ -1,0 +1,3 @@
+from .engine import LLMEngine
+
+__all__ = ["LLMEngine"]
