@@ -55,8 +55,8 @@ def settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator
 
 
 def with_those_that_are_done(pair: Pair, methods: Sequence[Function]) -> Pair:
-    """With `ack(lease)`, which strikes off what the pair's halves note and strike off, and keeps nothing: what
-    was lent has been used up, and nobody is left who could give it back."""
+    """With `ack(lease)`, which strikes off what the pair's halves note and strike off, and keeps nothing:
+    what was lent has been used up, and nobody is left who could give it back."""
     lending = [half for half in pair.acquires if half.handle is Handle.RESULT]
     like = next((half for half in pair.releases if half.handle is Handle.RESULT), None)
     noted = {put.field for half in lending for put in field_work(half.function).put}
