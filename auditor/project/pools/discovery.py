@@ -32,7 +32,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
-from auditor.project.pools.settled import settled_pairs, settling
+from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
 from auditor.project.pools.wrapped_leases import with_ends_of_wrappers
 from auditor.project.shapes.field_work import field_work
@@ -101,7 +101,8 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
 
 
 def _with_ends(model: ClassModel, pair: Pair, methods: list[Function]) -> Pair:
-    return with_ends_of_wrappers(model, with_those_that_throw_away(with_others(pair, methods), methods))
+    pair = with_those_that_are_done(with_others(pair, methods), methods)
+    return with_ends_of_wrappers(model, with_those_that_throw_away(pair, methods))
 
 
 def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:

@@ -1,8 +1,10 @@
 """Deliveries that are settled one way or the other: `ack(lease)` says that it is done, `nack(lease)` puts it
 back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from auditor.flow.effects import Handle
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
 from auditor.project.shapes.field_work import field_work
@@ -50,6 +52,27 @@ def settling(acquiring: tuple[Half, ...], functions: list[Function]) -> Iterator
         )
         if half is not None:
             yield Half(function, name, half.handle)
+
+
+def with_those_that_are_done(pair: Pair, methods: Sequence[Function]) -> Pair:
+    """With `ack(lease)`, which strikes off what the pair's halves note and strike off, and keeps nothing:
+    what was lent has been used up, and nobody is left who could give it back."""
+    lending = [half for half in pair.acquires if half.handle is Handle.RESULT]
+    like = next((half for half in pair.releases if half.handle is Handle.RESULT), None)
+    noted = {put.field for half in lending for put in field_work(half.function).put}
+    if like is None or not (noted := noted & _struck_off(like.function)):
+        return pair
+    known = {half.function for half in (*pair.acquires, *pair.releases)}
+    done = [each for each in methods if each not in known and _is_told(each, DONE | SETTLING)]
+    ends = [each for each in done if noted & _struck_off(each) and not field_work(each).put]
+    found = [replace(like, function=each, argument=0) for each in ends if len(own_parameters(each)) == 1]
+    return replace(pair, releases=(*pair.releases, *found)) if found else pair
+
+
+def _struck_off(method: Function) -> set[str]:
+    """Fields out of which goes what it is told."""
+    work = field_work(method)
+    return {name for name, key in work.removed if work.is_from_told(key)}
 
 
 def _is_told(method: Function, verbs: frozenset[str]) -> bool:
