@@ -2,6 +2,7 @@
 and never looks at its draft."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Set
 
 from auditor.ir.ops import Path
@@ -17,6 +18,7 @@ def ends_its_siblings(
     a class that has this one as well, and methods of that class that do so. Of a class that the tree does not
     have, others may know. `ending` are the names of what gives back to the lease's pool."""
     field = place[1][1:]
+    _read_declarations(project, field)
     owners = [
         cls for module in project.parsed() if field in module.text for cls in _owners(module.classes, field)
     ]
@@ -29,6 +31,14 @@ def ends_its_siblings(
             if other != field and bases - {own} and other in fields:
                 yield function
                 break
+
+
+def _read_declarations(project: Project, field: str) -> None:
+    """Files that do nothing but describe such objects lead to no pool, so that nobody has read them yet."""
+    declared = re.compile(rf"^\s+{field}\s*:", re.MULTILINE)
+    for path, text in list(project.sources.items()):
+        if field in text and "class " in text and declared.search(text) is not None:
+            project.module(path)
 
 
 def _owners(classes: dict[str, Class], field: str) -> Iterator[Class]:
