@@ -269,7 +269,7 @@ class Analysis:
     # Results ------------------------------------------------------------------------------------------------
 
     def _result(self) -> FlowResult:
-        believe_receivers(self.outcomes, self.received, self.recogniser.wrappers)
+        believe_receivers(self.outcomes, self.received, self.recogniser)
         keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())
