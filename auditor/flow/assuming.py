@@ -5,6 +5,7 @@ from functools import cached_property
 
 from auditor.flow.asked_twice import asked_just_before
 from auditor.flow.effects import Handle, Value
+from auditor.flow.fewer import Fewer
 from auditor.flow.held import Held
 from auditor.flow.indirect import lies_within
 from auditor.flow.lists import Lists
@@ -136,3 +137,9 @@ class Assuming(Passing):
     @cached_property
     def _lists(self) -> Lists:
         return Lists(self.graph, self.site)
+
+    @cached_property
+    def _fewer(self) -> Fewer:
+        site = self.graph.ops[self.site]
+        assert isinstance(site, Call)
+        return Fewer(self.graph, site.at)

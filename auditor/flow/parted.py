@@ -109,7 +109,8 @@ class Parted(Assuming):
         if node in held.seen:
             return False
         if edge is Edge.EXHAUSTED:
-            return bool(op.part) and self._divides(node, _list_in(op.source), op.part, True, held)
+            part = bool(op.part) and self._divides(node, _list_in(op.source), op.part, True, held)
+            return part or self._fewer.ends_early(op)
         if op.element is None:
             return False
         roots = {place[0] for place in held.places if place[:1] != op.target[:1] and place[0][0] != "%"}

@@ -26,8 +26,10 @@ from auditor.project.fields.fields import Fields
 from auditor.project.fields.taken_again import told_where_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
+from auditor.project.leases.closed_early import closed_by_consumers
 from auditor.project.leases.detached import note_detaching
 from auditor.project.leases.filled import note_filled
+from auditor.project.leases.gaps import told_of_gaps
 from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.never_ended import NeverEnded
@@ -267,12 +269,13 @@ class Analysis:
     # Results ------------------------------------------------------------------------------------------------
 
     def _result(self) -> FlowResult:
-        believe_receivers(self.outcomes, self.received, self.recogniser.wrappers)
+        believe_receivers(self.outcomes, self.received, self.recogniser)
         keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())
         fields = told_where_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
+        outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self.relevant, decided)

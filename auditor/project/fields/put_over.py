@@ -13,6 +13,7 @@ from auditor.ir.ops import Call, Store
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.fields.fallbacks import kept_for_want_of_another
 from auditor.project.fields.filling_again import (
     LEAVING,
     Filling,
@@ -89,7 +90,9 @@ class Way:
         self.method = filling.method
         self.ends = ends
         self.uses = Uses(filling.method, ends=ends)
-        self.stored = {id(node) for node in walk(getattr(filling.statement, "value", filling.target))}
+        value = getattr(filling.statement, "value", filling.target)
+        self.stored = {id(node) for node in walk(value)}
+        self.fallback = kept_for_want_of_another(value, filling.target)
         target = {id(node) for node in walk(filling.target)}
         self.nodes = [
             node
@@ -197,7 +200,7 @@ class Way:
     def _touches(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
             return node is not self.call and self._may_end(node)
-        if not self._is_field(node):
+        if not self._is_field(node) or id(node) in self.fallback:
             return False
         assert isinstance(node, ast.Attribute)
         if id(node) in self.stored or not isinstance(node.ctx, ast.Load):
@@ -252,7 +255,10 @@ class Way:
         return own is not None and calls_who_speaks(call, own, filling.field, self.family)
 
     def asks(self) -> bool:
-        """A test of the method's own is about whether there is one, or how large it is."""
+        """A test of the method's own is about whether there is one, or how large it is; or what is there is
+        kept where there is no other."""
+        if self.fallback:
+            return True
         tests = [test for node in self.nodes if (test := getattr(node, "test", None))]
         return any(map(self._asks_in, tests)) or any(map(self._measures, self._deciding()))
 

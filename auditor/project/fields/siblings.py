@@ -2,12 +2,15 @@
 and never looks at its draft."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Set
 
 from auditor.ir.ops import Path
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.elsewhere import released_attributes
+
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 
 
 def ends_its_siblings(
@@ -16,7 +19,8 @@ def ends_its_siblings(
     """Those of the `family`, who are where the field is filled, that give back another field of an object of
     a class that has this one as well, and methods of that class that do so. Of a class that the tree does not
     have, others may know. `ending` are the names of what gives back to the lease's pool."""
-    field = place[1][1:]
+    field, family = place[1][1:], list(family)
+    _read_declarations(project, field, {function.module.text for function in family})
     owners = [
         cls for module in project.parsed() if field in module.text for cls in _owners(module.classes, field)
     ]
@@ -29,6 +33,17 @@ def ends_its_siblings(
             if other != field and bases - {own} and other in fields:
                 yield function
                 break
+
+
+def _read_declarations(project: Project, field: str, asking: Set[str]) -> None:
+    """Files that do nothing but describe such objects lead to no pool, so that nobody has read them yet. Only
+    those are read whose classes the texts `asking` speak of."""
+    declared = re.compile(rf"^\s+{field}\s*:", re.MULTILINE)
+    for path, text in list(project.sources.items()):
+        if field in text and declared.search(text) is not None:
+            classes = CLASS.findall(text)
+            if any(name in other for name in classes for other in asking):
+                project.module(path)
 
 
 def _owners(classes: dict[str, Class], field: str) -> Iterator[Class]:

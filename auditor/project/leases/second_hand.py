@@ -13,6 +13,7 @@ from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import assigned_by, ways
 from auditor.project.code.modules import Function
+from auditor.project.leases.kept_and_ended import is_ended_where_kept
 from auditor.project.leases.wrapping import lists_what_it_counts
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
@@ -65,18 +66,22 @@ def without_exceptional(outcome: Outcome) -> Outcome:
 def believe_receivers(
     outcomes: Mapping[int, Outcome],
     received: Mapping[Function, Sequence[Outcome]],
-    wrappers: Mapping[Function, Source],
+    recogniser: Recogniser,
 ) -> None:
-    """Who is owed for what a list counts its receivers say: where none of them gives it back, nobody. So it
-    is where many are handed one user more of something, and none of them cares: it is lost with all of them,
-    not kept or handed on by any."""
+    """Who is owed for what a list counts its receivers say: where none of them gives it back, or keeps it
+    where his class gives it back, nobody. So it is where many are handed one user more of something, and none
+    of them cares: it is lost with all of them, not kept or handed on by any."""
     for outcome in list(outcomes.values()):
-        wrapper = wrappers.get(outcome.function)
+        wrapper = recogniser.wrappers.get(outcome.function)
         listed = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
         got = received.get(outcome.function, ()) if wrapper is not None else ()
         many = outcome.acquisition.counts and len(got) >= MANY
         cared_for = any(each.lease.released or (many and each.lease.handed_over) for each in got)
-        if (listed or many) and not cared_for:
+        if (
+            (listed or many)
+            and not cared_for
+            and not any(is_ended_where_kept(recogniser, each) for each in got)
+        ):
             for each in (*got, *(outcomes[id(other.call)] for other in got)):
                 each.lease = replace(each.lease, leaks=())
 
