@@ -189,8 +189,8 @@ class Fields(NothingOver):
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         in_force = self._of_itself(cls, self._in_force(cls, released_by), partly)
         released_by = [name for name in in_force if name not in partly]
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         if partly:
-            ends = self.recogniser.ending_names(outcome.acquisition.protocol)
             released_by = without_refillers(released_by, family, function, outcome.call, attribute, ends)
         for other in sorted(properties_of(family, attribute)):
             by_methods = self._fate(outcome, family, (path[0], f".{other}", *path[2:]))[0]
@@ -199,7 +199,6 @@ class Fields(NothingOver):
         if not released_by and self.elsewhere.of_one_class(attribute):
             released_by += self._ended_through(outcome, attribute)
         released_by += self.elsewhere.of_its_own(path)
-        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         released_by += put_out_by(family, self.whole.get(path, path), ends)
         if not escapes and self._ended_for_the_next(outcome, family, path, released_by):
             partly = partly or self._closed_without(outcome, family, path)
