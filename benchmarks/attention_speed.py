@@ -69,11 +69,13 @@ class Machine:
     def rounds_of(self, forms: Forms) -> Rounds:
         """Seconds of each form in every round that counts."""
         taken: dict[str, list[float]] = {name: [] for name in forms}
-        begun = time.perf_counter()
-        for _ in range(2):
+        for _ in range(2):  # what is compiled at the first call would count as work
             for form in forms.values():
                 form()
-        wanted = int(self.seconds / ((time.perf_counter() - begun) / 2))
+        begun = self.now()
+        for form in forms.values():
+            form()
+        wanted = int(self.seconds / max(self.now() - begun, 1e-6))
         for round_ in range(max(self.least_rounds, min(wanted, self.most_rounds))):
             for name in list(forms)[:: -1 if round_ % 2 else 1]:
                 begun = self.now()
@@ -83,8 +85,9 @@ class Machine:
 
     def matmul_limit(self) -> float:
         """Operations a second of a large matrix product in this type."""
-        x = torch.randn(2048, 2048, device=self.device, dtype=self.dtype)
-        return 2 * 2048**3 / min(self.rounds_of({"matmul": lambda: x @ x}).taken["matmul"])
+        size = 8192 if self.device == "cuda" else 2048
+        x = torch.randn(size, size, device=self.device, dtype=self.dtype)
+        return 2 * size**3 / min(self.rounds_of({"matmul": lambda: x @ x}).taken["matmul"])
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,7 @@ def main() -> None:
     if options.output:
         described = {
             "machine": f"{platform.system()} {platform.machine()}",
+            "device": torch.cuda.get_device_name(0) if machine.device == "cuda" else "cpu",
             "threads": options.threads,
             "torch": torch.__version__,
             "clock": machine.clock,

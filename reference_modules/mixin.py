@@ -184,9 +184,9 @@ class MemoryPoolMixin:
 
     def _deallocate_tensor(self, tensor: torch.Tensor) -> None:
         """Give a temporary back. With the switch off, what was plain torch memory needs nothing."""
-        lease, pool = (
-            self._pool_leases.pop(id(tensor), (None, None)) if self._has_pool_state() else (None, None)
-        )
+        lease, pool = None, None
+        if self._has_pool_state() and self._pool_leases:  # else no `id`, which older compilers break at
+            lease, pool = self._pool_leases.pop(id(tensor), (None, None))
         if lease is not None and lease() is tensor:
             if pool is not None:
                 pool.deallocate(tensor)

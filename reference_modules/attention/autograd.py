@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from reference_modules.attention.even import EvenBranches
 from reference_modules.attention.geometry import Chunk, Tile, tiles
 from reference_modules.attention.halving import in_halves_if_needed, ran_out_of_memory, say_so
 from reference_modules.attention.joint import (
@@ -45,6 +47,8 @@ def attend(
 ) -> tuple[Tensor, Tensor, Parts]:
     """out in the queries' type, lse in `lse_dtype`, and the parts if the gradient will want them."""
     q_BNHD = inputs.q_BNHD
+    if (evenly := _evenly(inputs, plan, lambda branches: branches.attend(inputs, pool))) is not None:
+        return *evenly, {}
     pool = scratch_for(pool, q_BNHD)
     with ExitStack() as held:
         state, parts = _joint_softmax(inputs, plan, pool, seed, held)
@@ -100,6 +104,9 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the inputs' type."""
     q_BNHD = inputs.q_BNHD
+    rows = (dout_BNHD, inputs, out_BNHD, lse_BNH)
+    if (evenly := _evenly(inputs, plan, lambda branches: branches.gradients(*rows, pool))) is not None:
+        return evenly
     pool = scratch_for(pool, q_BNHD)
     with ExitStack() as held, full_precision(q_BNHD):
         if needs_float64(q_BNHD, lse_BNH, plan):  # all rows, and out anew: it was rounded when it was saved
@@ -125,7 +132,7 @@ def attend_backward(
             first == 1 or (lse_BNH.dtype == q_BNHD.dtype and reads_in_place(whole, inputs))
         ):
             total = _unless_out_of_memory(
-                whole, lambda: Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0, whole)))
+                lambda: whole, lambda: Grads(*(_in_rows(grad, q_BNHD) for grad in gradients(0, whole)))
             )
         done = 0 if total is None else first
         if total is None:
@@ -201,6 +208,16 @@ class _OnceOnly(torch.autograd.Function):
         )
 
 
+def _evenly(inputs: Inputs, plan: Plan, make: Callable[[EvenBranches], T | None]) -> T | None:
+    """What one kernel call for each branch gives; None where that does not serve or fit."""
+    if (branches := EvenBranches.of(plan, inputs)) is None:
+        return None
+    whole = Chunk(0, inputs.q_BNHD.shape[1])
+    with full_precision(inputs.q_BNHD):
+        first = partial(tiles, plan.branches[0], whole, whole, plan.causal)
+        return _unless_out_of_memory(lambda: first()[0], lambda: make(branches))
+
+
 def _slabs(plan: Plan, q_BNHD: Tensor) -> tuple[tuple[Tile, ...], int]:
     """All kernel calls, and how many of them write rows that hold nothing yet."""
     whole = Chunk(0, q_BNHD.shape[1])
@@ -214,16 +231,16 @@ def _first_branch_at_once(inputs: Inputs, plan: Plan, pool: Pool | None) -> Soft
         return None
     kernel = plan.kernel_for(q_BNHD, inputs.visible_BNH1 is not None, pool, None)
     return _unless_out_of_memory(
-        tile, lambda: _adopt(forward_tile(tile, inputs, kernel, plan.scale, pool), q_BNHD)
+        lambda: tile, lambda: _adopt(forward_tile(tile, inputs, kernel, plan.scale, pool), q_BNHD)
     )
 
 
-def _unless_out_of_memory(tile: Tile, make: Callable[[], T]) -> T | None:
-    """None where memory ran out; what is done instead goes slab by slab."""
+def _unless_out_of_memory(tile: Callable[[], Tile], make: Callable[[], T]) -> T | None:
+    """None where memory ran out, of which a tile tells; what is done instead goes slab by slab."""
     made: list[T] = []
     if not ran_out_of_memory(lambda: made.append(make())):
         return made[0]
-    say_so(tile, "slabs")
+    say_so(tile(), "slabs")
     return None
 
 

@@ -15,17 +15,20 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from reference_modules.attention.operands import Operands
 from reference_modules.attention.plain import Plain, finite_lse
 from reference_modules.attention.workspace import Pool
 
-_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_flash_cuda = torch.ops.aten._scaled_dot_product_flash_attention
-_flash_cuda_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
-_efficient_cuda = torch.ops.aten._scaled_dot_product_efficient_attention
-_efficient_cuda_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+_flash_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_flash_cuda = torch.ops.aten._scaled_dot_product_flash_attention.default
+_flash_cuda_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+_cudnn_cuda = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+_cudnn_cuda_backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+_efficient_cuda = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_efficient_cuda_backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
 
 _EFFICIENT_LSE_ALIGNMENT = 32  # its backward reads whole groups of rows
 
@@ -77,9 +80,29 @@ class FlashCUDA:
     def backward(self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor) -> Grads:
         saved = (dout_BHLD, x.q_BHLD, x.k_BHSD, x.v_BHSD, out_BHLD, lse_BHL.contiguous())
         varlen = (None, None, x.q_BHLD.shape[2], x.k_BHSD.shape[2])
-        unused_rng = torch.zeros(2, dtype=torch.uint64, device=x.q_BHLD.device)
+        unused_rng = torch.empty(2, dtype=torch.uint64, device=x.q_BHLD.device)
         grads: Grads = _flash_cuda_backward(
             *saved, *varlen, 0.0, x.causal, unused_rng, unused_rng, scale=x.scale
+        )
+        return grads
+
+
+class CudnnCUDA:
+    """cuDNN's, which PyTorch prefers on newer cards: half precision, no mask."""
+
+    name = "cudnn-cuda"
+
+    def forward(self, x: Operands) -> tuple[Tensor, Tensor]:
+        found = _cudnn_cuda(x.q_BHLD, x.k_BHSD, x.v_BHSD, None, True, 0.0, x.causal, False, scale=x.scale)
+        out_BHLD, lse_BHL1 = found[:2]
+        return out_BHLD, lse_BHL1.reshape(out_BHLD.shape[:3])
+
+    def backward(self, x: Operands, dout_BHLD: Tensor, out_BHLD: Tensor, lse_BHL: Tensor) -> Grads:
+        saved = (dout_BHLD, x.q_BHLD, x.k_BHSD, x.v_BHSD, out_BHLD, lse_BHL.contiguous().unsqueeze(-1))
+        unused_rng = torch.empty((), dtype=torch.int64, device=x.q_BHLD.device)
+        varlen = (None, None, x.q_BHLD.shape[2], x.k_BHSD.shape[2])
+        grads: Grads = _cudnn_cuda_backward(
+            *saved, unused_rng, unused_rng, None, *varlen, 0.0, x.causal, scale=x.scale
         )
         return grads
 
@@ -99,10 +122,20 @@ class EfficientCUDA:
         padding = -lse_BHL.shape[2] % _EFFICIENT_LSE_ALIGNMENT
         lse_BHL = torch.nn.functional.pad(lse_BHL, (0, padding), value=float("inf")).contiguous()
         saved = (dout_BHLD, x.q_BHLD, x.k_BHSD, x.v_BHSD, None, out_BHLD, lse_BHL)
-        rng = torch.zeros((), dtype=torch.int64, device=x.q_BHLD.device)
+        unused_rng = torch.empty((), dtype=torch.int64, device=x.q_BHLD.device)
         wanted = [True, True, True, False]
-        dq, dk, dv, _ = _efficient_cuda_backward(*saved, rng, rng, 0.0, wanted, x.causal, scale=x.scale)
+        dq, dk, dv, _ = _efficient_cuda_backward(
+            *saved, unused_rng, unused_rng, 0.0, wanted, x.causal, scale=x.scale
+        )
         return dq, dk, dv
+
+
+def torch_chooses(x: Operands) -> Kernel | None:
+    """The fused half-precision kernel that PyTorch itself would run here; None where it would run another."""
+    chosen = torch._fused_sdp_choice(x.q_BHLD, x.k_BHSD, x.v_BHSD, None, 0.0, x.causal, scale=x.scale)
+    if chosen == SDPBackend.CUDNN_ATTENTION.value:
+        return CudnnCUDA()
+    return FlashCUDA() if chosen == SDPBackend.FLASH_ATTENTION.value else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class Fences(Protocol):
 class BlockStore:
     """Hands out blocks, takes them back when their storage dies. Every method runs under the pool's lock."""
 
+    adds_nothing = False
+
     def __init__(
         self, memory: Memory | None = None, *, pressure: Pressure | None = None, fences: Fences | None = None
     ) -> None:

@@ -36,6 +36,10 @@ class Store(Protocol):
     @property
     def evictions(self) -> int: ...
 
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether plain torch memory serves just as well, so that only leases need be kept."""
+
     def draw(
         self, nbytes: int, shape: Sequence[int], dtype: torch.dtype, limit: int | None
     ) -> tuple[torch.Tensor, Signal | None]:

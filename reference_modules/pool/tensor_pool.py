@@ -4,6 +4,7 @@ that can still be read.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -184,7 +185,8 @@ class TensorPool:
         settings = self._settings
         self._threshold = int(threshold_mb * (1 << 20))
         plain = settings.max_bytes is None and not (settings.tracking or settings.debug)
-        self._plain_below = self._threshold if plain and self._fault_hook is None and not self.closed else 0
+        below = sys.maxsize if self._store.adds_nothing else self._threshold
+        self._plain_below = below if plain and self._fault_hook is None and not self.closed else 0
 
     def calibrate(self) -> float:
         """Measure from which size reuse wins on this machine; pools without a threshold of their own take it.
@@ -270,6 +272,7 @@ class TensorPool:
         self.lock = threading.RLock()
         self._background = None
         self._store.reset_after_fork()
+        self.set_threshold(self._threshold / (1 << 20))
 
     def __enter__(self) -> TensorPool:
         return self

@@ -114,7 +114,7 @@ def test_then_plain_memory_is_used_and_counted():
 def test_a_failed_allocation_holds_nothing():
     pool = scarce_pool(10 * KB)
     with pytest.raises(RuntimeError, match="allocate"):
-        pool.allocate((1 << 46,), torch.uint8)
+        pool.allocate((1 << 47,), torch.uint8)  # where memory may be overcommitted, less is granted
     assert pool.stats().leases == 0
     assert pool.stats().bytes_reserved == 0
     pool.close()

@@ -78,8 +78,13 @@ def test_with_expandable_segments_they_stay_in_the_shared_allocator(cuda, monkey
     )
     assert expandable_segments()
     pool = pool_over(cuda)
-    pool.deallocate(pool.allocate((4,)))
+    tensor = pool.allocate((4,))
+    assert (pool.stats().leases, pool.stats().bytes_in_use, pool.stats().bypassed) == (1, 16, 1)
+    pool.deallocate(tensor)
+    assert pool.stats().leases == 0
     assert cuda.log == []
+    with pool_over(cuda, max_bytes=100).lease((20,)), pytest.raises(PoolError):
+        pool_over(cuda, max_bytes=10).allocate((6,))
 
 
 def test_the_limit_is_on_live_bytes(cuda):
