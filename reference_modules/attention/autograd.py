@@ -174,10 +174,13 @@ class JointAttention(torch.autograd.Function):
         ctx.plan, ctx.pool, ctx.tiles = plan, pool, tuple(parts)
         lse_BNH = lse_BNH.to(accumulation_dtype(q_BNHD.dtype))
         ctx.mark_non_differentiable(lse_BNH)
+        ctx.set_materialize_grads(False)  # else zeros are made for lse in each backward
         return out_BNHD, lse_BNH
 
     @staticmethod
-    def backward(ctx: Any, dout_BNHD: Tensor, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout_BNHD: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if dout_BNHD is None:
+            return (None,) * 7
         q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, mask_BN, seed, *flat = ctx.saved_tensors
         inputs = Inputs.of(q_BNHD, k_BNHD, v_BNHD, mask_BN)
         parts = dict(zip(ctx.tiles, zip(flat[::2], flat[1::2], strict=True), strict=True))

@@ -98,11 +98,14 @@ class ShardedAttention(torch.autograd.Function):
         ctx.job, ctx.pool = job, pool
         lse_BNH = lse_BNH.to(work)
         ctx.mark_non_differentiable(lse_BNH)
+        ctx.set_materialize_grads(False)  # else zeros are made for lse in each backward
         return out_BNHD, lse_BNH
 
     @staticmethod
-    def backward(ctx: Any, dout_BNHD: Tensor, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout_BNHD: Tensor | None, _dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q_BNHD, k_BNHD, v_BNHD, out_BNHD, lse_BNH, mask_RBN, seed = ctx.saved_tensors
+        if dout_BNHD is None:  # the other ranks count on this one all the same
+            dout_BNHD = torch.zeros_like(out_BNHD)
         job, pool = ctx.job, ctx.pool
         without = job.filter(mask_RBN, seed)
         inputs, state = Inputs(q_BNHD, k_BNHD, v_BNHD), Softmax(out_BNHD, lse_BNH)

@@ -5,11 +5,13 @@ Any pool will do: its methods are known by name, and are wrapped on its class wh
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -54,7 +56,7 @@ def pools_of(target: object) -> tuple[Any, ...]:
     for part in parts:
         values = list(getattr(part, "__dict__", {}).values())
         if getattr(part, "enable_memory_pool", False) and hasattr(part, "_pool_on"):  # the standard mixin
-            values.append(part._pool_on(_device_of(part)))
+            values.append(part._pool_on(_device_of(part, target)))
         for value in values:
             for pool in value.values() if isinstance(value, dict) else (value,):
                 if pair_of(pool) is not None:
@@ -62,9 +64,13 @@ def pools_of(target: object) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-def _device_of(part: Any) -> torch.device:
-    first = next(part.parameters(), None) if isinstance(part, torch.nn.Module) else None
-    return first.device if first is not None else torch.get_default_device()
+def _device_of(part: Any, target: Any) -> torch.device:
+    """Where a part's own tensors are, else the module's, else where the tests run."""
+    for module in (part, target):
+        if isinstance(module, torch.nn.Module):
+            for tensor in chain(module.parameters(), module.buffers()):
+                return tensor.device
+    return torch.device(os.environ.get("POOLAUDIT_DEVICE") or torch.get_default_device())
 
 
 class Refusal(Exception):

@@ -1,4 +1,4 @@
-# poolaudit leaktests, sha256 95f08c335d7a3be6: written again as long as that is the digest of the rest
+# poolaudit leaktests, sha256 7f8dc8a358a1d165: written again as long as that is the digest of the rest
 """Pools as a leak test sees them: objects that lend something by one method and take it back by another.
 
 Any pool will do: its methods are known by name, and are wrapped on its class while a pass looks on.
@@ -6,11 +6,13 @@ Any pool will do: its methods are known by name, and are wrapped on its class wh
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -55,7 +57,7 @@ def pools_of(target: object) -> tuple[Any, ...]:
     for part in parts:
         values = list(getattr(part, "__dict__", {}).values())
         if getattr(part, "enable_memory_pool", False) and hasattr(part, "_pool_on"):  # the standard mixin
-            values.append(part._pool_on(_device_of(part)))
+            values.append(part._pool_on(_device_of(part, target)))
         for value in values:
             for pool in value.values() if isinstance(value, dict) else (value,):
                 if pair_of(pool) is not None:
@@ -63,9 +65,13 @@ def pools_of(target: object) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-def _device_of(part: Any) -> torch.device:
-    first = next(part.parameters(), None) if isinstance(part, torch.nn.Module) else None
-    return first.device if first is not None else torch.get_default_device()
+def _device_of(part: Any, target: Any) -> torch.device:
+    """Where a part's own tensors are, else the module's, else where the tests run."""
+    for module in (part, target):
+        if isinstance(module, torch.nn.Module):
+            for tensor in chain(module.parameters(), module.buffers()):
+                return tensor.device
+    return torch.device(os.environ.get("POOLAUDIT_DEVICE") or torch.get_default_device())
 
 
 class Refusal(Exception):
