@@ -59,6 +59,7 @@ SETS = (
     "surveyors",
     "mentors",
     "advisers",
+    "stewards",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

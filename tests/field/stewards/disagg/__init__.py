@@ -1,0 +1,3 @@
+from .decode import DecodeQueue
+from .prefill import PrefillQueue
+from .rooms import RoomTable, RowPool

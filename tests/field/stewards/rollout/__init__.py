@@ -1,0 +1,3 @@
+from .trainer import RolloutTrainer
+from .weights import WeightSync
+from .workers import WorkerPool

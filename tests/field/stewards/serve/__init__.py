@@ -1,0 +1,3 @@
+from .models import ModelCache
+from .replicas import ReplicaSet
+from .router import Router
