@@ -41,6 +41,7 @@ from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
+from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -107,7 +108,8 @@ class Fields(NothingOver):
             if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
             seen.add(path)
-            yield self._judged(outcome, node, path)
+            if not stands_for_nothing(outcome, path, self._those_around(outcome.function)):
+                yield self._judged(outcome, node, path)
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
         yield from self._of_given_objects(outcome)
         if not outcome.stored:
