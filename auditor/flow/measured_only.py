@@ -1,4 +1,4 @@
-"""Results of calls which a function only measures: `out = self.model(buffer)`, `times.append(float(out.sum()))`.
+"""Results of calls which a function only measures: `out = self.model(buffer)`, and `float(out.sum())`.
 
 Where it gives the buffer back while it has such a result, that is another thing, or another name that nobody
 takes anywhere: on no way does it keep the buffer."""

@@ -118,7 +118,8 @@ def _is_nothing(value: ast.expr) -> bool:
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Another method that takes from the same pool does look what is in its field, or what stands under the
-    same key in its table. That a `reassign(key)` ends the one there says of this method that it came first."""
+    same key in its table. That a `reassign(key)` ends the one there says of this method that it comes
+    first."""
     first = not follows_another(filling.method.name, filling.key is not None)
     for method in family:
         own = method.owner

@@ -12,13 +12,15 @@ from auditor.protocols.vocabulary import split
 
 BIRTH = frozenset({"__init__", "__post_init__"})
 
-NOTHING = frozenset({"dummy", "fake", "null", "pad", "padding", "padded", "placeholder", "sentinel", "filler"})
+NOTHING = frozenset(
+    {"dummy", "fake", "null", "pad", "padding", "padded", "placeholder", "sentinel", "filler"}
+)
 """Words in the names of fields for what is there in the place of a real one."""
 
 
 def stands_for_nothing(outcome: Outcome, path: Path, family: Sequence[Function]) -> bool:
-    """`self.null_block = pool.take()` at birth. Who has an end, and leaves it out there, forgets it; a file or
-    a socket is no place among others."""
+    """`self.null_block = pool.take()` at birth. Who has an end, and leaves it out there, forgets it; a file
+    or a socket is no place among others."""
     method = outcome.function
     if method.name not in BIRTH or len(path) != 2 or outcome.acquisition.foreign:
         return False
