@@ -247,7 +247,9 @@ class Fields(NothingOver):
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
-                escapes = escapes or method is not outcome.function
+                passed_over = self._rest_passed_over(outcome, method, path)
+                drops += passed_over
+                escapes = escapes or not (passed_over or method is outcome.function)
             elif answer.fate is Fate.UNKNOWN and (
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):
