@@ -11,9 +11,10 @@ from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.cutting import cut_off
+from auditor.project.fields.entry_ends import Ends, forgotten_by
 from auditor.project.fields.families import Families
 from auditor.project.fields.flags_left_down import set_at_birth
-from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.forgetting import INITIAL, for_good
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
@@ -48,9 +49,30 @@ class InPart(Families):
                 found = (*found, *popped_in_part(method, path[1][1:], outcome.function, looking))
         elif len(path) == 2:
             found = self._half_emptied(outcome, family, method, path)
+        if len(whole) == 4 and whole[2] == ANY_ITEM and whole[3].startswith("."):
+            found = (*found, *self._forgotten(outcome, family, method, whole))
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
+
+    def _forgotten(
+        self, outcome: Outcome, family: list[Function], method: Function, whole: Path
+    ) -> Iterable[ast.AST]:
+        """Of what the tree's own pool lent, and what lies nowhere else than in an entry's field."""
+        known = outcome.acquisition.foreign or outcome.acquisition.keyed or outcome.unknown
+        alone = outcome.returned is None and len(outcome.beside) == 1
+        if known or not alone:
+            return ()
+        return self._forgotten_in(outcome, family, method, whole[1][1:], whole[3][1:])
+
+    def _forgotten_in(
+        self, outcome: Outcome, family: list[Function], method: Function, table: str, field: str
+    ) -> Iterable[ast.AST]:
+        of_any = frozenset(each.name for each in self.recogniser.releasing)
+        ends = Ends(self.recogniser.ending_names(outcome.acquisition.protocol), of_any)
+        if not for_good(self.project, method, ends.are_called_by):
+            return ()
+        return forgotten_by(method, family, table, field, ends)
 
     def _rest_passed_over(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
         """`spare = self.spare.pop(key)`, `self.tables[key].extend(spare[:n])`: nobody has those behind."""
