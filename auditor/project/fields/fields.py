@@ -114,7 +114,7 @@ class Fields(NothingOver):
         yield from self._of_given_objects(outcome)
         if not outcome.stored:
             yield from self._entered(outcome)
-            yield from self._recorded(outcome)
+            yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:

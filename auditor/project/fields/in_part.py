@@ -1,11 +1,11 @@
 """Methods that end a part of what a field or a container holds, and forget the rest."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Fate
-from auditor.flow.lease import Leak, Loss
+from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.calls import is_bound, parameter_for
@@ -16,6 +16,7 @@ from auditor.project.fields.families import Families
 from auditor.project.fields.flags_left_down import set_at_birth
 from auditor.project.fields.forgetting import INITIAL, for_good
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
+from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.rows_cut import rows_cut
@@ -73,6 +74,21 @@ class InPart(Families):
         if not for_good(self.project, method, ends.are_called_by):
             return ()
         return forgotten_by(method, family, table, field, ends)
+
+    def _forgotten_keys(self, outcome: Outcome) -> Iterator[StoredField]:
+        """Of what is given back by the key that an entry notes."""
+        cls = outcome.function.cls
+        for table, field in tables_noting(outcome, self.model) if cls is not None else ():
+            family = list(self._family(cls)) if cls is not None else []
+            found = [
+                self._dropped_at(method, at)
+                for method in family
+                for at in self._forgotten_in(outcome, family, method, table, field)
+            ]
+            if found and cls is not None:
+                place = Field(cls.qualname, f"{table}[*]")
+                drops = tuple(replace(each, parted=True) for each in found)
+                yield StoredField(place, outcome.lease.span, drops=drops)
 
     def _rest_passed_over(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
         """`spare = self.spare.pop(key)`, `self.tables[key].extend(spare[:n])`: nobody has those behind."""
