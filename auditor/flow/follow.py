@@ -7,6 +7,7 @@ from auditor.flow.effects import Acquisition, Effects, Handle
 from auditor.flow.held import Endings, Held
 from auditor.flow.kept_beside import kept_beside
 from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.measured_only import only_measured
 from auditor.flow.ownership import Ownership
 from auditor.flow.places import named
 from auditor.flow.solve import Solution, solve
@@ -151,7 +152,7 @@ def _follow(
         if trusted:
             others |= kept_beside(*believed)
             domain, solution = followed(trusted | shown.lent, others)
-    others |= _gone_on_with(graph, domain.endings)
+    others |= _gone_on_with(graph, domain.endings) | only_measured(graph, domain.endings)
     if others != domain.others and domain.endings.unknown:
         domain, solution = followed(domain.trusted, others)
     return Followed(domain.endings, solution, Shown(frozenset(domain.trusting), others))

@@ -14,6 +14,7 @@ from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
+from auditor.flow.marks import begins_behind
 from auditor.flow.places import begins_exactly, begins_with, below, fields_beside, joined, reads, together
 from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
 from auditor.flow.shared_keys import stored_under_shared_keys
@@ -172,6 +173,8 @@ class Ownership(Yielding):
     def _next(self, node: int, op: Next, held: Held, edge: Edge) -> Held | None:
         if edge in RAISING:
             return held
+        if begins_behind(self.graph, self.site, op):
+            return self._rebind(node, held, op.target, []) if edge is not Edge.EXHAUSTED else held
         holding, element = held, (*op.source, "[*]")
         inside = [place for place in held.places if begins_with(place, op.source)]
         if self.effects.ends_itself(self.acquisition.protocol):

@@ -5,6 +5,7 @@ import ast
 from auditor.ir.builder import End
 from auditor.ir.calls import CallLowering
 from auditor.ir.conditions import item_component
+from auditor.ir.lowering import Branches
 from auditor.ir.ops import (
     ANY_ITEM,
     Await,
@@ -136,15 +137,23 @@ class ExpressionLowering(CallLowering):
         ends: list[End] = []
         stop_when = isinstance(node.op, ast.Or)
         for operand in node.values[:-1]:
-            path = self.value(operand)
-            self.builder.emit(Move(operand, target, path))
-            yes, no = self._test_of(operand, path)
+            yes, no = self._answered(operand, target)
             ends += yes if stop_when else no
             self.builder.ends = no if stop_when else yes
         last = node.values[-1]
         self.builder.emit(Move(last, target, self.value(last)))
         self.builder.ends += ends
         return target
+
+    def _answered(self, operand: ast.expr, target: Path) -> Branches:
+        """An operand's ways; where it ends the whole, it is its value. `lease is None` is a truth, and tells
+        of the lease what it tells in an `if`."""
+        if _is_a_truth(operand):
+            self.builder.emit(Fresh(operand, target))
+            return self.branch(operand)
+        path = self.value(operand)
+        self.builder.emit(Move(operand, target, path))
+        return self._test_of(operand, path)
 
     def value_Lambda(self, node: ast.Lambda) -> Path:
         target = self.builder.temporary()
@@ -170,3 +179,11 @@ class ExpressionLowering(CallLowering):
     def _yield(self, op: Yield) -> Path:
         self.builder.emit_interruptible(op, Edge.CLOSE)
         return op.target
+
+
+def _is_a_truth(operand: ast.expr) -> bool:
+    """What it yields is none of its operands."""
+    match operand:
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.Call(func=ast.Name(id="isinstance")):
+            return True
+    return False

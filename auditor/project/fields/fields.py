@@ -41,6 +41,7 @@ from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
+from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -107,12 +108,13 @@ class Fields(NothingOver):
             if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
             seen.add(path)
-            yield self._judged(outcome, node, path)
+            if not stands_for_nothing(outcome, path, self._those_around(outcome.function)):
+                yield self._judged(outcome, node, path)
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
         yield from self._of_given_objects(outcome)
         if not outcome.stored:
             yield from self._entered(outcome)
-            yield from self._recorded(outcome)
+            yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
@@ -245,7 +247,9 @@ class Fields(NothingOver):
                 if self._reachable(method, family):
                     released_by.append(method.qualname)
             elif answer.fate is Fate.TAKE or answer.result is not None:
-                escapes = escapes or method is not outcome.function
+                passed_over = self._rest_passed_over(outcome, method, path)
+                drops += passed_over
+                escapes = escapes or not (passed_over or method is outcome.function)
             elif answer.fate is Fate.UNKNOWN and (
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):

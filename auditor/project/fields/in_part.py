@@ -1,22 +1,26 @@
 """Methods that end a part of what a field or a container holds, and forget the rest."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Fate
-from auditor.flow.lease import Leak, Loss
+from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
+from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.cutting import cut_off
+from auditor.project.fields.entry_ends import Ends, forgotten_by
 from auditor.project.fields.families import Families
 from auditor.project.fields.flags_left_down import set_at_birth
-from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.forgetting import INITIAL, for_good
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
+from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
-from auditor.project.fields.partial import popped_in_part, rest_dropped, taken_apart
+from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.rows_cut import rows_cut
+from auditor.project.meaning.summaries import Question
 from auditor.project.outcome import Outcome
 
 
@@ -42,12 +46,77 @@ class InPart(Families):
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
             if whole[2:] == (ANY_ITEM, ANY_ITEM):
-                found = (*found, *popped_in_part(method, path[1][1:], outcome.function))
+                looking = self._looking_on(outcome, method)
+                found = (*found, *popped_in_part(method, path[1][1:], outcome.function, looking))
         elif len(path) == 2:
             found = self._half_emptied(outcome, family, method, path)
+        if len(whole) == 4 and whole[2] == ANY_ITEM and whole[3].startswith("."):
+            found = (*found, *self._forgotten(outcome, family, method, whole))
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
+
+    def _forgotten(
+        self, outcome: Outcome, family: list[Function], method: Function, whole: Path
+    ) -> Iterable[ast.AST]:
+        """Of what the tree's own pool lent, and what lies nowhere else than in an entry's field."""
+        known = outcome.acquisition.foreign or outcome.acquisition.keyed or outcome.unknown
+        alone = outcome.returned is None and len(outcome.beside) == 1
+        if known or not alone:
+            return ()
+        return self._forgotten_in(outcome, family, method, whole[1][1:], whole[3][1:])
+
+    def _forgotten_in(
+        self, outcome: Outcome, family: list[Function], method: Function, table: str, field: str
+    ) -> Iterable[ast.AST]:
+        of_any = frozenset(each.name for each in self.recogniser.releasing)
+        ends = Ends(self.recogniser.ending_names(outcome.acquisition.protocol), of_any)
+        if not for_good(self.project, method, ends.are_called_by):
+            return ()
+        return forgotten_by(method, family, table, field, ends)
+
+    def _forgotten_keys(self, outcome: Outcome) -> Iterator[StoredField]:
+        """Of what is given back by the key that an entry notes."""
+        cls = outcome.function.cls
+        for table, field in tables_noting(outcome, self.model) if cls is not None else ():
+            family = list(self._family(cls)) if cls is not None else []
+            found = [
+                self._dropped_at(method, at)
+                for method in family
+                for at in self._forgotten_in(outcome, family, method, table, field)
+            ]
+            if found and cls is not None:
+                place = Field(cls.qualname, f"{table}[*]")
+                drops = tuple(replace(each, parted=True) for each in found)
+                yield StoredField(place, outcome.lease.span, drops=drops)
+
+    def _rest_passed_over(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
+        """`spare = self.spare.pop(key)`, `self.tables[key].extend(spare[:n])`: nobody has those behind."""
+        own_table = self.whole.get(path, path)[2:] == (ANY_ITEM, ANY_ITEM) and not outcome.acquisition.foreign
+        if method is outcome.function or not own_table:
+            return []
+        popped = popped_in_part(method, path[1][1:], outcome.function)
+        found = [at for at in popped if keeps_the_part(method, at)]
+        return [replace(self._dropped_at(method, at), parted=True) for at in found]
+
+    def _looking_on(self, outcome: Outcome, method: Function) -> frozenset[ast.Call]:
+        """Calls that leave what they are told to whoever has it, by all who may be called."""
+        acquisition = outcome.acquisition
+        found = set()
+        for call in method.calls:
+            targets = self.recogniser.calls.targets(method, call)[0]
+            answers = [
+                self.summaries.answer(Question(target, (name,), acquisition.value, acquisition.protocol))
+                for target in targets
+                for at in range(len(call.args))
+                if (name := parameter_for(target, at, is_bound(target, call))) is not None
+            ]
+            untouched = (
+                each.fate is Fate.BORROW and each.result is None and not each.stored for each in answers
+            )
+            if answers and all(untouched):
+                found.add(call)
+        return frozenset(found)
 
     def _half_emptied(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path

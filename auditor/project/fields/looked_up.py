@@ -21,6 +21,7 @@ from auditor.project.fields.filling_again import (
     made_of,
     same,
 )
+from auditor.project.fields.put_over import OVER
 from auditor.project.fields.reckoning import takes_out
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
@@ -33,9 +34,49 @@ def replaces_what_it_saw(filling: Filling, enders: Sequence[Function], ending: S
     if filling.key is None or not leave_no_shells(enders, filling.field):
         return False
     return any(
-        _may_be_there(filling, name, surely) and _only_read(filling, name, ending)
+        _may_be_there(filling, name, surely)
+        and _only_read(filling, name, ending, aside=_returned_as_fit(filling, name, enders, ending))
         for name, _, surely in _lookups(filling)
     )
+
+
+def _returned_as_fit(
+    filling: Filling, name: str, enders: Sequence[Function], ending: Set[str]
+) -> frozenset[int]:
+    """`if found is not None and found.healthy: return found`: one that is not goes on to be replaced. Not
+    where the flag may say that it has been ended, as where others ask it before they end one."""
+    fit = [
+        node
+        for node in filling.method.statements
+        if isinstance(node, ast.If) and node.lineno < filling.line and _returns(node.body[-1], name)
+    ]
+    flags = {each.attr for node in fit for each in attributes_in(node.test) if _is_field_of(each, name)}
+    asked = any(flag in each.text for flag in flags for each in enders)
+    if (
+        not flags
+        or asked
+        or any(OVER.search(flag) or _is_set_by_pool(filling, flag, ending) for flag in flags)
+    ):
+        return frozenset()
+    return frozenset(id(node.body[-1].value) for node in fit if isinstance(node.body[-1], ast.Return))
+
+
+def _is_set_by_pool(filling: Filling, flag: str, ending: Set[str]) -> bool:
+    """By the class with the ends, which may write off all that is lent of the thing."""
+    return any(
+        isinstance(node.ctx, ast.Store) and node.attr == flag
+        for function in filling.method.module.by_node.values()
+        if function.cls is not None and not ending.isdisjoint(function.cls.methods)
+        for node in attributes_in(function.node)
+    )
+
+
+def _returns(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.Return) and getattr(node.value, "id", "") == name
+
+
+def _is_field_of(node: ast.Attribute, name: str) -> bool:
+    return getattr(node.value, "id", "") == name
 
 
 def leave_no_shells(enders: Sequence[Function], field: str) -> bool:
@@ -137,9 +178,10 @@ def _of_none(test: ast.expr) -> ast.expr:
     return test
 
 
-def _only_read(filling: Filling, name: str, ending: Set[str]) -> bool:
-    """It is asked for, compared, and its fields are read; none of them is kept, handed on or ended."""
-    harmless: set[int] = set()
+def _only_read(filling: Filling, name: str, ending: Set[str], aside: Set[int] = frozenset()) -> bool:
+    """It is asked for, compared, and its fields are read; none of them is kept, handed on or ended. What is
+    `aside` is on other ways."""
+    harmless = set(aside)
     for node in filling.method.nodes:
         match node:
             case ast.If(test=test) | ast.While(test=test):

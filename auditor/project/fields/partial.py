@@ -2,7 +2,7 @@
 before `self.lanes.clear()`."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function, last_part
@@ -45,8 +45,11 @@ def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
                     yield node
 
 
-def popped_in_part(method: Function, attribute: str, storing: Function) -> Iterator[ast.stmt]:
-    """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`."""
+def popped_in_part(
+    method: Function, attribute: str, storing: Function, looking: Set[ast.Call] = frozenset()
+) -> Iterator[ast.Assign]:
+    """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`, or in
+    loops that only tell the calls that are `looking` of each."""
     if not any(last_part(call.func) in ADDING for call in storing.calls) and not _has_a_loop(storing):
         return
     for node in method.statements:
@@ -57,8 +60,21 @@ def popped_in_part(method: Function, attribute: str, storing: Function) -> Itera
             ):
                 here = _Popped(method, method.owner or "", name)
                 parts = here.parts() if own_attribute(table, method.owner or "") == attribute else []
-                if len(parts) == 1 and not here.is_used_beside(parts[0][0], set()):
+                if len(parts) == 1 and not here.is_used_beside(parts[0][0], here.looked_through(looking)):
                     yield node
+
+
+def keeps_the_part(method: Function, popped: ast.Assign) -> bool:
+    """The part of it that is spoken of joins another list of the object: `self.lanes[key].extend(part)`."""
+    for call in method.calls:
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=to, attr="extend"), args=[ast.Subscript(value=ast.Name(id=name))]
+            ):
+                table = to.value if isinstance(to, ast.Subscript) else to
+                if name == getattr(popped.targets[0], "id", "") and own_attribute(table, method.owner or ""):
+                    return True
+    return False
 
 
 class _Method:
@@ -186,6 +202,26 @@ class _Popped(_Method):
 
     def is_named(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id == self.attribute and isinstance(node.ctx, ast.Load)
+
+    def looked_through(self, looking: Set[ast.Call]) -> set[int]:
+        """What loops go over that do nothing else with an element than to tell such calls."""
+        found: set[int] = set()
+        for loop in self.method.nodes:
+            match loop:
+                case ast.For(
+                    target=ast.Tuple(elts=[ast.Name(), ast.Name(id=each)]),
+                    iter=ast.Call(func=ast.Name(id="enumerate"), args=[over]),
+                ):
+                    pass
+                case ast.For(target=ast.Name(id=each), iter=over):
+                    pass
+                case _:
+                    continue
+            told = {id(given) for call in looking for given in call.args}
+            named = (node for node in self.method.nodes if isinstance(node, ast.Name) and node.id == each)
+            if self.is_it(over) and all(id(n) in told for n in named if isinstance(n.ctx, ast.Load)):
+                found.update(id(inner) for inner in walk(over))
+        return found
 
     def parts(self) -> list[tuple[ast.expr, bool]]:
         """Of a name that is bound once."""

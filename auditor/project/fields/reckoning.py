@@ -18,6 +18,7 @@ from auditor.project.fields.filling_again import (
     names_in,
     same,
 )
+from auditor.project.fields.names_of_refillers import follows_another
 from auditor.protocols.vocabulary import KEEPING
 from auditor.source.nodes import walk
 
@@ -117,12 +118,16 @@ def _is_nothing(value: ast.expr) -> bool:
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Another method that takes from the same pool does look what is in its field, or what stands under the
-    same key in its table."""
+    same key in its table. That a `reassign(key)` ends the one there says of this method that it comes
+    first."""
+    first = not follows_another(filling.method.name, filling.key is not None)
     for method in family:
         own = method.owner
         if method is not filling.method and own is not None and method.name != "__init__":
             for other in all_fillings(method, own):
                 if not _under_alike(other, filling):
+                    continue
+                if first and other.field == filling.field and follows_another(method.name, True):
                     continue
                 if looks_and_takes(other, call) or _ends_and_takes(other, filling, call, family):
                     return True

@@ -129,7 +129,8 @@ class Follower(Afterwards):
         kept = bool(endings.kept) or noted or (known_to_others and bool(endings.returned))
         calls = self.effects.recogniser.calls
         refused = refusals(self.function, calls, op.at, acquisition, leaks, kept)
-        return refused or passed_over(self.function, self.effects.summaries, acquisition, endings, leaks)
+        asked = self.effects.summaries
+        return refused or passed_over(self.function, op.at, asked, acquisition, endings, leaks)
 
     def _is_others_to_end(
         self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...], ended_here: bool

@@ -40,14 +40,26 @@ def less_comes_back(
     if not ending:
         return _number(taken) is None and _notes_less(recogniser, function, acquire, names)
     given = _given_back(recogniser, function, ending[0])
+    less = given is not None and given < (_number(taken) or given + 1)
     return (
         len(ending) == 1
         and _owner(ending[0]) == _owner(acquire)
         and _surrounding(function, ending[0]) == _surrounding(function, acquire)
-        and given is not None
-        and given < (_number(taken) or given + 1)
+        and (less or _is_a_factor(function, _told(ending[0]), taken))
         and _stays_here(function, acquire, names)
     )
+
+
+def _is_a_factor(function: Function, given: ast.expr | None, taken: ast.expr) -> bool:
+    """`refund(each)` after `draw(each * len(jobs))`, of names that go on to mean the same."""
+    match taken:
+        case ast.BinOp(left=left, op=ast.Mult(), right=right) if given is not None:
+            sides = [ast.unparse(left), ast.unparse(right)]
+            names = {node.id for node in walk(taken) if isinstance(node, ast.Name)}
+            written = (node for node in function.nodes if isinstance(node, ast.Name))
+            anew = any(node.id in names and isinstance(node.ctx, ast.Store) for node in written)
+            return ast.unparse(given) in sides and "1" not in sides and not anew
+    return False
 
 
 def of_an_amount(leak: Leak) -> Leak:

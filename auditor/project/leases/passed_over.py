@@ -5,7 +5,7 @@ what it keeps, and of the others nobody can tell, for the method answers alike. 
 anywhere may be anyone's to end; here the class has shown whose it is."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Acquisition, Fate
 from auditor.flow.held import Endings
@@ -14,25 +14,29 @@ from auditor.ir.graph import Graph
 from auditor.ir.ops import ANY_ITEM, Call, Path, Store
 from auditor.project.code.modules import Function
 from auditor.project.meaning.summaries import Question, Summaries
+from auditor.source.nodes import walk
 
 GOING_ON = frozenset({Loss.NEXT_TURN, Loss.REBOUND})
 
 
 def passed_over(
     function: Function,
+    call: ast.Call,
     summaries: Summaries,
     acquisition: Acquisition,
     endings: Endings,
     leaks: Sequence[Leak],
 ) -> tuple[Leak, ...]:
     """Of these losses those that no caller can know of."""
-    if not leaks or not endings.kept or not acquisition.keyed or _asks_whether_it_is_there(function):
+    if not leaks or not acquisition.keyed or _asks_whether_it_is_there(function):
         return ()
-    places = {_kept_in(function.graph, node) for node in endings.kept}
+    listed = set() if endings.kept else {*_listed_in(function.graph, endings.taken)}
+    places = {_kept_in(function.graph, node) for node in endings.kept} | listed
     if not any(_is_ended_there(function, summaries, acquisition, place) for place in sorted(places)):
         return ()
     answers = any(isinstance(node, ast.Return) and node.value is not None for node in function.statements)
-    silent = GOING_ON if answers else GOING_ON | {Loss.FALL_THROUGH, Loss.RETURN}
+    told = answers and not (listed and _answers_for_all_turns(function, call))
+    silent = GOING_ON if told else GOING_ON | {Loss.FALL_THROUGH, Loss.RETURN}
     return tuple(leak for leak in leaks if leak.loss in silent)
 
 
@@ -43,6 +47,26 @@ def _kept_in(graph: Graph, node: int) -> Path:
         case Call(receiver=receiver) if receiver is not None:
             return (*receiver, ANY_ITEM)
     return ()
+
+
+def _listed_in(graph: Graph, taken: Set[int]) -> Iterator[Path]:
+    """`self.held.setdefault(key, []).extend(taken)`."""
+    made = {op.target: op for op in graph.ops if isinstance(op, Call) and op.method == "setdefault"}
+    for node in taken:
+        match graph.ops[node]:
+            case Call(receiver=tuple() as receiver, method="extend") if receiver in made:
+                table = made[receiver].receiver
+                if table is not None:
+                    yield (*table, ANY_ITEM, ANY_ITEM)
+
+
+def _answers_for_all_turns(function: Function, call: ast.Call) -> bool:
+    """The loop in which it is taken comes to its end, and what is answered then tells of no single turn."""
+    loops = [node for node in function.nodes if isinstance(node, ast.For | ast.AsyncFor)]
+    around = [{id(each) for each in walk(loop)} for loop in loops]
+    around = [inside for inside in around if id(call) in inside]
+    returns = [node for node in function.statements if isinstance(node, ast.Return)]
+    return bool(around) and not any(id(node) in inside for node in returns for inside in around)
 
 
 def _is_ended_there(function: Function, summaries: Summaries, acquisition: Acquisition, place: Path) -> bool:

@@ -12,6 +12,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
 from auditor.project.pools.used_together import asked_in_turn, used_together
 from auditor.project.shapes.amounts import returns_the_amount
+from auditor.project.shapes.credits import credits_taken
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
     counts_of_itself,
@@ -49,7 +50,7 @@ def counted_pairs(
         half = Half(begins, up, value=value_of(begins), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
     plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
-    for begins, ends in (*use_counts(plain), *lock_pairs(plain)):
+    for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain)):
         marking = marking_half(begins, up, [ends])
         if marking is not None and returns_the_amount(begins):
             marking = Half(begins, up, value=Value.AMOUNT, echo=True)

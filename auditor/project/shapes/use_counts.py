@@ -21,10 +21,10 @@ def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     for begins, ends in opposites:
         if _is_turned_round(begins, ends):
             continue
-        used = _counted(begins, ast.Add) & _counted(ends, ast.Sub)
+        used = counted(begins, ast.Add) & counted(ends, ast.Sub)
         left = {
             name
-            for name in _counted(begins, ast.Sub) & _counted(ends, ast.Add)
+            for name in counted(begins, ast.Sub) & counted(ends, ast.Add)
             if asks(field_work(begins), name) or _is_semaphore(begins, name) or _is_least(begins, name)
         }
         if used or left:
@@ -178,8 +178,8 @@ def struck_off(method: Function) -> set[str]:
 
 def lowered_by(method: Function, partners: list[Function]) -> set[str]:
     """What is left of something, in a field: `get_credit()` lowers the number that `put_credit()` raises."""
-    lowered = _counted(method, ast.Sub)
-    return {name for partner in partners if lowered for name in lowered & _counted(partner, ast.Add)}
+    lowered = counted(method, ast.Sub)
+    return {name for partner in partners if lowered for name in lowered & counted(partner, ast.Add)}
 
 
 def returns_the_count(method: Function, counts: Set[str]) -> bool:
@@ -190,7 +190,7 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
     )
 
 
-def _counted(method: Function, way: type[ast.operator]) -> set[str]:
+def counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, or numbers of the module, that it changes one
     way only."""
     changed: dict[str, set[type[ast.operator]]] = {}
