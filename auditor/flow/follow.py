@@ -9,7 +9,7 @@ from auditor.flow.kept_beside import kept_beside
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.measured_only import only_measured
 from auditor.flow.ownership import Ownership
-from auditor.flow.places import named
+from auditor.flow.places import GIVEN, named
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, RESULT, Call, Edge, Move, Next, Path, Unpack, is_temporary
@@ -38,9 +38,6 @@ class Shown:
 
 
 UNSEEN = Shown()
-
-GIVEN: Path = ("<given>",)
-"""The caller's own name for what he gives, which no binding of the callee changes."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import EXTENDING, FILLING, Knowledge
 from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
-from auditor.flow.places import begins_exactly, begins_with, below, escaped, named, part
+from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -131,7 +131,9 @@ class Holding:
         outside = [
             place for place in outside if not (self.acquisition.keyed and place in self.acquisition.places)
         ]
-        if outside and len(target) == 1:
+        if outside and len(target) == 1 and self.site < 0 and any(sure for sure, _ in gained):
+            kept |= {GIVEN}  # `head = head.next` of a chain that the caller has: what follows is about it
+        elif outside and len(target) == 1:
             self.endings.stored.setdefault(node, outside[0])  # the name moves on, the object keeps it
             return None
         maybe = frozenset(place for place in held.maybe if not begins_exactly(target, place))

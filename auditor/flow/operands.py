@@ -1,5 +1,6 @@
 """What a call is given, and as what; what other operations read."""
 
+import ast
 from collections.abc import Iterator
 
 from auditor.flow.effects import Position
@@ -38,6 +39,15 @@ KEEPING = frozenset({"append", "appendleft", "add", "add_done_callback"})
 def keeps_its_end(call: Call, position: Position, operand: Path) -> bool:
     """`self.on_done.append(handle.close)`: whoever calls what is there ends the handle."""
     return position != -1 and len(operand) > 1 and operand[-1] in OWN_ENDS and call.method in KEEPING
+
+
+def tells_of(call: Call, place: Path) -> bool:
+    """`net.put(lane, rank, x)` and `table.put(key, x)` are told by it of what they keep, and do not keep it
+    itself, as `queue.put(request, False)` does."""
+    told = [path for path, starred in call.args if not starred]
+    switches = (isinstance(each, ast.Constant) for each in call.at.args[1:])
+    several = len(told) > 1 and not any(switches)
+    return several and place in (told if len(told) > 2 else told[:1])
 
 
 def operands(call: Call) -> list[tuple[Position, Path]]:

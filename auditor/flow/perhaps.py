@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.amounts import Amounts
-from auditor.flow.effects import Fate, Position, Treatment, Value
+from auditor.flow.effects import Fate, Handle, Position, Treatment, Value
 from auditor.flow.held import Held
 from auditor.flow.indirect import AT, WITHIN, lies_within
 from auditor.flow.operands import operands
@@ -32,8 +32,11 @@ class Perhaps(Amounts):
 
     def _lent_perhaps(self, node: int, operand: Path, held: Held, perhaps: list[Treatment]) -> bool:
         """A trusted call has what another one made of the lease no longer than the lease; of a piece of the
-        lease that is not sure: `pool.detach(lease.connection)` may be its end."""
-        if node not in self.trusted or any(treatment.fate is not Fate.UNKNOWN for treatment in perhaps):
+        lease that is not sure: `pool.detach(lease.connection)` may be its end. What was built by a locked key
+        others may keep: it is no key."""
+        by_key = self.acquisition.keyed and self.acquisition.handle is Handle.ARGUMENT
+        allowed = {Fate.UNKNOWN, Fate.TAKE} if by_key else {Fate.UNKNOWN}
+        if node not in self.trusted or any(treatment.fate not in allowed for treatment in perhaps):
             return False
         given = (place[0] for place in held.maybe if below(place, operand) is not None)
         return self._made_by_trusted.issuperset(given)

@@ -28,6 +28,9 @@ NUMBERS = re.compile(r"(?:^\.|_)(?:ids?|idxs?|index|indexes|indices|numbers?|blo
 """Fields of an object that stands for numbers: `group.page_ids`."""
 
 
+GIVEN: Path = ("<given>",)
+"""The caller's own name for what he gives, which no binding of the callee changes."""
+
 SEVERAL = frozenset({ANY_ITEM, "[:]", TO_COME})
 
 

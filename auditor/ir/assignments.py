@@ -1,11 +1,13 @@
 """Assignments: which places hold a value afterwards."""
 
 import ast
+from collections.abc import Sequence
 
 from auditor.ir.conditions import condition, item_component
 from auditor.ir.expressions import ExpressionLowering
 from auditor.ir.iterations import portion_of
 from auditor.ir.ops import ANY_ITEM, Constant, Define, Delete, InPlace, Make, Move, Path, Store, Unpack
+from auditor.source.nodes import walk
 
 
 class AssignmentLowering(ExpressionLowering):
@@ -42,11 +44,13 @@ class AssignmentLowering(ExpressionLowering):
         return False
 
     def _assign_pairwise(self, node: ast.Assign, target: ast.Tuple, value: ast.Tuple) -> None:
-        """All values first, then all names: `a, b = b, a` swaps."""
+        """All values first, then all names: `a, b = b, a` swaps. What a name means that none before it in the
+        row binds needs no other: in `cell.next, head = head, cell` the head is the cell with all it has."""
         sources = []
-        for element in value.elts:
+        for index, element in enumerate(value.elts):
             source = self.value(element)
-            if source[0][0] != "%":
+            unbound = isinstance(element, ast.Name) and element.id not in _bound(target.elts[:index])
+            if source[0][0] != "%" and not unbound:
                 held = self.builder.temporary()
                 self.builder.emit(Move(element, held, source, portion_of(element)))
                 source = held
@@ -140,3 +144,8 @@ class AssignmentLowering(ExpressionLowering):
             for single in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
                 self.builder.emit(Delete(single, self.value(single)))
         self._end(node)
+
+
+def _bound(targets: Sequence[ast.expr]) -> set[str]:
+    inside = (each for target in targets for each in walk(target))
+    return {each.id for each in inside if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}

@@ -76,6 +76,9 @@ _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers"
     rb"|load|active|in_?flight|outstanding|pending|running|leases|sessions|streams))$"
 )
+_CUT_SPAN = re.compile(rb"self\.\w+\[\w+\] = \(\w+ \+ (\w+), \w+ - \1\)")
+"""A gap of which the first part goes."""
+
 _RINGED = re.compile(rb"(\.next\w*+) = \w++\1\b")
 """A node that is left out of a list of nodes."""
 
@@ -113,6 +116,7 @@ def works_both_ways(text: Searched) -> bool:
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)
+        or (b"] = (" in data and _CUT_SPAN.search(data) is not None)
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, given_to
+from auditor.project.code.bindings import assigned_by, given_to, ways
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.shapes.pool_state import own_parameters
@@ -19,8 +19,10 @@ def made_for_caller(recogniser: Recogniser, function: Function, place: Path = ()
     """Every return gives None or an object of the project made right there: `return Context(lease)`, or
     `context = Context(lease)`, of which only fields are touched before `return context`. What another
     function has made for this one is as good, and so is a list of nothing but those: `[Beam(row) for row in
-    rows]`, `beams.append(Beam(row))`. Of a tuple it is asked of the part at `place`."""
-    given = (_part(value, place) for value in map(_given, function.statements) if value is not None)
+    rows]`, `beams.append(Beam(row))`. Of a tuple it is asked of the part at `place`, of `Context(lease)
+    if lease else None` of both ways."""
+    returned = (value for value in map(_given, function.statements) if value is not None)
+    given = (_part(way, place) for value in returned for way in ways(value))
     made = [value for value in given if not _is_none(value)]
     return bool(made) and all(_is_made(recogniser, function, value) for value in made)
 
@@ -52,7 +54,8 @@ def _is_made(recogniser: Recogniser, function: Function, value: ast.expr, seen: 
         if listed is not None:
             return all(_is_made(recogniser, function, each, seen) for each in listed)
         return _is_none(value) or _constructs(recogniser, function, value)
-    given = [*given_to(function, value.id), *_put_into(function, value.id)]
+    bound = (way for each in given_to(function, value.id) for way in ways(each))
+    given = [*bound, *_put_into(function, value.id)]
     return value.id in seen or (
         any(not _is_none(each) for each in given)
         and all(_is_made(recogniser, function, each, (*seen, value.id)) for each in given)

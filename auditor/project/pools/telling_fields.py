@@ -13,6 +13,7 @@ from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import lent_class, stored_class
 from auditor.project.pools.made_of_numbers import known_by, numbered_fields
 from auditor.project.shapes.field_work import field_work
+from auditor.protocols.vocabulary import split
 
 _ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
 _ONE = r"(?:int|float|bool|str|bytes)\b"
@@ -22,6 +23,13 @@ PLAIN = re.compile(_SEVERAL.format(rf"(?:{_ONE}|{_ARRAY})"))
 
 SCALAR = re.compile(_SEVERAL.format(_ONE))
 """Those of them that are no memory."""
+
+NUMBER = re.compile(r"(?:int|float|bool)\b")
+
+KNOWN_BY = frozenset({"id", "ids", "key", "name", "index", "idx", "slot", "row", "page", "block", "fd",
+                      "fileno", "pid", "port", "handle", "number", "no", "address", "addr", "ptr", "token",
+                      "uid", "rid"})  # fmt: skip
+"""Words in the names of numbers by which an object may be found again."""
 
 NO_NUMBER = re.compile(rf"(?:Optional\[)?(?:(?:float|bool)\b|{_ARRAY})")
 """The same of an object that stands for a number: whoever has the number may give it back."""
@@ -44,7 +52,7 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     field. `memory`: arrays, too, though whoever has a view of one may keep the object alive."""
     halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value in OBJECTS]
     if not halves:
-        return frozenset()
+        return _of_what_counts_itself(pair)
     lent = {lent_class(model, pair.owner, half.function) for half in halves}
     cls = lent.pop() if len(lent) == 1 else None
     promised = {_promised(half.function) for half in halves}
@@ -63,7 +71,23 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
         plain |= numbered_fields(cls, pool)
         return frozenset(f".{name}" for name in plain if not known_by(pool, name))
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
-    return frozenset(f".{name}" for name in plain if not re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books))
+    return frozenset(f".{name}" for name in plain if not _goes_by(books, name))
+
+
+def _of_what_counts_itself(pair: Pair) -> frozenset[str]:
+    """Of `def hold(self): self.holders += 1; return self` the class's own numbers, as far as no table goes by
+    them: whoever was told the `adapter.rank` cannot let the adapter go."""
+    cls = pair.owner
+    itself = pair.acquires and all(each.handle is Handle.RECEIVER and each.echo for each in pair.acquires)
+    if cls is None or not itself or any(each.handle is not Handle.RECEIVER for each in pair.releases):
+        return frozenset()
+    plain = {name for name in _plain_fields(cls, NUMBER) if KNOWN_BY.isdisjoint(split(name))}
+    return frozenset(f".{name}" for name in plain if not _goes_by(cls.module.text, name))
+
+
+def _goes_by(books: str, name: str) -> bool:
+    """`table[node.key]`, `free(node.key)`: not `min(node.rank, 4)` alone, but nobody asks which."""
+    return re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books) is not None
 
 
 def _promised(function: Function) -> str:

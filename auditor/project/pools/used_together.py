@@ -10,6 +10,7 @@ from auditor.flow.effects import Handle, Position
 from auditor.project.code.bindings import TEST_FILE, told_by_position
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function, Module
+from auditor.project.pools.bodies import returns_itself
 from auditor.project.shapes.pool_state import own_parameters
 
 MOST = 8
@@ -118,8 +119,15 @@ def _asked(scope: list[Function], half: Function) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for function in scope:
         for whom, call in _calls(function, half):
-            found.setdefault(whom, []).append(call.lineno)
+            for name in (whom, *_names_of_itself(function, half, whom)):
+                found.setdefault(name, []).append(call.lineno)
     return found
+
+
+def _names_of_itself(function: Function, half: Function, whom: str) -> Iterator[str]:
+    """`lease` of `lease = self.loaded[name].join()`, which returns the one that it is asked of."""
+    for names, _ in _begun(function, half, whom) if returns_itself(half) else ():
+        yield from names
 
 
 def _calls(function: Function, half: Function) -> Iterator[tuple[str, ast.Call]]:

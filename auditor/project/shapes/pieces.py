@@ -3,6 +3,7 @@
 import ast
 from typing import TypeGuard
 
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
@@ -56,6 +57,36 @@ def _deleted_of(method: Function) -> set[int]:
         for target in node.targets
         if isinstance(target, ast.Subscript)
     }
+
+
+def cuts_spans(method: Function, store: str) -> bool:
+    """`self.gaps[i] = (start + n, size - n)`: the first part of a gap goes, and the rest stays."""
+    return any(
+        _is_rest(value)
+        for target, value in assignments(method)
+        if isinstance(target, ast.Subscript) and own_attribute(target.value, method.owner or "") == store
+    )
+
+
+def is_whole_at_first(method: Function, store: str) -> bool:
+    """`self.gaps = [(0, size)]`: what begins empty is filled with work, of which parts are done."""
+    return any(
+        own_attribute(target, method.owner or "") == store
+        and any(isinstance(each, ast.List) and each.elts for each in walk(value))
+        for target, value in assignments(method)
+    )
+
+
+def _is_rest(value: ast.expr) -> bool:
+    match value:
+        case ast.Tuple(
+            elts=[
+                ast.BinOp(op=ast.Add(), right=ast.Name(id=cut)),
+                ast.BinOp(op=ast.Sub(), right=ast.Name(id=less)),
+            ]
+        ):
+            return cut == less
+    return False
 
 
 def gone_over(over: ast.expr) -> ast.expr:

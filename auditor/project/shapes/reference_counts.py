@@ -6,6 +6,7 @@ from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.shapes.born_with_one import counts_from_one
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
@@ -96,11 +97,15 @@ def counts_of_itself(methods: list[Function]) -> Iterator[tuple[Function, Functi
     """`gather` raises the `self.users` that `partition` lowers, and somebody asks whether there are any."""
     for ends in methods if methods and "-= 1" in (methods[0].cls.text if methods[0].cls else "") else ():
         lowered = {name for name, way in field_work(ends).counted if way < 0} - field_work(ends).summed
-        lowered = {name for name in lowered if not (REFERENCES | USERS).isdisjoint(split(name))}
         for begins in methods if lowered and not own_parameters(ends) else ():
             raised = {name for name, way in field_work(begins).counted if way > 0} - field_work(begins).summed
-            if begins is not ends and any(_decides(ends, name, True) for name in raised & lowered):
+            if begins is not ends and any(_of_users_itself(begins, ends, name) for name in raised & lowered):
                 yield begins, ends
+
+
+def _of_users_itself(begins: Function, ends: Function, count: str) -> bool:
+    called = not (REFERENCES | USERS).isdisjoint(split(count))
+    return (called and _decides(ends, count, True)) or counts_from_one(begins, ends, count)
 
 
 def _decides(ends: Function, count: str, told: bool) -> bool:

@@ -39,7 +39,7 @@ from auditor.project.shapes.marked_places import (
 from auditor.project.shapes.markings import FREE
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.own_helpers import by_name
-from auditor.project.shapes.pieces import is_cut
+from auditor.project.shapes.pieces import cuts_spans, is_cut, is_whole_at_first
 from auditor.project.shapes.registers import registers, strikes
 from auditor.project.shapes.rings import ringed_again
 from auditor.project.shapes.stocked import stocked_with_memory
@@ -81,7 +81,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
                 _there_and_back(name, takers, givers, named) or _called_so(name, takers, givers)
             )
             back = brought or given_to_a_pool(begun, takers[0].method.cls, name)
-            if back or stocked or _is_free(name, takers, begun) or _named_as_halves(takers, givers):
+            free = _is_free(name, takers, begun) or _is_cut_up(name, takers, begun)
+            if back or stocked or free or _named_as_halves(takers, givers):
                 yield Shape(_methods(takers), _methods(_not_undone(givers)))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
@@ -148,6 +149,12 @@ def _is_free(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork])
         or full_at_first(begun, takers[0].method, name)
         or any(makes_where_empty(work, name, _counters(begun)) for work in takers)
     )
+
+
+def _is_cut_up(name: str, takers: Sequence[FieldWork], begun: Sequence[FieldWork]) -> bool:
+    """First fit: `self.gaps[i] = (start + n, size - n)` of one gap that is all there is at first."""
+    whole = any(is_whole_at_first(work.method, name) for work in begun)
+    return whole and any(cuts_spans(work.method, name) for work in takers)
 
 
 def _named_as_halves(takers: Sequence[FieldWork], givers: Sequence[FieldWork]) -> bool:
