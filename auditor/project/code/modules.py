@@ -38,6 +38,7 @@ class Function:
     _nodes: list[ast.AST] | None = None
     _statements: list[ast.stmt] | None = None
     _called: dict[str, list[ast.Call]] | None = None
+    _text: str | None = None
     field_work: "FieldWork | None" = None
     """What it does to fields, once somebody asked."""
     of_first: bool = False
@@ -101,7 +102,9 @@ class Function:
         """Its source lines; for a module's own statements the whole file."""
         if isinstance(self.node, ast.Module):
             return self.module.text
-        return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+        if self._text is None:
+            self._text = "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+        return self._text
 
     @property
     def is_method(self) -> bool:

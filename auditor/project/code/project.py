@@ -21,6 +21,7 @@ class Project:
         self._by_suffix: dict[str, list[str]] | None = None
         self._calling: dict[str, list[str]] = {}
         self._texts: list[tuple[str, str]] | None = None
+        self._mentioning: dict[str, list[tuple[str, str]]] = {}
 
     def module(self, path: str) -> Module | None:
         """The parsed module; None where it could not be parsed (noted in `failed`)."""
@@ -36,6 +37,14 @@ class Project:
             call = f".{method}("
             self._calling[method] = [path for path, text in self._texts if call in text]
         return self._calling[method]
+
+    def mentioning(self, word: str) -> list[tuple[str, str]]:
+        """Files and their texts that have the word in them, parsed or not; each word is looked for once. A
+        pattern over all texts takes ten times as long, and is asked for each field that holds a lease."""
+        if word not in self._mentioning:
+            found = [(path, text) for path, text in self.sources.items() if word in text]
+            self._mentioning[word] = found
+        return self._mentioning[word]
 
     def parsed(self) -> list[Module]:
         return [module for _, module in sorted(self._modules.items()) if module is not None]

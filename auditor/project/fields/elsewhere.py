@@ -47,7 +47,9 @@ class Elsewhere:
         attribute = path[1][1:]
         if attribute not in self._taken_out:
             taking = re.compile(rf"(?<!\bself)\.{attribute}\.(?:pop|popleft|popitem|get|get_nowait)\(")
-            self._taken_out[attribute] = any(taking.search(each.text) for each in self.project.parsed())
+            self._taken_out[attribute] = any(
+                attribute in each.text and taking.search(each.text) for each in self.project.parsed()
+            )
         return self._taken_out[attribute]
 
     def of_its_own(self, path: Path) -> Iterator[str]:

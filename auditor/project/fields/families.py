@@ -29,10 +29,11 @@ from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.zero import passes_over_zero
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import NOTHING as NOTHING_DONE
-from auditor.project.meaning.summaries import Answer, EffectsOf, Question, Summaries
+from auditor.project.meaning.summaries import Answer, EffectsOf, Summaries
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
 

@@ -44,8 +44,8 @@ def _is_false(value: ast.expr) -> bool:
 def _is_raised(project: Project, field: str, family: Sequence[Function]) -> bool:
     quoted = re.compile(rf"[\"']{field}[\"']|(?<![.\w]){field}\b")
     read = {module.path: module for module in project.parsed()}
-    for path, text in project.sources.items():
-        if field in text and (path not in read or quoted.search(text) or _sets(read[path], field, family)):
+    for path, text in project.mentioning(field):
+        if path not in read or quoted.search(text) or _sets(read[path], field, family):
             return True
     return False
 

@@ -43,7 +43,7 @@ def _stays_down(project: Project, flag: str, field: str, filling: Function) -> b
     """It is False at first, and only those raise it who fill the field themselves, as `filling` does not."""
     told = re.compile(rf"(?<![.\w]){flag}\s*=(?!=)|[\"']{flag}[\"']")
     read = {module.path: module for module in project.parsed()}
-    speaking = [path for path, text in project.sources.items() if flag in text]
+    speaking = [path for path, _ in project.mentioning(flag)]
     if any(path not in read or told.search(read[path].text) for path in speaking):
         return False
     modules = [read[path] for path in speaking]

@@ -23,7 +23,7 @@ def is_in_a_list(filling: Filling, project: Project) -> bool:
     speaking = [
         function
         for module in project.parsed()
-        if named.search(module.text)
+        if filling.field in module.text and named.search(module.text)
         for function in list(module.by_node.values())
         if filling.field in function.text
     ]

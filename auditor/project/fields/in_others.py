@@ -78,7 +78,7 @@ def only_worked_with(
     named = re.compile(rf"\.{field}\b|[\"']{field}[\"']")
     quoted = re.compile(rf"[\"']{field}[\"']|\bvars\(|\.__dict__\b")  # `getattr(request, "row")`
     read = {module.path: module for module in project.parsed()}
-    speaking = [path for path, text in project.sources.items() if named.search(text) is not None]
+    speaking = [path for path, text in project.mentioning(field) if named.search(text) is not None]
     return all(
         path in read
         and quoted.search(read[path].text) is None

@@ -20,7 +20,7 @@ from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.rows_cut import rows_cut
-from auditor.project.meaning.summaries import Question
+from auditor.project.meaning.needs import Question
 from auditor.project.outcome import Outcome
 
 

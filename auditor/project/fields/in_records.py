@@ -134,7 +134,7 @@ class Records:
         quoted = re.compile(rf"[\"']{part.field}[\"']")
         named = re.compile(rf"\.{part.field}\b")
         read = {module.path: module for module in self.project.parsed()}
-        unread = (text for path, text in self.project.sources.items() if path not in read)
+        unread = (text for path, text in self.project.mentioning(part.field) if path not in read)
         texts = [module.text for module in read.values() if part.record.name in module.text]
         if any(named.search(text) for text in unread) or any(map(WHOLE.search, texts)):
             return False

@@ -28,8 +28,8 @@ from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
-from auditor.project.meaning.summaries import Question
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
 
@@ -162,9 +162,7 @@ class OverAnother(Refilling):
             rf"\.{filling.field}\b|\.(?:{'|'.join(sorted(ending | {filling.field}))})\("
         ).search
         read = {module.path: module for module in self.project.parsed()}
-        for path, text in self.project.sources.items():
-            if f"{name}(" not in text:
-                continue
+        for path, text in self.project.mentioning(f"{name}("):
             if path not in read and speaks(text):
                 return True
             for caller in list(read[path].by_node.values()) if path in read else ():

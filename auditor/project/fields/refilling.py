@@ -189,9 +189,7 @@ class Refilling(ForgottenFields):
         looks = rf"\.{field}\b(?!\.(?!\w*(?:{ENDING.pattern}))\w+\()"
         speaks = re.compile(rf"{looks}|\.(?:{'|'.join(sorted(ending - {method.name}))})\(").search
         read = {module.path: module for module in self.project.parsed()}
-        for path, text in self.project.sources.items():
-            if f"{method.name}(" not in text:
-                continue
+        for path, text in self.project.mentioning(f"{method.name}("):
             if path not in read:
                 if speaks(text):
                     return True

@@ -39,8 +39,8 @@ def _read_declarations(project: Project, field: str, asking: Set[str]) -> None:
     """Files that do nothing but describe such objects lead to no pool, so that nobody has read them yet. Only
     those are read whose classes the texts `asking` speak of."""
     declared = re.compile(rf"^\s+{field}\s*:", re.MULTILINE)
-    for path, text in list(project.sources.items()):
-        if field in text and declared.search(text) is not None:
+    for path, text in project.mentioning(field):
+        if declared.search(text) is not None:
             classes = CLASS.findall(text)
             if any(name in other for name in classes for other in asking):
                 project.module(path)

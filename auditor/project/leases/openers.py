@@ -13,8 +13,9 @@ from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Class, Function
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.forgetting import CLOSING
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.opener import Opener, ends_with_the_process
-from auditor.project.meaning.summaries import Answer, Question, Summaries
+from auditor.project.meaning.summaries import Answer, Summaries
 from auditor.project.outcome import Outcome
 from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
 from auditor.project.shapes.pool_state import called

@@ -13,7 +13,8 @@ from auditor.flow.lease import Leak, Loss
 from auditor.ir.graph import Graph
 from auditor.ir.ops import ANY_ITEM, Call, Path, Store
 from auditor.project.code.modules import Function
-from auditor.project.meaning.summaries import Question, Summaries
+from auditor.project.meaning.needs import Question
+from auditor.project.meaning.summaries import Summaries
 from auditor.source.nodes import walk
 
 GOING_ON = frozenset({Loss.NEXT_TURN, Loss.REBOUND})

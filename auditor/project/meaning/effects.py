@@ -26,13 +26,14 @@ from auditor.project.code.release_names import ENDING
 from auditor.project.code.started import as_a_task, started
 from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, stacks_of
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import Constants, constants_of_record
 from auditor.project.meaning.shared_objects import SharedObjects
-from auditor.project.meaning.summaries import Question, Summaries
+from auditor.project.meaning.summaries import Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING

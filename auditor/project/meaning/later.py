@@ -9,8 +9,9 @@ from auditor.ir.ops import Assume, Call, Path
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.records_told import Constants
-from auditor.project.meaning.summaries import Answer, Question, Summaries
+from auditor.project.meaning.summaries import Answer, Summaries
 from auditor.source.nodes import walk
 
 ON_SOME_WAYS = Treatment(Fate.RELEASE, split=True)

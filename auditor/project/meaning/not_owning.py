@@ -13,9 +13,10 @@ from auditor.project.code.bindings import assignments
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.release_names import looks_releasing
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import Constants, fields_set, fields_told
-from auditor.project.meaning.summaries import Question, Summaries
+from auditor.project.meaning.summaries import Summaries
 from auditor.source.nodes import walk
 
 BEGINNING = ("__init__", "__enter__", "__aenter__")

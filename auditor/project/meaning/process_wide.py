@@ -9,8 +9,9 @@ from auditor.flow.operands import PROCESS_POSITION
 from auditor.ir.ops import Call
 from auditor.project.code.modules import Function
 from auditor.project.code.put_off import never_run
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.recognise import Recogniser
-from auditor.project.meaning.summaries import PROCESS, Question, Summaries
+from auditor.project.meaning.summaries import PROCESS, Summaries
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from auditor.flow.effects import BORROWED, RELEASED, Fate, Treatment, Value
 from auditor.ir.ops import Call, Path
 from auditor.project.code.modules import Function
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.recognise import Recogniser
-from auditor.project.meaning.summaries import Question, Summaries
+from auditor.project.meaning.summaries import Summaries
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,25 @@ nothing changes."""
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
+from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Held
 from auditor.flow.indirect import AT
 from auditor.flow.knowledge import NOTHING as NONE_KNOWN
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.limits import TooManyStates
-from auditor.flow.operands import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import RESULT, Assume, Call, Leave, Make, Move, Path, Unpack, Way
-from auditor.project.code.calls import Calls, constants_passed, is_bound, parameter_for
+from auditor.ir.ops import RESULT, Assume, Leave, Path, Way
+from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
+from auditor.project.meaning.needs import Question, needed
 from auditor.project.meaning.telling import said_by, tells_apart
+from auditor.project.meaning.untouching import Untouching
 from auditor.project.meaning.write_only import WriteOnly
 
 EffectsOf = Callable[[Function], Effects]
@@ -40,17 +41,6 @@ HAPPENED = re.compile(
 
 PROCESS: Path = ("<process>",)
 """The place of what the whole process holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What does `function` do to a lease at `place` (rooted at a parameter or captured name)?"""
-
-    function: Function
-    place: Path
-    value: Value
-    protocol: str
-    constants: frozenset[tuple[str, object]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +79,7 @@ class Summaries:
         self.answers: dict[Question, Answer] = {}
         self._effects_of = effects_of
         self._write_only = WriteOnly(calls.model)
+        self._untouching = Untouching()
 
     def answer(self, question: Question) -> Answer:
         if question not in self.answers:
@@ -101,7 +92,7 @@ class Summaries:
         while pending:
             asked = pending.pop()
             if asked not in needs:
-                needs[asked] = [needed for needed in self._needed(asked) if needed not in self.answers]
+                needs[asked] = [each for each in needed(asked, self.calls) if each not in self.answers]
                 pending += needs[asked]
         for component in _callees_first(needs):
             self._solve_component(sorted(component, key=_order))
@@ -122,8 +113,12 @@ class Summaries:
             graph = function.graph
             handle = Handle.NONE if question.place == PROCESS else Handle.RESULT
             effects = self._effects_of(function)
-            telling = effects.telling(question.protocol)
             place = question.place
+            if len(place) > 1 and place[1].startswith("."):
+                asked = (function, place, effects, question.value, question.protocol)
+                if self._untouching.leaves_alone(*asked):
+                    return NOTHING
+            telling = effects.telling(question.protocol)
             acquisition = Acquisition(
                 question.protocol, handle, question.value, (place,), "", telling=telling
             )
@@ -134,41 +129,6 @@ class Summaries:
         answer = _conclude(question, followed)
         noted = answer.stored and not followed.endings.taken and answer.result is None
         return NOTHING if noted and self._write_only.keeps(function, answer.stored) else answer
-
-    def _needed(self, question: Question) -> Iterator[Question]:
-        """Flow-insensitively: calls to which the body may pass the lease."""
-        function = question.function
-        try:
-            graph = function.graph
-        except (TooLarge, RecursionError):
-            return
-        names: set[str] = {question.place[0]}
-        for op in graph.ops:
-            match op:
-                case Move(target=target, source=source) | Unpack(targets=((_, target), *_), source=source):
-                    if source[0] in names:
-                        names.add(target[0])
-                case Make(target=target, items=items):
-                    if any(path[0] in names for _, path in items):
-                        names.add(target[0])
-        for op in graph.ops:
-            if isinstance(op, Call):
-                yield from self._passed_on(question, op, names)
-
-    def _passed_on(self, question: Question, op: Call, names: set[str]) -> Iterator[Question]:
-        given = [(position, path) for position, path in operands(op) if path[0] in names]
-        if not given:
-            return
-        targets, _, _ = self.calls.targets(question.function, op.at)
-        for target in targets:
-            bound = is_bound(target, op.at)
-            for position, path in given:
-                parameter = parameter_for(target, position, bound)
-                if parameter is None:
-                    continue
-                rest = question.place[1:] if path == (question.place[0],) else ()
-                constants = constants_passed(target, op.at, bound)
-                yield Question(target, (parameter, *rest), question.value, question.protocol, constants)
 
 
 def _callees_first(needs: dict[Question, list[Question]]) -> Iterable[Iterable[Question]]:

@@ -35,7 +35,7 @@ class WriteOnly:
         if field not in self._known:
             own = function.module.text
             self._known[field] = _only_put(own, field) and all(
-                _only_put(text, field) for text in self.model.project.sources.values() if field[1:] in text
+                _only_put(text, field) for _, text in self.model.project.mentioning(field[1:])
             )
         return self._known[field]
 
