@@ -27,6 +27,7 @@ from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN,
 from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
+from auditor.project.fields.replacing import works_first
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
@@ -65,7 +66,8 @@ class OverAnother(Refilling):
             if looked_up and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
                 continue
             ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
-            if enders and not ended and not self._seen_to(filling, enders):
+            working = filling.owner != function.owner and works_first(filling)  # so its callers ended nothing
+            if enders and not ended and (working or not self._seen_to(filling, enders)):
                 yield filled(filling, enders)
 
     def _in_items(
@@ -103,6 +105,8 @@ class OverAnother(Refilling):
         if COMING_BACK.match(way.method.name):
             return False
         if filling.owner != way.method.owner:
+            if works_first(filling):
+                return True
             comes = comes_in_pairs(way.method.name)
             return not comes and is_refused_elsewhere(filling, outcome.call, self.project)
         if filling.key is None:

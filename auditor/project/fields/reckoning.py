@@ -118,9 +118,10 @@ def _is_nothing(value: ast.expr) -> bool:
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Another method that takes from the same pool does look what is in its field, or what stands under the
-    same key in its table. That a `reassign(key)` ends the one there says of this method that it comes
-    first."""
-    first = not follows_another(filling.method.name, filling.key is not None)
+    same key in its table. That a `reassign(request)` ends the one there says of this method that it comes
+    first, if the key is the request's own: a name that callers make up may come twice."""
+    own_key = isinstance(filling.key, ast.Attribute)
+    first = own_key and not follows_another(filling.method.name, True)
     for method in family:
         own = method.owner
         if method is not filling.method and own is not None and method.name != "__init__":

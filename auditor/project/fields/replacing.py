@@ -5,6 +5,7 @@ import ast
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.project.fields.filling_again import Filling
 from auditor.source.nodes import walk
 
 
@@ -33,6 +34,21 @@ def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
     given = [argument for call in function.calls for argument in _arguments(call) if is_the_last(argument)]
     ended = given or any(ENDING.search(node.attr) for node in used)
     return not ended and any(node.lineno <= line for node in used)
+
+
+def works_first(filling: Filling) -> bool:
+    """`session.worker.generate(text)` above `session.worker = pool.take()`: there was one, and it worked. What
+    is only asked, `if session.worker.is_dead():`, may be over."""
+    nodes = filling.method.nodes
+    tests = [test for node in nodes if isinstance(test := getattr(node, "test", None), ast.AST)]
+    asked = {id(inner) for test in tests for inner in walk(test)}
+    return filling.key is None and any(
+        isinstance(call.func, ast.Attribute)
+        and own_attribute(call.func.value, filling.owner) == filling.field
+        and not ENDING.search(call.func.attr)
+        for call in filling.method.calls
+        if call.lineno < filling.line and id(call) not in asked
+    )
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:

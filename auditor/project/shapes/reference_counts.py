@@ -10,7 +10,7 @@ from auditor.project.shapes.born_with_one import counts_from_one
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.project.shapes.use_counts import asks
+from auditor.project.shapes.use_counts import asks, changed
 from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
 from auditor.source.nodes import walk
 
@@ -35,10 +35,10 @@ def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Functi
     lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
     for begins in methods:
         for ends in methods if raised[id(begins)] else ():
-            changed = raised[id(begins)] & lowered[id(ends)]
-            called = bool(changed) and undoes(ends.name, begins.name)
+            names = raised[id(begins)] & lowered[id(ends)]
+            called = bool(names) and undoes(ends.name, begins.name)
             both = {
-                name for name in changed if _of_users(ends, name) or (called and asks(field_work(ends), name))
+                name for name in names if _of_users(ends, name) or (called and asks(field_work(ends), name))
             }
             if both and not (raised[id(ends)] or lowered[id(begins)]):
                 yield begins, ends
@@ -207,19 +207,15 @@ def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tu
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     """Numbers of references, by their names, of the first thing that it is told."""
     told = own_parameters(method)[:1]
-    changed = [
-        node.target
-        for node in method.statements
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, way)
-    ]
+    targets = [target for target, op in changed(method) if isinstance(op, way)]
     of_object = {
         target.attr
-        for target in changed
+        for target in targets
         if isinstance(target, ast.Attribute)
         and isinstance(target.value, ast.Name)
         and target.value.id in told
     }
-    in_table = {own for target in changed if (own := _table_of_told(method, target)) is not None}
+    in_table = {own for target in targets if (own := _table_of_told(method, target)) is not None}
     return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
 
 

@@ -193,13 +193,13 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
 def counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, or numbers of the module, that it changes one
     way only."""
-    changed: dict[str, set[type[ast.operator]]] = {}
-    for target, op in (*_changed(method), *_semaphores(method)):
+    ways_of: dict[str, set[type[ast.operator]]] = {}
+    for target, op in (*changed(method), *_semaphores(method)):
         place = target.value if isinstance(target, ast.Subscript) else target
         attribute = _own(method, place)
         if attribute is not None:
-            changed.setdefault(attribute, set()).add(type(op))
-    return {attribute for attribute, ways in changed.items() if ways == {way}}
+            ways_of.setdefault(attribute, set()).add(type(op))
+    return {attribute for attribute, ways in ways_of.items() if ways == {way}}
 
 
 def _own(method: Function, place: ast.expr) -> str | None:
@@ -209,7 +209,7 @@ def _own(method: Function, place: ast.expr) -> str | None:
     return place.id if isinstance(place, ast.Name) and place.id in method.module.assigned else None
 
 
-def _changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
+def changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
     """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, `self.left =
     min(self.limit, self.left + n)`."""
     for node in method.nodes:
