@@ -60,6 +60,7 @@ SETS = (
     "mentors",
     "advisers",
     "stewards",
+    "wardens",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
