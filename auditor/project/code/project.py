@@ -2,12 +2,17 @@
 
 import ast
 import builtins
+import re
 from collections.abc import Iterable, Mapping
 
 from auditor.project.code.collect import read_module
 from auditor.project.code.modules import Class, Function, Module
 from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.parse import Parse
+
+CALLED = re.compile(r"\.(\w+)\(")
+LOOKED_FOR = 10
+"""So many names in all texts take as long as all names at once."""
 
 
 class Project:
@@ -20,6 +25,7 @@ class Project:
         self._modules: dict[str, Module | None] = {}
         self._by_suffix: dict[str, list[str]] | None = None
         self._calling: dict[str, list[str]] = {}
+        self._callers: dict[str, list[str]] | None = None
         self._texts: list[tuple[str, str]] | None = None
         self._mentioning: dict[str, list[tuple[str, str]]] = {}
 
@@ -30,13 +36,31 @@ class Project:
         return self._modules[path]
 
     def calling(self, method: str) -> list[str]:
-        """The files that call a method of this name, by their text."""
-        if method not in self._calling:
-            if self._texts is None:
-                self._texts = sorted(self.sources.items())
-            call = f".{method}("
-            self._calling[method] = [path for path, text in self._texts if call in text]
+        """The files that call a method of this name, by their text.
+
+        The first names are looked for one by one; from then on it pays to go over all texts once and note
+        every name that is called there."""
+        if self._callers is None and method not in self._calling:
+            if len(self._calling) < LOOKED_FOR:
+                found = [path for path, text in self._in_order() if f".{method}(" in text]
+                self._calling[method] = found
+            else:
+                self._callers = self._all_callers()
+        if self._callers is not None:
+            return self._callers.get(method, [])
         return self._calling[method]
+
+    def _all_callers(self) -> dict[str, list[str]]:
+        callers: dict[str, list[str]] = {}
+        for path, text in self._in_order():
+            for name in set(CALLED.findall(text)):
+                callers.setdefault(name, []).append(path)
+        return callers
+
+    def _in_order(self) -> list[tuple[str, str]]:
+        if self._texts is None:
+            self._texts = sorted(self.sources.items())
+        return self._texts
 
     def mentioning(self, word: str) -> list[tuple[str, str]]:
         """Files and their texts that have the word in them, parsed or not; each word is looked for once. A

@@ -37,8 +37,8 @@ def works_with_the_last(function: Function, attribute: str, line: int) -> bool:
 
 
 def works_first(filling: Filling) -> bool:
-    """`session.worker.generate(text)` above `session.worker = pool.take()`: there was one, and it worked. What
-    is only asked, `if session.worker.is_dead():`, may be over."""
+    """`session.worker.generate(text)` above `session.worker = pool.take()`: there was one, and it worked.
+    What is only asked, `if session.worker.is_dead():`, may be over."""
     nodes = filling.method.nodes
     tests = [test for node in nodes if isinstance(test := getattr(node, "test", None), ast.AST)]
     asked = {id(inner) for test in tests for inner in walk(test)}
