@@ -35,7 +35,7 @@ KEPT = {
     "labellers": (178, 51, {"p04_memory_objects.py:126", "p04_memory_objects.py:129"}),
     "platforms": (196, 58, {"grad_buckets.py:75", "speculative_decode.py:128"}),
     "kernels": (217, 66, {"longctx/offload.py:19", "recompute_arena.py:83"}),
-    "reviewers": (213, 69, set[str]()),
+    "reviewers": (213, 71, set[str]()),
     "examiners": (216, 72, {"shard_files.py:132"}),
     "maintainers": (209, 71, set[str]()),
     "colleagues": (206, 58, {"grad_buckets.py:126"}),

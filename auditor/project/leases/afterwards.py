@@ -1,8 +1,10 @@
 """What is known of a lease behind its function: where it lies, who gets it, what the result says of it."""
 
+from collections.abc import Iterable
+
 from auditor.flow.follow import Followed
 from auditor.flow.held import Endings
-from auditor.flow.knowledge import Knowledge
+from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.ir.ops import Call
 from auditor.project.leases.beginnings import (
     always_in_a_table,
@@ -36,6 +38,7 @@ class Afterwards(Following):
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.returned = sorted(set(endings.returned.values()))[0]
             outcome.returned_at = frozenset(endings.returned)
+            outcome.asked |= self._asked_at(endings.returned)
             outcome.returned_too = frozenset(endings.returned_too)
             outcome.recorded = always_in_a_table(endings, self.function.owner)
         if not is_memory_of_a_pool(op.at, self.function, self.effects.recogniser.pools):
@@ -53,6 +56,12 @@ class Afterwards(Following):
         own = self.function.owner
         values = [getattr(self.graph.ops[node].at, "value", None) for node in endings.returned]
         return all(own and reads_field(value, own) for value in values)
+
+    def _asked_at(self, returning: Iterable[int]) -> Knowledge:
+        """`if keep: return slot`: who does not ask for it gets none."""
+        parameters = self.graph.parameters
+        asked = [of_parameters(parameters, self.known.get(node, NOTHING)) for node in returning]
+        return frozenset.intersection(*asked)
 
     def _own(self, known: Knowledge) -> frozenset[tuple[str, bool]]:
         """What is known of the fields of the method's own object, without its name."""
