@@ -207,7 +207,8 @@ def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tu
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     """Numbers of references, by their names, of the first thing that it is told."""
     told = own_parameters(method)[:1]
-    targets = [target for target, op in changed(method) if isinstance(op, way)]
+    perhaps = _set_by_choice(method)
+    targets = [target for target, op in changed(method) if isinstance(op, way) and id(target) not in perhaps]
     of_object = {
         target.attr
         for target in targets
@@ -217,6 +218,18 @@ def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     }
     in_table = {own for target in targets if (own := _table_of_told(method, target)) is not None}
     return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
+
+
+def _set_by_choice(method: Function) -> set[int]:
+    """Targets below an `if lock:`, which leaves it to the caller."""
+    return {
+        id(target)
+        for choice in method.statements
+        if isinstance(choice, ast.If)
+        for node in walk(choice)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
 
 
 def _of_users(ends: Function, name: str) -> bool:
