@@ -53,6 +53,9 @@ ENDING = re.compile(
 )
 """Names of methods that hand out what is to go for good."""
 
+LENGTHS = frozenset({"len", "length", "size"})
+"""Words in the names of how many something has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -235,8 +238,10 @@ def _undone(
 
 def _counts(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
     """One by one; amounts are counted up and down everywhere, so there the names must belong together, or
-    what is handed out says how much it was."""
+    what is handed out says how much it was. A length is of members, which stay: `graph.create_node()`."""
     for name in sorted({name for work in lending for name, _ in work.counted}):
+        if not LENGTHS.isdisjoint(split(name)):
+            continue
         for way in (1, -1):
             takers = [work for work in lending if (name, way) in work.counted and _hands_out_new(work, name)]
             givers = [work for work in given if (name, -way) in work.counted and work.told]
