@@ -1,5 +1,7 @@
 """What is found in the labelled programs stays found, and what is wrongly said does not grow."""
 
+import os
+
 import pytest
 
 from tests.field.score_programs import judged, programs
@@ -59,8 +61,12 @@ TOLD_ELSEWHERE = {
 in."""
 
 
+OLDEST = 13
+"""So many of the first sets, a third of the time of all, are judged by `make fuzz` alone."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("of", KEPT)
+@pytest.mark.parametrize("of", list(KEPT)[0 if "POOLAUDIT_FUZZ" in os.environ else OLDEST :])
 def test_the_score_of_the_programs_is_kept(of: str) -> None:
     sites, found_at_least, wrongly_said = KEPT[of]
     labels = []
