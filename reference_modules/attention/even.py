@@ -8,7 +8,7 @@ kernel that PyTorch would choose for it, and one pass mixes what they return; ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -56,6 +56,7 @@ class EvenBranches:
     def attend(self, inputs: Inputs, pool: Pool | None) -> tuple[Tensor, Tensor] | None:
         """out and lse of the joint softmax; None where PyTorch would run no such kernel."""
         with ExitStack() as held:
+            held.enter_context(_on(inputs.q_BNHD.device))
             parts = []
             for operands, _ in self._calls((inputs.q_BNHD, inputs.k_BNHD, inputs.v_BNHD), pool, held):
                 if (kernel := torch_chooses(operands)) is None:
@@ -69,6 +70,7 @@ class EvenBranches:
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """dq, dk and dv from the joint out and lse; None as in `attend`."""
         with ExitStack() as held:
+            held.enter_context(_on(inputs.q_BNHD.device))
             lse_parts = _passes().cut_lse(lse_BNH.contiguous(), self.rows, self.dilations, self.paper)
             lses = iter(self._undilated_first(lse_parts))
             sources = (inputs.q_BNHD, inputs.k_BNHD, inputs.v_BNHD, dout_BNHD, out_BNHD)
@@ -151,6 +153,11 @@ def triton_serves() -> bool:
     except PackageNotFoundError:
         return False
     return (int(major), int(minor)) >= (3, 3)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, whatever its tensors are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _passes() -> triton_passes:
