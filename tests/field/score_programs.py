@@ -61,6 +61,8 @@ SETS = (
     "advisers",
     "stewards",
     "wardens",
+    "curators",
+    "referees",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -277,11 +277,17 @@ class Families:
     def _followed(
         self, method: Function, place: Path, acquisition: Acquisition, known: Knowledge = NOTHING
     ) -> Followed | None:
+        return self._followed_all(method, (place,), acquisition, known)
+
+    def _followed_all(
+        self, method: Function, places: tuple[Path, ...], acquisition: Acquisition, known: Knowledge = NOTHING
+    ) -> Followed | None:
+        """The same of a lease that all these places lead to."""
         given = Acquisition(
             acquisition.protocol,
             Handle.RESULT,
             acquisition.value,
-            (place,),
+            places,
             "",
             telling=acquisition.telling,
         )

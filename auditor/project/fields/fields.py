@@ -33,9 +33,9 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
-from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.put_out import put_out_by
+from auditor.project.fields.record_ends import RecordEnds
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refillers import without_refillers
@@ -54,7 +54,7 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
 """Methods that are called once a step, so that what they store is stored again."""
 
 
-class Fields(NothingOver):
+class Fields(RecordEnds):
     def __init__(
         self,
         project: Project,
@@ -72,6 +72,7 @@ class Fields(NothingOver):
         wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
         self.wanted = wanted
         self.takings = []
+        self.places = {}
         attributes = frozenset(
             path[1][1:]
             for outcome in wanted
@@ -116,6 +117,7 @@ class Fields(NothingOver):
             yield from self._entered(outcome)
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
+        yield from self._forgotten_by_another_end(outcome)
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for

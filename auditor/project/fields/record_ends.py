@@ -1,0 +1,156 @@
+"""Two ends of the same records, of which one forgets a lease that the other gives back: `finish(name)` takes the
+job out of `self.running` and gives back its nodes and its port, `preempt(name)` its nodes only. Both are followed
+from their entry on, through the helpers that they hand the record to."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.flow.follow import Followed
+from auditor.flow.lease import Field, Loss, StoredField
+from auditor.ir.ops import Leave, Path, Store
+from auditor.project.code.modules import Function
+from auditor.project.fields.forgetting import HANDING_ON, INITIAL
+from auditor.project.fields.nothing_over import NothingOver
+from auditor.project.fields.record_places import RecordPlace, record_place, takes_from
+from auditor.project.fields.ways_out import WayOut
+from auditor.project.meaning.sites import last_name
+from auditor.project.outcome import Outcome, has_gone_to_the_caller
+from auditor.protocols.vocabulary import split
+
+
+class RecordEnds(NothingOver):
+    """Asks each method that ends such records what it does with each of their leases."""
+
+    places: dict[int, RecordPlace | None]
+
+    def _forgotten_by_another_end(self, outcome: Outcome) -> Iterator[StoredField]:
+        place = self._record_place(outcome)
+        cls = outcome.function.cls
+        if place is None or cls is None or outcome.acquisition.foreign:
+            return
+        siblings = [
+            (other, its)
+            for other in self.wanted
+            if other is not outcome
+            and (its := self._record_place(other)) is not None
+            and place.is_of_the_same(its)
+        ]
+        family = list(self._family(cls))
+        enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
+        for method in family if enders else ():
+            if method is outcome.function or method in enders or not self._may_forget(method):
+                continue
+            if not self._forgets(outcome, place, method):
+                continue
+            shared = any(
+                self._gives_back_there(other, its, method)
+                and any(self._gives_back_there(other, its, ender) for ender in enders)
+                for other, its in siblings
+            )
+            if shared and not self._callers_see_to_it(method, place, enders):
+                field = Field(cls.qualname, "".join(place.field)[1:], place.told or "self")
+                yield StoredField(
+                    field,
+                    outcome.lease.span,
+                    released_by=(),
+                    partly_by=(method.qualname,),
+                )
+                return
+
+    def _record_place(self, outcome: Outcome) -> RecordPlace | None:
+        key = id(outcome)
+        if key not in self.places:
+            paths = {path for _, path in outcome.stored} | set(outcome.beside)
+            function = outcome.function
+            none = function.cls is None or not paths or has_gone_to_the_caller(outcome)
+            self.places[key] = (
+                None if none else record_place(function, paths, self._those_around(function))
+            )
+        return self.places[key]
+
+    def _starts(self, place: RecordPlace, method: Function) -> Iterator[tuple[Path, ...]]:
+        if method.owner is None:
+            return
+        if place.tables and any(f".{table}" in method.text for table in place.tables):
+            yield place.in_tables(method)
+        yield from place.where_told(method)
+
+    def _ways_from(self, outcome: Outcome, start: tuple[Path, ...], method: Function) -> Followed | None:
+        return self._followed_all(method, start, outcome.acquisition)
+
+    def _gives_back_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
+        for start in self._starts(place, method):
+            followed = self._ways_from(outcome, start, method)
+            if followed is not None and followed.endings.released:
+                return True
+        return False
+
+    def _may_forget(self, method: Function) -> bool:
+        words = split(method.name)
+        return method.name not in INITIAL and not method.is_abstract and HANDING_ON.isdisjoint(words)
+
+    def _forgets(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
+        """On every way of its own it gives none of them back, and on one it lets go of one."""
+        found = False
+        for start in self._starts(place, method):
+            followed = self._ways_from(outcome, start, method)
+            if followed is None:
+                return False
+            ends = followed.endings
+            if ends.unknown or ends.returned or ends.taken or ends.released or ends.later:
+                return False
+            if any(_is_anywhere_else(path, start, method) for path in ends.stored.values()):
+                return False
+            if start[0][0] == method.owner:
+                found = found or any(_let_go(method, followed, start[0][:2]))
+            else:
+                found = found or any(_overwritten(method, followed)) or takes_from(method, place.tables)
+        return found
+
+    def _callers_see_to_it(self, method: Function, place: RecordPlace, enders: Sequence[Function]) -> bool:
+        field = place.field[0]
+        names = {ender.name for ender in enders}
+        for module in self.project.parsed():
+            if f"{method.name}(" not in module.text:
+                continue
+            for function in module.by_node.values():
+                calls = [call for call in function.calls if last_name(call) == method.name]
+                if not calls or function is method:
+                    continue
+                if function in enders or _reads(function, field[1:]):
+                    return True
+                told = {ast.dump(each) for call in calls for each in call.args}
+                for call in function.calls:
+                    if last_name(call) in names and told & {ast.dump(each) for each in call.args}:
+                        return True
+        return False
+
+
+def _reads(function: Function, field: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
+        for node in function.nodes
+    )
+
+
+def _is_anywhere_else(path: Path, start: tuple[Path, ...], method: Function) -> bool:
+    """Than where it was, or in a record that nobody but the method has in its hands."""
+    at_hand = path[0].isidentifier() and path[0] not in method.parameters
+    return not at_hand and path[:2] not in {each[:2] for each in start}
+
+
+def _let_go(method: Function, followed: Followed, table: Path) -> Iterator[bool]:
+    """Ways on which the method has taken such a record out of the table, and leaves it to nobody."""
+    ops = method.graph.ops
+    for loss, node, held in followed.endings.lost:
+        if loss is not Loss.RAISE:
+            yield WayOut(method, followed, node, held, table).taken is not None
+    for node in followed.endings.stored:
+        for held in followed.solution.states[node] if isinstance(ops[node], Leave) else ():
+            if all(place[0].isidentifier() and place[0] not in method.parameters for place in held.places):
+                yield WayOut(method, followed, node, held, table).taken is not None
+
+
+def _overwritten(method: Function, followed: Followed) -> Iterator[bool]:
+    for loss, node, _ in followed.endings.lost:
+        yield loss is Loss.OVERWRITTEN and isinstance(method.graph.ops[node], Store)

@@ -1,0 +1,1 @@
+"""Prefill/decode disaggregation: metadata buffers, rooms, sender and receiver queues."""

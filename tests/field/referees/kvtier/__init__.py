@@ -1,0 +1,1 @@
+"""Tiered KV cache: host memory objects, storage backends and the engine-side connector."""

@@ -1,0 +1,1 @@
+"""Parameter and optimizer state swapping to NVMe for sharded training."""
