@@ -94,6 +94,8 @@ class Fields(RecordEnds):
         for outcome in wanted:
             kept = taken_at_birth(outcome.call, outcome.function)
             fields = () if kept else tuple(self._fields_of(outcome))
+            if not kept and all(map(_is_seen_to, fields)):
+                fields += tuple(self._forgotten_by_another_end(outcome))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)
@@ -117,7 +119,6 @@ class Fields(RecordEnds):
             yield from self._entered(outcome)
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
-        yield from self._forgotten_by_another_end(outcome)
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for
@@ -320,3 +321,8 @@ class Fields(RecordEnds):
             return False
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
+
+
+def _is_seen_to(stored: StoredField) -> bool:
+    """Nothing is said of it yet."""
+    return stored.escapes or (bool(stored.released_by) and not (stored.drops or stored.overwrite))

@@ -32,9 +32,9 @@ class Ends:
     def forgetful(self, enders: Sequence[Function]) -> Function | None:
         """The one that forgets the field, which one of the `enders` gives back."""
         for ender in enders:
-            whole = self._given_back(ender) if ender in self.family and _is_over(ender) else set()
+            whole = self._given_back(ender) if ender in self.family and is_over(ender) else set()
             for other in self.family if whole else ():
-                rest = self._given_back(other) if other is not ender and _is_over(other) else set()
+                rest = self._given_back(other) if other is not ender and is_over(other) else set()
                 if rest and whole - rest == {self.field} and not self._comes_to_it(other):
                     return other
         return None
@@ -89,7 +89,7 @@ def _is_told(call: ast.Call, method: Function) -> bool:
     return any(isinstance(node, ast.Name) and node.id in told for node in given)
 
 
-def _is_over(method: Function) -> bool:
+def is_over(method: Function) -> bool:
     """`abort(request)`, `cancel_request(request)`, and not `cancel_prefill(request)`: that goes on."""
     words, told = split(method.name), method.parameters[1:2]
     if not told or method.owner is None or method.is_abstract:

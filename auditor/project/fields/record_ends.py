@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from auditor.flow.follow import Followed
 from auditor.flow.lease import Field, Loss, StoredField
-from auditor.ir.ops import Leave, Path, Store
+from auditor.ir.calls import LOGGING
+from auditor.ir.ops import Call, Leave, Path, Store
+from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.nothing_over import NothingOver
+from auditor.project.fields.one_end_forgets import OVER, is_over
 from auditor.project.fields.record_places import RecordPlace, record_place, takes_from
-from auditor.project.fields.ways_out import WayOut
+from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 from auditor.protocols.vocabulary import split
@@ -42,6 +45,8 @@ class RecordEnds(NothingOver):
                 continue
             if not self._forgets(outcome, place, method):
                 continue
+            if any(_goes_on(method, its.field[0][1:]) for _, its in siblings):
+                continue
             shared = any(
                 self._gives_back_there(other, its, method)
                 and any(self._gives_back_there(other, its, ender) for ender in enders)
@@ -63,9 +68,7 @@ class RecordEnds(NothingOver):
             paths = {path for _, path in outcome.stored} | set(outcome.beside)
             function = outcome.function
             none = function.cls is None or not paths or has_gone_to_the_caller(outcome)
-            self.places[key] = (
-                None if none else record_place(function, paths, self._those_around(function))
-            )
+            self.places[key] = None if none else record_place(function, paths, self._those_around(function))
         return self.places[key]
 
     def _starts(self, place: RecordPlace, method: Function) -> Iterator[tuple[Path, ...]]:
@@ -101,11 +104,28 @@ class RecordEnds(NothingOver):
                 return False
             if any(_is_anywhere_else(path, start, method) for path in ends.stored.values()):
                 return False
-            if start[0][0] == method.owner:
-                found = found or any(_let_go(method, followed, start[0][:2]))
-            else:
-                found = found or any(_overwritten(method, followed)) or takes_from(method, place.tables)
+            told = start[0][0] != method.owner
+            if told and any(_overwritten(method, followed)):
+                found = True
+            elif told:
+                found = found or (is_over(method) and takes_from(method, place.tables))
+            elif place.sure or split(method.name)[0] in OVER:
+                ways = list(_left(method, followed, start[0][:2]))
+                if any(self._is_given_away(method, way) for way in ways):
+                    return False
+                found = found or bool(ways)
         return found
+
+    def _is_given_away(self, method: Function, way: WayOut) -> bool:
+        """`self.after(job)`, of which nothing is known."""
+        names = {place[0] for place in way.held.places}
+        calls = (op.at for station in way.since if isinstance(op := way.ops[station.node], Call))
+        return any(
+            any(getattr(given, "id", None) in names for _, given in told_by_position(call))
+            and last_name(call) not in LOGGING | SAYING
+            and not self.recogniser.calls.targets(method, call)[0]
+            for call in calls
+        )
 
     def _callers_see_to_it(self, method: Function, place: RecordPlace, enders: Sequence[Function]) -> bool:
         field = place.field[0]
@@ -126,6 +146,17 @@ class RecordEnds(NothingOver):
         return False
 
 
+def _goes_on(method: Function, field: str) -> bool:
+    """`victim.device = pages`: the record gets another lease, and is somebody's after that."""
+    return any(
+        isinstance(target, ast.Attribute)
+        and target.attr == field
+        and getattr(target.value, "id", method.owner) != method.owner
+        and isinstance(value, ast.Name | ast.Call | ast.Subscript)
+        for target, value in assignments(method)
+    )
+
+
 def _reads(function: Function, field: str) -> bool:
     return any(
         isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
@@ -139,16 +170,21 @@ def _is_anywhere_else(path: Path, start: tuple[Path, ...], method: Function) -> 
     return not at_hand and path[:2] not in {each[:2] for each in start}
 
 
-def _let_go(method: Function, followed: Followed, table: Path) -> Iterator[bool]:
+def _left(method: Function, followed: Followed, table: Path) -> Iterator[WayOut]:
     """Ways on which the method has taken such a record out of the table, and leaves it to nobody."""
     ops = method.graph.ops
-    for loss, node, held in followed.endings.lost:
-        if loss is not Loss.RAISE:
-            yield WayOut(method, followed, node, held, table).taken is not None
-    for node in followed.endings.stored:
-        for held in followed.solution.states[node] if isinstance(ops[node], Leave) else ():
-            if all(place[0].isidentifier() and place[0] not in method.parameters for place in held.places):
-                yield WayOut(method, followed, node, held, table).taken is not None
+    ways = [(node, held) for loss, node, held in followed.endings.lost if loss is not Loss.RAISE]
+    left = (node for node in followed.endings.stored if isinstance(ops[node], Leave))
+    ways += [
+        (node, held)
+        for node in left
+        for held in followed.solution.states[node]
+        if all(place[0].isidentifier() and place[0] not in method.parameters for place in held.places)
+    ]
+    for node, held in ways:
+        way = WayOut(method, followed, node, held, table)
+        if way.taken is not None:
+            yield way
 
 
 def _overwritten(method: Function, followed: Followed) -> Iterator[bool]:

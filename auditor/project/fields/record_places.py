@@ -18,12 +18,14 @@ TAKING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "heappop",
 @dataclass(frozen=True, slots=True)
 class RecordPlace:
     """`field` and what lies below it, of records in these tables of the method's own object, or `told` under
-    this name with this annotation."""
+    this name with this annotation. `sure` where the filling function has the record from the table or puts it
+    there; else another one puts such records there."""
 
     field: Path
     tables: frozenset[str]
     told: str
     annotation: str
+    sure: bool
 
     def is_of_the_same(self, other: "RecordPlace") -> bool:
         """Another field of the same kind of record."""
@@ -61,10 +63,11 @@ def record_place(
     annotation = annotation_of(function, name) or _made_as(function, name)
     tables |= {*_put_into(function, name)} | {*_looked_up_in(function, name)} if name else set()
     tables -= {*_taken_from(function)} if name else set()
+    sure = bool(tables)
     if not tables and name in function.parameters:
         tables = {*_tables_of(family, name, annotation)}
         tables = tables if len(tables) == 1 else set()
-    return RecordPlace(next(iter(fields)), frozenset(tables), name, annotation)
+    return RecordPlace(next(iter(fields)), frozenset(tables), name, annotation, sure)
 
 
 def _split(function: Function, path: Path) -> tuple[str, Path] | None:

@@ -266,7 +266,7 @@ def _undoes(begins: Function, begun: list[Change], end: Function, ended: list[Ch
         (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
         and other.did in UNDONE.get(one.did, ())
         and (one.did is not Did.SET or _is_of_several(begins, one))
-        and (other.did is not Did.SET or _is_told(end, other))
+        and (other.did is not Did.SET or _is_from_told(end, other))
         and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
         for one in begun
         for other in ended
@@ -278,6 +278,11 @@ def _is_of_several(begins: Function, change: Change) -> bool:
     text = begins.cls.text if begins.cls is not None and len(change.way) > 2 else ""
     several = rf"\bin (?:\w+\()?self\.{change.way[1]}\b|self\.{change.way[1]}\["
     return bool(text) and re.search(several, text) is not None
+
+
+def _is_from_told(method: Function, change: Change) -> bool:
+    """`self.holes = merged`, of the holes and of the one that it is told."""
+    return isinstance(change.value, ast.Name) and field_work(method).is_from_told(change.value)
 
 
 def _is_told(method: Function, change: Change) -> bool:

@@ -10,7 +10,7 @@ from auditor.project.pools.bodies import hands_out_what_ends, returns_itself
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
-from auditor.project.pools.used_together import asked_in_turn, used_together
+from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.credits import credits_taken
 from auditor.project.shapes.pool_state import own_parameters
@@ -37,7 +37,7 @@ def counted_pairs(
         yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
     told: set[Function] = set()
     for begins, ends, parameter, of_told in counts_of_objects([m for m in methods if m not in paired]):
-        if LENDING.isdisjoint(begins.decorators) and used_together(model, begins, ends):
+        if LENDING.isdisjoint(begins.decorators) and _belong_together(model, begins, ends):
             told.add(begins)
             yield _counts(cls, begins, ends, parameter, of_told)
     for begins, ends in counts_of_itself([m for m in methods if m not in paired]):
@@ -65,6 +65,10 @@ def counted_pairs(
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+
+
+def _belong_together(model: ClassModel, begins: Function, ends: Function) -> bool:
+    return used_together(model, begins, ends) or used_by_its_own(begins, ends)
 
 
 def counting_functions(name: str, functions: list[Function]) -> Iterator[Pair]:

@@ -38,19 +38,67 @@ def used_together(model: ClassModel, begins: Function, ends: Function) -> bool:
     )
 
 
+def used_by_its_own(begins: Function, ends: Function) -> bool:
+    """`entry = self.acquire(key)` and, in the same method of that class, `self.done(entry)`."""
+    methods = begins.cls.methods.values() if begins.cls is not None else ()
+    return any(
+        _told(call, [(names, begun)]) is not None
+        for method in methods
+        if method not in (begins, ends) and method.owner is not None
+        for names, begun in _names_given(method, _of_itself(method, begins))
+        for call in _of_itself(method, ends)
+        if call.lineno > begun.lineno
+    )
+
+
+def _of_itself(method: Function, half: Function) -> list[ast.Call]:
+    return [
+        call
+        for call in method.calling(half.name)
+        if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", None) == method.owner
+    ]
+
+
 def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
     """Whether functions that are no tests ask for the one first and then for the other, of the same thing,
     and not as many the other way round; classes, in the order of their methods, for two that are told
-    alike: `_reserve(n)` asks for the one, and `_settle(n)` for the other."""
+    alike, `_reserve(n)` asks for the one, and `_settle(n)` for the other, or of which one is told what the other
+    makes."""
     by_functions = (
         turn for function in _users(model, begins, ends) for turn in _turns([function], begins, ends)
     )
-    return _mostly(by_functions) or (told_alike(begins, ends) and _mostly(_by_classes(model, begins, ends)))
+    alike = told_alike(begins, ends) or is_told_what_it_makes(begins, ends)
+    return _mostly(by_functions) or (alike and _mostly(_by_classes(model, begins, ends)))
 
 
 def told_alike(begins: Function, ends: Function) -> bool:
     """`pin(key)` and `unpin(key)`"""
     return not set(own_parameters(begins)).isdisjoint(own_parameters(ends))
+
+
+def is_told_what_it_makes(begins: Function, ends: Function) -> bool:
+    """`carve(size) -> Extent | None` and `restore(extent: Extent)`, of a class of the tree."""
+    nodes = [each.node for each in (begins, ends)]
+    if any(isinstance(node, ast.Module | ast.Lambda) for node in nodes):
+        return False
+    made = _classes_named(getattr(begins.node, "returns", None))
+    told = own_parameters(ends)[:1]
+    arguments = getattr(ends.node, "args", None)
+    named = arguments.args if isinstance(arguments, ast.arguments) else ()
+    said = {name for each in named if each.arg in told for name in _classes_named(each.annotation)}
+    return any(name in begins.module.classes for name in made & said)
+
+
+def _classes_named(annotation: ast.expr | None) -> set[str]:
+    """Of a bare class, or of one that may be None; a list of them is none of them."""
+    match annotation:
+        case ast.Name(id=name) | ast.Constant(value=str(name)):
+            return {name}
+        case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
+            return _classes_named(inner)
+        case ast.BinOp(left=one, op=ast.BitOr(), right=other):
+            return _classes_named(one) | _classes_named(other)
+    return set()
 
 
 def _by_classes(model: ClassModel, begins: Function, ends: Function) -> Iterator[bool]:
@@ -150,7 +198,11 @@ Begun = list[tuple[dict[str, int | None], ast.Call]]
 
 
 def _begun(function: Function, begins: Function, whom: str) -> Begun:
-    calls = {id(call): call for asked, call in _calls(function, begins) if asked == whom}
+    return _names_given(function, [call for asked, call in _calls(function, begins) if asked == whom])
+
+
+def _names_given(function: Function, asking: Iterable[ast.Call]) -> Begun:
+    calls = {id(call): call for call in asking}
     named: dict[int, dict[str, int | None]] = {at: {} for at in calls}
     for node in function.nodes if calls else ():
         match node:

@@ -11,7 +11,7 @@ from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.use_counts import asks, changed
-from auditor.protocols.vocabulary import COUNTING, PAIRS, pairs_with, split, take_apart, undoes
+from auditor.protocols.vocabulary import COUNTING, PAIRS, negates, pairs_with, split, take_apart, undoes
 from auditor.source.nodes import walk
 
 REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins"})
@@ -86,7 +86,11 @@ def counts_of_objects(methods: list[Function]) -> Iterator[tuple[Function, Funct
                 count: told
                 for count, told in raised[id(begins)].items()
                 if count in lowered
-                and (_decides(ends, count, told) or _is_full(begins, count) or _is_chosen_by(begins, count))
+                and (
+                    _decides(ends, count, told and not negates(ends.name, begins.name))
+                    or _is_full(begins, count)
+                    or _is_chosen_by(begins, count)
+                )
             }
             if begins is not ends and both and not raised[id(ends)].keys() & lowered.keys():
                 count = min(both)
