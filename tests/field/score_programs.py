@@ -63,6 +63,8 @@ SETS = (
     "wardens",
     "curators",
     "referees",
+    "jurors",
+    "assessors",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

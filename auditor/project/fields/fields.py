@@ -35,9 +35,9 @@ from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.put_out import put_out_by
-from auditor.project.fields.record_ends import RecordEnds
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
+from auditor.project.fields.record_ends import RecordEnds
 from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last

@@ -30,6 +30,11 @@ NAMES = re.compile(
 )
 """Keys that are few and come again, as against the numbers of requests."""
 
+SESSIONS = re.compile(
+    r"(?:\w+_)?(?:sid|session|session_id|client|client_id|conn_id|connection_id|user|user_id)"
+)
+"""Keys that clients make up, and bring again whenever they come again."""
+
 HOLDING = re.compile(r"_*(?:pin|hold|lock|keep|retain|share)(?:_|$)")
 """Methods that hold what is there already for somebody else, who may say so twice."""
 
@@ -39,9 +44,12 @@ RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)
 
 def names_a_place(filling: Filling, family: Sequence[Function]) -> bool:
     """`mark(label)`, `pin(key)`: callers say a name again, and the method does not say by its own that there
-    is none; not `save(layer)` beside `load(layer)`, who asks back what he put in."""
+    is none; not `save(layer)` beside `load(layer)`, who asks back what he put in. Clients open their session
+    again whenever they like."""
     key = filling.key
     last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
+    if SESSIONS.fullmatch(last):
+        return plain_table(family, filling.field)
     comes_again = NAMES.fullmatch(last) or (last == "key" and HOLDING.match(filling.method.name))
     if not comes_again or COMING.match(filling.method.name) or not plain_table(family, filling.field):
         return False

@@ -11,6 +11,7 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Call
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
@@ -105,7 +106,7 @@ class OverAnother(Refilling):
         if COMING_BACK.match(way.method.name):
             return False
         if filling.owner != way.method.owner:
-            if works_first(filling):
+            if works_first(filling) or works_with_what_came_along(filling, way.family):
                 return True
             comes = comes_in_pairs(way.method.name)
             return not comes and is_refused_elsewhere(filling, outcome.call, self.project)

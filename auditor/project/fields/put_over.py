@@ -285,8 +285,8 @@ class Way:
                 return any(map(self._asks_in, values))
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 return self._asks_in(inner)
-            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
-                return self._is_asked(left)
+            case ast.Compare(left=one, ops=[ast.Is() | ast.IsNot()], comparators=[other]):
+                return self._is_asked(one) or self._is_asked(other)  # `if node is not request.node:`
         by_key = self._asks_for_key(test, ast.In) or self._asks_for_key(test, ast.NotIn)
         return by_key or self._is_asked(test)
 

@@ -1,0 +1,49 @@
+"""Fields of one object that are filled together: `request.node, request.own = node, own`. Whoever works with the
+one knows that the other is full as well."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import assignments
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import Filling
+from auditor.project.fields.forgetting import INITIAL
+from auditor.source.nodes import walk
+
+
+def works_with_what_came_along(filling: Filling, family: Sequence[Function]) -> bool:
+    """Above the store the method reads a field of the object that nobody fills without this one."""
+    method, owner, field = filling.method, filling.owner, filling.field
+    if filling.key is not None:
+        return False
+    tests = [test for node in method.nodes if isinstance(test := getattr(node, "test", None), ast.AST)]
+    asked = {id(node) for test in tests for node in walk(test)}
+    read = {
+        node.attr
+        for node in method.nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and getattr(node.value, "id", None) == owner
+        and node.lineno < filling.line
+        and id(node) not in asked
+    } - {field}
+    others = [each for each in family if each is not method and each.name not in INITIAL]
+    filled = [set(_filled_together(each)) for each in others if f".{field}" in each.text]
+    along = {name for names in filled for owned, name in names if (owned, field) in names}
+    alone = {
+        name
+        for names in map(set, map(_filled_together, others))
+        for owned, name in names
+        if (owned, field) not in names
+    }
+    return bool(read & along - alone)
+
+
+def _filled_together(method: Function) -> Iterator[tuple[str, str]]:
+    """The objects, none of them its own, and which of their fields it puts something into, and not more."""
+    for target, value in assignments(method):
+        match target:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name != method.owner:
+                more = any(getattr(node, "attr", "") == attr for node in walk(value))
+                if not (more or isinstance(value, ast.Constant | ast.List)):
+                    yield name, attr

@@ -1,0 +1,3 @@
+from .tier import OffloadTier
+
+__all__ = ["OffloadTier"]

@@ -1,0 +1,4 @@
+from .manager import EncoderCacheManager
+from .runner import EncoderRunner
+
+__all__ = ["EncoderCacheManager", "EncoderRunner"]
