@@ -22,7 +22,9 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import names_given
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
+from auditor.project.fields.families import Families
 from auditor.project.fields.fields import Fields
+from auditor.project.fields.handed_on import handed_on
 from auditor.project.fields.taken_again import told_where_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
@@ -97,6 +99,7 @@ class Analysis:
         self._counted: list[tuple[Function, Source, Outcome]] = []
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
+        self.handed_on: frozenset[Function] = frozenset()  # methods that take out of a container for callers
         self._again: set[Function] = set()  # wrappers of which more was found since their callers were asked
         self._returned_at: dict[Function, frozenset[int]] = {}  # ways out with a wrapper's first lease
 
@@ -128,6 +131,7 @@ class Analysis:
         self._wave(paths, words)
         self._ask_users()
         self._follow_second_hands()
+        self._follow_what_comes_out()
         self._follow_openers()
         return self._result()
 
@@ -168,6 +172,21 @@ class Analysis:
                 self.recogniser.second_hand[call] = source
                 self._follow(function, call, source)
         words, paths = self._callers_of(set(self.recogniser.wrappers) - found_before)
+        self._wave(paths, words)
+
+    def _follow_what_comes_out(self) -> None:
+        """Of containers, by methods that return the entry they take out: their callers have it then."""
+        asked = Families(self.project, self.summaries, self.effects, self.recogniser)
+        known = self.recogniser.wrappers.keys() | self.recogniser.acquiring.keys()
+        found = {
+            method: source
+            for outcome in self._in_order()
+            for method, source in handed_on(asked, outcome)
+            if method not in known
+        }
+        self.recogniser.wrappers.update(found)
+        self.handed_on = frozenset(found)
+        words, paths = self._callers_of(set(found))
         self._wave(paths, words)
 
     def _follow_openers(self) -> None:
@@ -269,7 +288,7 @@ class Analysis:
     # Results ------------------------------------------------------------------------------------------------
 
     def _result(self) -> FlowResult:
-        believe_receivers(self.outcomes, self.received, self.recogniser)
+        believe_receivers(self.outcomes, self.received, self.recogniser, self.handed_on)
         keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())

@@ -53,7 +53,7 @@ class Families:
         self.whole: dict[Path, Path] = {}
         """Where in what a container holds the lease lies, by the container's path; of one lease."""
 
-    def _family(self, cls: Class) -> Iterator[Function]:
+    def family_of(self, cls: Class) -> Iterator[Function]:
         """Methods of the class, its bases and its subclasses in play."""
         for each in [*self.model.lineage(cls), *self.model.subclasses(cls)]:
             yield from each.methods.values()
@@ -159,7 +159,7 @@ class Families:
         cls = method.cls
         assert cls is not None
         if cls not in self.left_down:
-            self.left_down[cls] = flags_left_down(self.project, list(self._family(cls)))
+            self.left_down[cls] = flags_left_down(self.project, list(self.family_of(cls)))
         return self.left_down[cls]
 
     def _ended_where_told(self, outcome: Outcome, family: list[Function], place: Path) -> bool:
@@ -241,7 +241,7 @@ class Families:
     def _left_open(self, outcome: Outcome, path: Path) -> bool:
         """`with` stores it, and leaving the `with` does not give it back, so that the next one loses it."""
         assert outcome.function.cls is not None
-        exits = [method for method in self._family(outcome.function.cls) if method.name in EXITS]
+        exits = [method for method in self.family_of(outcome.function.cls) if method.name in EXITS]
         answers = [self._asked(outcome, method, path) for method in exits]
         return bool(answers) and all(answer.fate is Fate.BORROW for answer in answers)
 
@@ -258,7 +258,7 @@ class Families:
         """Nobody but the field has it, and it is lost where another one is made because it does no more."""
         function = outcome.function
         assert function.cls is not None
-        family = list(self._family(function.cls))
+        family = list(self.family_of(function.cls))
         others = {place[:2] for place in outcome.beside} - {path[:2], RESULT}
         declared = outcome.acquisition.foreign
         if others or ANY_ITEM in path or function.name in INITIAL:
@@ -277,9 +277,9 @@ class Families:
     def _followed(
         self, method: Function, place: Path, acquisition: Acquisition, known: Knowledge = NOTHING
     ) -> Followed | None:
-        return self._followed_all(method, (place,), acquisition, known)
+        return self.followed_all(method, (place,), acquisition, known)
 
-    def _followed_all(
+    def followed_all(
         self, method: Function, places: tuple[Path, ...], acquisition: Acquisition, known: Knowledge = NOTHING
     ) -> Followed | None:
         """The same of a lease that all these places lead to."""

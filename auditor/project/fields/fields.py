@@ -80,7 +80,7 @@ class Fields(RecordEnds):
             if own_field(outcome.function, path)
         )
         owners = {outcome.function.cls for outcome in wanted if outcome.stored or outcome.beside}
-        methods = [method for cls in owners if cls is not None for method in self._family(cls)]
+        methods = [method for cls in owners if cls is not None for method in self.family_of(cls)]
         attributes |= frozenset().union(*(properties_of(methods, attribute) for attribute in attributes))
         self.elsewhere = Elsewhere(self.project, attributes)
         self.begun = {
@@ -176,7 +176,7 @@ class Fields(RecordEnds):
         if not (outcome.acquisition.keyed and function.name in ENTERS and own_field(function, path)):
             return
         assert function.cls is not None
-        family = list(self._family(function.cls))
+        family = list(self.family_of(function.cls))
         released_by = self._in_force(function.cls, self._fate(outcome, family, path)[0])
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         if partly and partly == released_by:
@@ -187,7 +187,7 @@ class Fields(RecordEnds):
         function = outcome.function
         cls = function.cls
         assert cls is not None
-        family = list(self._family(cls))
+        family = list(self.family_of(cls))
         released_by, escapes, drops = self._fate(outcome, family, path)
         attribute = path[1][1:]
         escapes = escapes or self._ended_by_others(outcome, family, path) or self.elsewhere.taken_out(path)
@@ -304,7 +304,7 @@ class Fields(RecordEnds):
         return self._lets_go(function, place, outcome.acquisition)
 
     def _refilled(self, function: Function, path: Path, at: Span) -> bool:
-        family = list(self._family(function.cls)) if function.cls is not None else []
+        family = list(self.family_of(function.cls)) if function.cls is not None else []
         return len(path) == 2 and refilled_by_a_handler(function, family, path[1][1:], at.line)
 
     def _renewed(self, outcome: Outcome, path: Path) -> bool:
@@ -315,7 +315,7 @@ class Fields(RecordEnds):
         assert function.cls is not None
         if function.name in INITIAL or CLEANUP.fullmatch(function.name):
             return False
-        family = list(self._family(function.cls))
+        family = list(self.family_of(function.cls))
         callers = [m for m in family if any(last_name(call) == function.name for call in m.calls)]
         if any(m.name in INITIAL or asks_or_releases(m, attribute) for m in callers):
             return False

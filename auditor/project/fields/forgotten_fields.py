@@ -41,7 +41,7 @@ class ForgottenFields(TakenOut):
         cls, name = function.cls, place[1][1:]
         ends = self.recogniser.ending_names_of_class(acquisition.protocol)
         if cls is not None and is_autograd_function(self.model, function):
-            others = (method for method in self._family(cls) if method is not function)
+            others = (method for method in self.family_of(cls) if method is not function)
             lost = only_work(others, name, ends=ends)  # nobody else is given the `ctx`
         else:
             borrowed = partial(self._borrowed, outcome.acquisition)
@@ -108,7 +108,7 @@ class ForgottenFields(TakenOut):
 
     def _around(self, function: Function) -> list[Function]:
         cls = function.cls
-        return list(self._family(cls) if cls is not None else function.module.functions.values())
+        return list(self.family_of(cls) if cls is not None else function.module.functions.values())
 
     def _sibling_enders(self, outcome: Outcome, place: Path) -> Iterator[Function]:
         names = self.recogniser.ending_names_of_class(outcome.acquisition.protocol)
@@ -123,7 +123,7 @@ class ForgottenFields(TakenOut):
             enders = list(self._sibling_enders(outcome, place))
             if ends_for_good(enders, self._around(filling)):
                 found |= reads_before(filling, place, outcome.call)
-        if function.cls is not None and filling.cls is not None and function in self._family(filling.cls):
+        if function.cls is not None and filling.cls is not None and function in self.family_of(filling.cls):
             pool = getattr(outcome.call.func, "value", None)
             field = own_attribute(pool, filling.owner or "") if isinstance(pool, ast.expr) else None
             if field == place[1][1:]:

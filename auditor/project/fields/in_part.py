@@ -79,7 +79,7 @@ class InPart(Families):
         """Of what is given back by the key that an entry notes."""
         cls = outcome.function.cls
         for table, field in tables_noting(outcome, self.model) if cls is not None else ():
-            family = list(self._family(cls)) if cls is not None else []
+            family = list(self.family_of(cls)) if cls is not None else []
             found = [
                 self._dropped_at(method, at)
                 for method in family

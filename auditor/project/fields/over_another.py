@@ -92,7 +92,7 @@ class OverAnother(Refilling):
 
     def _those_around(self, function: Function) -> list[Function]:
         if function.cls is not None:
-            return list(self._family(function.cls))
+            return list(self.family_of(function.cls))
         return list(function.module.functions.values())
 
     def _is_there(self, way: Way, outcome: Outcome) -> bool:

@@ -38,7 +38,7 @@ class RecordEnds(NothingOver):
             and (its := self._record_place(other)) is not None
             and place.is_of_the_same(its)
         ]
-        family = list(self._family(cls))
+        family = list(self.family_of(cls))
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
         for method in family if enders else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
@@ -79,7 +79,7 @@ class RecordEnds(NothingOver):
         yield from place.where_told(method)
 
     def _ways_from(self, outcome: Outcome, start: tuple[Path, ...], method: Function) -> Followed | None:
-        return self._followed_all(method, start, outcome.acquisition)
+        return self.followed_all(method, start, outcome.acquisition)
 
     def _gives_back_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
         for start in self._starts(place, method):

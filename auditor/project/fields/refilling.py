@@ -81,7 +81,7 @@ class Refilling(ForgottenFields):
 
     def _filled_again(self, outcome: Outcome, path: Path) -> Filling | None:
         """The store, where the next call of the method stores there again, and nothing has ended the last."""
-        family = list(self._family(outcome.function.cls)) if outcome.function.cls is not None else []
+        family = list(self.family_of(outcome.function.cls)) if outcome.function.cls is not None else []
         filling = self._blind(outcome, path, family)
         if filling is None or (filling.key is not None and path[-1] != ANY_ITEM):
             return None
@@ -210,7 +210,7 @@ class Refilling(ForgottenFields):
                 continue
             assert cls is not None
             field = path[1][1:]
-            family = list(self._family(cls))
+            family = list(self.family_of(cls))
             filling = self._blind(outcome, path, family)
             enders = list(self._ending(outcome, field)) if filling is not None else []
             if filling is None or not enders:
@@ -235,7 +235,7 @@ class Refilling(ForgottenFields):
         if not lines or outcome.acquisition.foreign or outcome.function.cls is None:
             return
         if answer.fate is Fate.RELEASE:
-            family = list(self._family(outcome.function.cls))
+            family = list(self.family_of(outcome.function.cls))
             always = begins_always(outcome.function, outcome.call, attribute)
             lost = always and asks_other_things(method, family, attribute, outcome.call)
         else:

@@ -86,7 +86,7 @@ class TakenOut(InPart):
             cls = outcome.function.cls
             if cls is None or not own_field(outcome.function, path) or path[2:3] != (ANY_ITEM,):
                 continue
-            short, family = shortened(path), list(self._family(cls))
+            short, family = shortened(path), list(self.family_of(cls))
             enders = [method.qualname for method in self._ending(outcome, path[-1][1:])]
             self.whole[short] = path
             drops = [
@@ -187,7 +187,7 @@ class TakenOut(InPart):
         )
 
     def _those_beside(self, method: Function) -> Iterator[Function]:
-        return self._family(method.cls) if method.cls is not None else iter(())
+        return self.family_of(method.cls) if method.cls is not None else iter(())
 
     def _fields_beside(self, outcome: Outcome, path: Path) -> frozenset[str]:
         """`.worker` of the entry that holds this one as `.ticket`: each has a lease of its own."""

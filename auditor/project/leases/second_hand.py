@@ -5,7 +5,7 @@ Deviant Behavior", SOSP 2001). `item = self.inbox.get()`, or what a method hands
 `item = self.take()`."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
@@ -67,10 +67,18 @@ def believe_receivers(
     outcomes: Mapping[int, Outcome],
     received: Mapping[Function, Sequence[Outcome]],
     recogniser: Recogniser,
+    handed_on: Set[Function] = frozenset(),
 ) -> None:
-    """Who is owed for what a list counts its receivers say: where none of them gives it back, or keeps it
-    where his class gives it back, nobody. So it is where many are handed one user more of something, and none
+    """Who is owed for what a list counts, or for what comes out of a container by one of the methods
+    `handed_on`, its receivers say: where none of them gives it back, or keeps it where his class gives it
+    back, nobody. So it is where many are handed one user more of something, and none
     of them cares: it is lost with all of them, not kept or handed on by any."""
+    for method in handed_on:
+        entries = received.get(method, ())
+        caring = any(each.lease.released or is_ended_where_kept(recogniser, each) for each in entries)
+        for each in entries if not caring else ():
+            for known in (each, outcomes[id(each.call)]):
+                known.lease = replace(known.lease, leaks=())
     for outcome in list(outcomes.values()):
         wrapper = recogniser.wrappers.get(outcome.function)
         listed = wrapper is not None and wrapper.second_hand and lists_what_it_counts(outcome)
