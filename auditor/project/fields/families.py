@@ -280,9 +280,14 @@ class Families:
         return self.followed_all(method, (place,), acquisition, known)
 
     def followed_all(
-        self, method: Function, places: tuple[Path, ...], acquisition: Acquisition, known: Knowledge = NOTHING
+        self,
+        method: Function,
+        places: tuple[Path, ...],
+        acquisition: Acquisition,
+        known: Knowledge = NOTHING,
+        edges: str = "none",
     ) -> Followed | None:
-        """The same of a lease that all these places lead to."""
+        """The same of a lease that all these places lead to, by these edges."""
         given = Acquisition(
             acquisition.protocol,
             Handle.RESULT,
@@ -292,7 +297,7 @@ class Families:
             telling=acquisition.telling,
         )
         try:
-            return follow_given(method.graph, self.effects_of(method), given, known, EDGES["none"])
+            return follow_given(method.graph, self.effects_of(method), given, known, EDGES[edges])
         except (TooLarge, TooManyStates, RecursionError):
             return None
 

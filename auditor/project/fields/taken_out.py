@@ -27,6 +27,7 @@ from auditor.project.fields.forgetting import (
     starts_anew,
     works_with_its_entry,
 )
+from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
 from auditor.project.fields.own_records import sees_to_its_records
@@ -62,6 +63,7 @@ class TakenOut(InPart):
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
             return
         told: set[Span] = set()
+        yield from self._lost_in_handlers(outcome, method, path)
         flags = flags_set(self.model, outcome.function, outcome.call)
         for way in self._ways(outcome, method, path):
             if way.taken is None or way.is_told_apart():
@@ -79,6 +81,21 @@ class TakenOut(InPart):
                 if (call := way.taken_again()) is not None:
                     self.takings.append(Taking(outcome, method, call, self.whole.get(path, path), span))
                 yield Leak(Loss.DELETED, span, "", (), parted=True)
+
+    def _lost_in_handlers(self, outcome: Outcome, method: Function, path: Path) -> Iterator[Leak]:
+        own, whole = method.parameters[0], self.whole.get(path, path)
+        place = (own, *whole[1:])
+        if "except" not in method.text:
+            return
+        calm = self._followed(method, place, outcome.acquisition)
+        followed = self.followed_all(method, (place,), outcome.acquisition, edges="explicit")
+        if calm is None or followed is None:
+            return
+        for taken in lost_in_a_handler(method, calm, followed, (own, path[1])):
+            yield Leak(
+                Loss.DELETED, span_of(method.module.path, taken, method.module.lines), "", (), parted=True
+            )
+            return
 
     def _listed_with_it(self, outcome: Outcome) -> Iterator[StoredField]:
         """`request.blocks = blocks`, and `self.running.append(request)`: what the list loses of requests."""
