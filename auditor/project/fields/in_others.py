@@ -18,6 +18,9 @@ from auditor.project.fields.filling_again import found_in_a_table
 from auditor.project.shapes.made_new import OF_ARRAYS
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
+PREDICATE = re.compile(r"_*(?:is|has|can|should|needs)_")
+"""Names of what answers yes or no."""
+
 TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy"})
 
 
@@ -204,6 +207,7 @@ class Uses:
                 name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
                 return (
                     name in ASKING
+                    or PREDICATE.match(name) is not None
                     or _works_in_place(name)
                     or ast.unparse(func).partition(".")[0] in OF_ARRAYS
                 )

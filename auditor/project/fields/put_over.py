@@ -77,6 +77,15 @@ def _carries(value: ast.expr, call: ast.Call, names: set[str]) -> bool:
     return any(node is call or (isinstance(node, ast.Name) and node.id in names) for node in walk(value))
 
 
+def _on_other_ways(filling: Filling) -> Iterator[int]:
+    """`if full: self.rows.append(more); return` above the store: who does that never comes there."""
+    for node in filling.method.statements:
+        if isinstance(node, ast.If) and (node.end_lineno or node.lineno) < filling.line:
+            for suite in (node.body, node.orelse):
+                if suite and isinstance(suite[-1], ast.Return | ast.Raise):
+                    yield from (id(inner) for each in suite for inner in walk(each))
+
+
 class Way:
     """What a method does with the place up to the store."""
 
@@ -93,7 +102,7 @@ class Way:
         value = getattr(filling.statement, "value", filling.target)
         self.stored = {id(node) for node in walk(value)}
         self.fallback = kept_for_want_of_another(value, filling.target)
-        target = {id(node) for node in walk(filling.target)}
+        target = {id(node) for node in walk(filling.target)} | set(_on_other_ways(filling))
         self.nodes = [
             node
             for node in self.method.nodes
