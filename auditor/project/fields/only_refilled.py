@@ -5,7 +5,7 @@ import ast
 from collections.abc import Sequence, Set
 
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import is_dropped, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.exits import CHOOSING
@@ -85,10 +85,15 @@ def closes_without(
         if CLOSING.fullmatch(method.name) and not method.is_abstract and method is not filling:
             asked = [each for each in method.calls if _is_on(each, pool, filling, method)]
             other = [each for each in asked if _gives_another(each, method, field)]
-            silent = other and all(last_name(each) in ends for each in asked)
+            silent = other and all(last_name(each) in ends or _ends_one(each, method) for each in asked)
             if silent and not _comes_to(method, family, field, set()) and not _gives_itself(method):
                 return method
     return None
+
+
+def _ends_one(call: ast.Call, method: Function) -> bool:
+    """`self.agent.remove(peer)`, or `self.agent.peers()` of which something is asked: none of them ends all."""
+    return bool(call.args) or not is_dropped(method, call)
 
 
 def _is_on(call: ast.Call, pool: ast.Attribute, filling: Function, method: Function) -> bool:

@@ -204,7 +204,8 @@ def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
     told = [call for call in caller.calls if last_name(call) == method.name and _fits(call, method)]
     if not told:
         return False
-    uses = Uses(caller)
+    uses = Uses(caller, works=frozenset({"append", "extend"}))
+    keyed = filling.key is not None and not is_a_position(filling.key)
     reads = [
         node
         for node in caller.nodes
@@ -213,9 +214,15 @@ def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
     return (
         caller.name in INITIAL
         or any(last_name(call) in ending for call in caller.calls)
-        or any(filling.key is not None or not uses.is_worked_with(node) for node in reads)
+        or any(keyed or not uses.is_worked_with(node) for node in reads)
         or (bool(reads) and _has_found_none(caller, told, filling.field))
     )
+
+
+def is_a_position(key: ast.expr) -> bool:
+    """`pages[-1]`"""
+    inner = key.operand if isinstance(key, ast.UnaryOp) else key
+    return isinstance(inner, ast.Constant) and isinstance(inner.value, int)
 
 
 def _has_found_none(caller: Function, told: Sequence[ast.Call], field: str) -> bool:
