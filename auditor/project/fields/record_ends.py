@@ -1,6 +1,6 @@
-"""Two ends of the same records, of which one forgets a lease that the other gives back: `finish(name)` takes the
-job out of `self.running` and gives back its nodes and its port, `preempt(name)` its nodes only. Both are followed
-from their entry on, through the helpers that they hand the record to."""
+"""Two ends of the same records, of which one forgets a lease that the other gives back: `finish(name)` takes
+the job out of `self.running` and gives back its nodes and its port, `preempt(name)` its nodes only. Both are
+followed from their entry on, through the helpers that they hand the record to."""
 
 import ast
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Where on a record a lease lies, and which methods of a class have such records in their hands: those of one of
-its tables, `self.running[*].port`, or those that they are told, `job.port`."""
+"""Where on a record a lease lies, and which methods of a class have such records in their hands: those of one
+of its tables, `self.running[*].port`, or those that they are told, `job.port`."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
@@ -108,9 +108,10 @@ def _put_into(function: Function, name: str) -> Iterator[str]:
     """Tables of the own object that the record is put into: `self.running[job.name] = job`."""
     own = function.owner or ""
     for target, value in assignments(function):
-        if getattr(value, "id", None) == name and isinstance(target, ast.Subscript):
-            if (table := own_attribute(target.value, own)) is not None:
-                yield table
+        if getattr(value, "id", None) != name or not isinstance(target, ast.Subscript):
+            continue
+        if (table := own_attribute(target.value, own)) is not None:
+            yield table
     for call in function.calls:
         if last_name(call) in PUTTING and isinstance(call.func, ast.Attribute):
             table = own_attribute(call.func.value, own)
