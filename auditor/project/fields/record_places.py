@@ -5,6 +5,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.flow.lease import Field
 from auditor.ir.ops import ANY_ITEM, RESULT, Path
 from auditor.project.code.bindings import assignments, given_to, gone_through, own_attribute
 from auditor.project.code.modules import Function
@@ -34,6 +35,11 @@ class RecordPlace:
         if self.annotation and other.annotation:
             return self.annotation == other.annotation
         return bool(self.tables & other.tables) or (self.told == other.told and bool(self.told))
+
+    def as_field(self, owner: str) -> Field:
+        """`job.port` of a job by that name, `self.running[*].port` of one that has none."""
+        root = self.told or f"self.{min(self.tables)}{ANY_ITEM}"
+        return Field(owner, "".join(self.field)[1:], root)
 
     def in_tables(self, method: Function) -> tuple[Path, ...]:
         own = method.owner or ""
