@@ -1,5 +1,5 @@
-"""Fields of one object that are filled together: `request.node, request.own = node, own`. Whoever works with the
-one knows that the other is full as well."""
+"""Fields of one object that are filled together: `request.node, request.own = node, own`. Whoever works with
+the one knows that the other is full as well."""
 
 import ast
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
-"""Methods that take an entry out of a container of leases and return it: `batch = feed.get()`, of a queue into
-which another method puts what it has taken. Whoever calls one has it from then on."""
+"""Methods that take an entry out of a container of leases and return it: `batch = feed.get()`, of a queue
+into which another method puts what it has taken. Whoever calls one has it from then on."""
 
 import ast
 from collections.abc import Iterator

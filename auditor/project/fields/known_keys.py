@@ -23,6 +23,7 @@ from auditor.project.fields.reckoning import (
     takes_out,
     told_by_its_caller,
 )
+from auditor.protocols.vocabulary import negates
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
@@ -30,9 +31,7 @@ NAMES = re.compile(
 )
 """Keys that are few and come again, as against the numbers of requests."""
 
-SESSIONS = re.compile(
-    r"(?:\w+_)?(?:sid|session|session_id|client|client_id|conn_id|connection_id|user|user_id)"
-)
+SESSIONS = re.compile(r"(?:\w+_)?(?:sid|(?:session|client|conn|connection|user)_id)")
 """Keys that clients make up, and bring again whenever they come again."""
 
 HOLDING = re.compile(r"_*(?:pin|hold|lock|keep|retain|share)(?:_|$)")
@@ -48,12 +47,17 @@ def names_a_place(filling: Filling, family: Sequence[Function]) -> bool:
     again whenever they like."""
     key = filling.key
     last = key.attr if isinstance(key, ast.Attribute) else getattr(key, "id", "")
-    if SESSIONS.fullmatch(last):
+    if SESSIONS.fullmatch(last) or (last == "session" and not _is_undone(filling.method, family)):
         return plain_table(family, filling.field)
     comes_again = NAMES.fullmatch(last) or (last == "key" and HOLDING.match(filling.method.name))
     if not comes_again or COMING.match(filling.method.name) or not plain_table(family, filling.field):
         return False
     return not any(takes_out(each, filling.field) and _brings_back(each, filling.field) for each in family)
+
+
+def _is_undone(method: Function, family: Sequence[Function]) -> bool:
+    """`unbind(session)` beside `bind(session)`: of the session itself, which has no name to come again by."""
+    return any(negates(each.name, method.name) for each in family)
 
 
 def _brings_back(method: Function, field: str) -> bool:

@@ -17,7 +17,6 @@ from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
 from auditor.project.fields.in_others import Uses
 from auditor.project.fields.items_again import filled_where_others_pass_over, in_items
-from auditor.project.fields.known_keys import names_a_place
 from auditor.project.fields.looked_up import (
     empty_a_record,
     fields_inside,
@@ -115,7 +114,7 @@ class OverAnother(Refilling):
         if not told_by_its_caller(filling):
             return False
         pairs = comes_in_pairs(way.method.name)
-        again = not has_gone_to_the_caller(outcome) and names_a_place(filling, way.family)
+        again = not has_gone_to_the_caller(outcome) and self._comes_again(filling, way.family)
         return again or (not pairs and others_look_first(filling, way.call, way.family))
 
     def _is_filled_again(self, way: Way, outcome: Outcome) -> bool:

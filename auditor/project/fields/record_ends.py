@@ -1,12 +1,12 @@
-"""Two ends of the same records, of which one forgets a lease that the other gives back: `finish(name)` takes the
-job out of `self.running` and gives back its nodes and its port, `preempt(name)` its nodes only. Both are followed
-from their entry on, through the helpers that they hand the record to."""
+"""Two ends of the same records, of which one forgets a lease that the other gives back: `finish(name)` takes
+the job out of `self.running` and gives back its nodes and its port, `preempt(name)` its nodes only. Both are
+followed from their entry on, through the helpers that they hand the record to."""
 
 import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.flow.follow import Followed
-from auditor.flow.lease import Field, Loss, StoredField
+from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Call, Leave, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
@@ -53,13 +53,8 @@ class RecordEnds(NothingOver):
                 for other, its in siblings
             )
             if shared and not self._callers_see_to_it(method, place, enders):
-                field = Field(cls.qualname, "".join(place.field)[1:], place.told or "self")
-                yield StoredField(
-                    field,
-                    outcome.lease.span,
-                    released_by=(),
-                    partly_by=(method.qualname,),
-                )
+                field = place.as_field(cls.qualname)
+                yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return
 
     def _record_place(self, outcome: Outcome) -> RecordPlace | None:

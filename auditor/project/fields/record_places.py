@@ -1,10 +1,11 @@
-"""Where on a record a lease lies, and which methods of a class have such records in their hands: those of one of
-its tables, `self.running[*].port`, or those that they are told, `job.port`."""
+"""Where on a record a lease lies, and which methods of a class have such records in their hands: those of one
+of its tables, `self.running[*].port`, or those that they are told, `job.port`."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.flow.lease import Field
 from auditor.ir.ops import ANY_ITEM, RESULT, Path
 from auditor.project.code.bindings import assignments, given_to, gone_through, own_attribute
 from auditor.project.code.modules import Function
@@ -34,6 +35,11 @@ class RecordPlace:
         if self.annotation and other.annotation:
             return self.annotation == other.annotation
         return bool(self.tables & other.tables) or (self.told == other.told and bool(self.told))
+
+    def as_field(self, owner: str) -> Field:
+        """`job.port` of a job by that name, `self.running[*].port` of one that has none."""
+        root = self.told or f"self.{min(self.tables)}{ANY_ITEM}"
+        return Field(owner, "".join(self.field)[1:], root)
 
     def in_tables(self, method: Function) -> tuple[Path, ...]:
         own = method.owner or ""
@@ -108,9 +114,10 @@ def _put_into(function: Function, name: str) -> Iterator[str]:
     """Tables of the own object that the record is put into: `self.running[job.name] = job`."""
     own = function.owner or ""
     for target, value in assignments(function):
-        if getattr(value, "id", None) == name and isinstance(target, ast.Subscript):
-            if (table := own_attribute(target.value, own)) is not None:
-                yield table
+        if getattr(value, "id", None) != name or not isinstance(target, ast.Subscript):
+            continue
+        if (table := own_attribute(target.value, own)) is not None:
+            yield table
     for call in function.calls:
         if last_name(call) in PUTTING and isinstance(call.func, ast.Attribute):
             table = own_attribute(call.func.value, own)

@@ -11,6 +11,7 @@ from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.project.fields.drawn_keys import drawn_by_its_callers
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
     destroyed_with_its_maker,
@@ -179,7 +180,11 @@ class Refilling(ForgottenFields):
         again = known_elsewhere(filling) or known_under_it(filling)
         again = again or others_look_first(filling, outcome.call, alike)
         shown = has_gone_to_the_caller(outcome)
-        return told_by_its_caller(filling) and (again or (not shown and names_a_place(filling, family)))
+        return told_by_its_caller(filling) and (again or (not shown and self._comes_again(filling, family)))
+
+    def _comes_again(self, filling: Filling, family: Sequence[Function]) -> bool:
+        """By what its key is called, unless each caller draws another one."""
+        return names_a_place(filling, family) and not drawn_by_its_callers(filling, self.project)
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
         """Some caller sees to the end, or to the field, himself, or runs once for each object. Of files that
