@@ -1,5 +1,5 @@
-"""Entries of a container that a method loses where it handles a failure: a worker takes a job out of the queue,
-`except OSError: log.error(...)`, `continue`, and gives back the job's slot behind that."""
+"""Entries of a container that a method loses where it handles a failure: a worker takes a job out of the
+queue, `except OSError: log.error(...)`, `continue`, and gives back the job's slot behind that."""
 
 import ast
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _failing(way: WayOut) -> list[Station]:
 
 
 def _may_see_to(node: ast.Try, way: WayOut) -> bool:
-    """A handler, or the `finally`, speaks of the entry, but to say that it failed; or calls what may end it."""
+    """A handler, or the `finally`, speaks of the entry."""
     names = {place[0] for place in way.held.places}
     for part in (*node.handlers, *node.finalbody):
         for each in walk(part):

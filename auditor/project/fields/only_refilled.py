@@ -92,7 +92,7 @@ def closes_without(
 
 
 def _ends_one(call: ast.Call, method: Function) -> bool:
-    """`self.agent.remove(peer)`, or `self.agent.peers()` of which something is asked: none of them ends all."""
+    """`self.agent.remove(peer)`, or `self.agent.peers()`, of which something is asked: neither ends all."""
     return bool(call.args) or not is_dropped(method, call)
 
 
