@@ -204,7 +204,9 @@ class Way:
         return not (quoted or touched or any(map(self._may_be_over, self.nodes)))
 
     def _quotes(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Constant) and node.value == self.filling.field
+        """Not `pool.book("prefill", key)`, which tells the pool a name."""
+        told = any(node is each for each in self.call.args)
+        return isinstance(node, ast.Constant) and node.value == self.filling.field and not told
 
     def _touches(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):

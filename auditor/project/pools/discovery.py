@@ -30,6 +30,7 @@ from auditor.project.pools.halves import (
 from auditor.project.pools.instead import with_others
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
+from auditor.project.pools.lock_files import lock_file_pairs
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
@@ -78,6 +79,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
                 for pair in counted_pairs(model, cls, methods, paired)
             ),
             *settled_pairs(cls, methods, paired),
+            *lock_file_pairs(cls, methods, paired),
             *_handing_on(cls, [m for m in methods if m not in paired]),
         ]
         yield from told
