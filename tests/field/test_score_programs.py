@@ -27,27 +27,35 @@ KEPT = {
     "couriers": (217, 68, set[str]()),
     "trainers": (238, 76, {"optim_offload.py:142"}),
     "operators": (219, 73, {"kv_offload.py:130"}),
-    "makers": (180, 53, set[str]()),
+    "makers": (180, 54, set[str]()),
     "declared": (211, 69, set[str]()),
     "engines": (208, 64, set[str]()),
     "libraries": (243, 73, {"p05_pinned_loader.py:123"}),
     "postmortems": (258, 91, set[str]()),
-    "backends": (213, 66, set[str]()),
+    "backends": (213, 67, set[str]()),
     "runtimes": (224, 65, set[str]()),
     "labellers": (178, 51, {"p04_memory_objects.py:126", "p04_memory_objects.py:129"}),
-    "platforms": (196, 58, {"grad_buckets.py:75", "speculative_decode.py:128"}),
+    "platforms": (196, 59, {"grad_buckets.py:75", "speculative_decode.py:128"}),
     "kernels": (217, 66, {"longctx/offload.py:19", "recompute_arena.py:83"}),
     "reviewers": (213, 71, set[str]()),
     "examiners": (216, 72, {"shard_files.py:132"}),
     "maintainers": (209, 71, set[str]()),
     "colleagues": (206, 58, {"grad_buckets.py:126"}),
-    "inspectors": (193, 66, set[str]()),
+    "inspectors": (193, 67, set[str]()),
     "tutors": (191, 63, set[str]()),
     "surveyors": (191, 60, {"unshard_arena.py:51"}),
-    "mentors": (198, 64, set[str]()),
+    "mentors": (198, 65, set[str]()),
     "advisers": (190, 66, set[str]()),
-    "stewards": (191, 61, {"ckpt_shards.py:132", "disagg/decode.py:107"}),
-    "wardens": (194, 52, {"job_scheduler.py:156", "kv_block_manager.py:171"}),
+    "stewards": (191, 63, {"ckpt_shards.py:132", "disagg/decode.py:107"}),
+    "wardens": (194, 60, {"job_scheduler.py:156", "kv_block_manager.py:171"}),
+    "curators": (193, 60, set[str]()),
+    "referees": (
+        196,
+        57,
+        {"bucket_comm.py:127", "nixl_transfer.py:110", "shm_loader.py:48", "tool_sandbox.py:167"},
+    ),
+    "jurors": (199, 56, {"disagg_router/router.py:32"}),
+    "assessors": (201, 53, {"kv_scheduler.py:115"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -56,13 +64,15 @@ TOLD_ELSEWHERE = {
     "ulysses/exchange.py:41",
     "train_io/loader.py:58",
     "nixl_connector.py:184",
+    "callback_tickets.py:112",
+    "tenant_gate/proxy.py:75",
 }
 """Leaks that are told where the lease is taken out of a table, or of its guard, and labelled where it was put
 in."""
 
 
-OLDEST = 13
-"""So many of the first sets, a third of the time of all, are judged by `make fuzz` alone."""
+OLDEST = 22
+"""So many of the first sets, half of the time of all, are judged by `make fuzz` alone."""
 
 
 @pytest.mark.slow
