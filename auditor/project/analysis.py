@@ -99,7 +99,7 @@ class Analysis:
         self._counted: list[tuple[Function, Source, Outcome]] = []
         self._effects: dict[Function, FunctionEffects] = {}
         self._followers: dict[Function, Follower] = {}
-        self.handed_on: frozenset[Function] = frozenset()  # methods that take out of a container for callers
+        self._handed_on: frozenset[Function] = frozenset()  # methods that take out of a container for callers
         self._again: set[Function] = set()  # wrappers of which more was found since their callers were asked
         self._returned_at: dict[Function, frozenset[int]] = {}  # ways out with a wrapper's first lease
 
@@ -185,7 +185,7 @@ class Analysis:
             if method not in known
         }
         self.recogniser.wrappers.update(found)
-        self.handed_on = frozenset(found)
+        self._handed_on = frozenset(found)
         words, paths = self._callers_of(set(found))
         self._wave(paths, words)
 
@@ -288,7 +288,7 @@ class Analysis:
     # Results ------------------------------------------------------------------------------------------------
 
     def _result(self) -> FlowResult:
-        believe_receivers(self.outcomes, self.received, self.recogniser, self.handed_on)
+        believe_receivers(self.outcomes, self.received, self.recogniser, self._handed_on)
         keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())

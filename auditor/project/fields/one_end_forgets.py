@@ -61,7 +61,7 @@ class Ends:
         inside = {id(call) for call in method.calls if any(True for _ in self._helpers(method, call))}
         told = [call for call in method.calls if id(call) not in inside and _is_told(call, method)]
         return (
-            any(self._speaks(each) for each in (method, *helpers, *self._callers(method)))
+            any(self._speaks(each) for each in (method, *helpers, *callers(self.project, method)))
             or any(ASKING.fullmatch(last_name(call)) is None for call in told)
             or any(_is_told(call, each) for each in helpers for call in each.calls)
         )
@@ -69,12 +69,14 @@ class Ends:
     def _speaks(self, function: Function) -> bool:
         return any(getattr(node, "attr", getattr(node, "value", "")) == self.field for node in function.nodes)
 
-    def _callers(self, method: Function) -> Iterator[Function]:
-        for module in self.project.parsed():
-            if f"{method.name}(" in module.text:
-                for function in module.by_node.values():
-                    if any(last_name(call) == method.name for call in function.calls):
-                        yield function
+
+def callers(project: Project, method: Function) -> Iterator[Function]:
+    """Functions that call whatever has its name."""
+    for module in project.parsed():
+        if f"{method.name}(" in module.text:
+            for function in module.by_node.values():
+                if any(last_name(call) == method.name for call in function.calls):
+                    yield function
 
 
 def _is_field_of_told(node: ast.AST, field: str, method: Function) -> bool:

@@ -13,7 +13,7 @@ from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.nothing_over import NothingOver
-from auditor.project.fields.one_end_forgets import OVER, is_over
+from auditor.project.fields.one_end_forgets import OVER, callers, is_over
 from auditor.project.fields.record_places import RecordPlace, record_place, takes_from
 from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
@@ -73,12 +73,9 @@ class RecordEnds(NothingOver):
             yield place.in_tables(method)
         yield from place.where_told(method)
 
-    def _ways_from(self, outcome: Outcome, start: tuple[Path, ...], method: Function) -> Followed | None:
-        return self.followed_all(method, start, outcome.acquisition)
-
     def _gives_back_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
         for start in self._starts(place, method):
-            followed = self._ways_from(outcome, start, method)
+            followed = self.followed_all(method, start, outcome.acquisition)
             if followed is not None and followed.endings.released:
                 return True
         return False
@@ -91,7 +88,7 @@ class RecordEnds(NothingOver):
         """On every way of its own it gives none of them back, and on one it lets go of one."""
         found = False
         for start in self._starts(place, method):
-            followed = self._ways_from(outcome, start, method)
+            followed = self.followed_all(method, start, outcome.acquisition)
             if followed is None:
                 return False
             ends = followed.endings
@@ -123,22 +120,21 @@ class RecordEnds(NothingOver):
         )
 
     def _callers_see_to_it(self, method: Function, place: RecordPlace, enders: Sequence[Function]) -> bool:
-        field = place.field[0]
+        """By ending it himself, by reading the field, or by asking an end for the same record."""
         names = {ender.name for ender in enders}
-        for module in self.project.parsed():
-            if f"{method.name}(" not in module.text:
+        for caller in callers(self.project, method):
+            if caller is method:
                 continue
-            for function in module.by_node.values():
-                calls = [call for call in function.calls if last_name(call) == method.name]
-                if not calls or function is method:
-                    continue
-                if function in enders or _reads(function, field[1:]):
-                    return True
-                told = {ast.dump(each) for call in calls for each in call.args}
-                for call in function.calls:
-                    if last_name(call) in names and told & {ast.dump(each) for each in call.args}:
-                        return True
+            if caller in enders or _reads(caller, place.field[0][1:]):
+                return True
+            told = {each for call in caller.calls if last_name(call) == method.name for each in _told(call)}
+            if any(last_name(call) in names and told & set(_told(call)) for call in caller.calls):
+                return True
         return False
+
+
+def _told(call: ast.Call) -> list[str]:
+    return list(map(ast.dump, call.args))
 
 
 def _goes_on(method: Function, field: str) -> bool:

@@ -83,10 +83,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
             *_handing_on(cls, [m for m in methods if m not in paired]),
         ]
         yield from told
-        counting = paired | {half.function for pair in told for half in pair.acquires}
-        yield from _jointly(cls, methods, methods, told, counting)  # whose count was the last puts it back
         known |= paired
         taking = paired | {half.function for pair in told for half in pair.acquires}
+        yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
         ends = {half.function for pair in (*found, *ending, *shaped, *told) for half in pair.releases}
         yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
     if may_end_elsewhere(module.text):

@@ -1,6 +1,6 @@
 """Files that stand for a lock: one method makes one that must not be there, `os.open(path, os.O_CREAT |
-os.O_EXCL)`, and another one deletes it. Their names count only in so far as a
-file whose names say nothing is not read at all."""
+os.O_EXCL)`, and another one deletes it. Their names count only in so far as a file whose names say nothing is
+not read at all."""
 
 import ast
 import re
@@ -57,7 +57,7 @@ def _deleted(method: Function) -> Iterator[ast.expr]:
     """`path` of `path.unlink()`, of `os.unlink(path)`."""
     for call in method.calls:
         match call.func:
-            case ast.Attribute(value=ast.Name(id="os" | "shutil"), attr=way) if way in DELETING and call.args:
+            case ast.Attribute(value=ast.Name(id="os"), attr=way) if way in DELETING and call.args:
                 yield call.args[0]
             case ast.Attribute(value=of, attr="unlink" | "rmdir"):
                 yield of

@@ -78,9 +78,6 @@ def told_alike(begins: Function, ends: Function) -> bool:
 
 def is_told_what_it_makes(begins: Function, ends: Function) -> bool:
     """`carve(size) -> Extent | None` and `restore(extent: Extent)`, of a class of the tree."""
-    nodes = [each.node for each in (begins, ends)]
-    if any(isinstance(node, ast.Module | ast.Lambda) for node in nodes):
-        return False
     made = _classes_named(getattr(begins.node, "returns", None))
     told = own_parameters(ends)[:1]
     arguments = getattr(ends.node, "args", None)
