@@ -12,6 +12,7 @@ from auditor.project.shapes.made_new import MAKERS, MAKING
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
+WITH = (ast.With, ast.AsyncWith)
 NO_THINGS = ("Error", "Exception", "Warning", "Empty", "Full", "Exhausted")
 
 
@@ -43,14 +44,24 @@ def _counts_what_it_makes(works: Sequence[FieldWork], counter: str, stores: set[
 
 
 def _changing(work: FieldWork, counter: str, way: type[ast.operator]) -> Iterator[list[ast.stmt]]:
-    """The statement lists in which the counter is changed."""
+    """The statement lists in which the counter is changed; those under a `with` belong to the list around."""
     own = work.method.owner or ""
-    for suite in suites_of(work.method.node):
+    suites = list(suites_of(work.method.node))
+    guarded = {id(node.body) for suite in suites for node in suite if isinstance(node, WITH)}
+    for suite in (list(_without_guards(suite)) for suite in suites if id(suite) not in guarded):
         for statement in suite:
             match statement:
                 case ast.AugAssign(target=target, op=op) if isinstance(op, way):
                     if own_attribute(target, own) == counter:
                         yield suite
+
+
+def _without_guards(suite: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in suite:
+        if isinstance(statement, WITH):
+            yield from _without_guards(statement.body)
+        else:
+            yield statement
 
 
 def _makes(suite: list[ast.stmt]) -> bool:

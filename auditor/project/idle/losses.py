@@ -162,6 +162,8 @@ class _Judge:
     # Whether it is one --------------------------------------------------------------------------------------
 
     def _is_fault(self, ends: Ends, loss: Loss, held: Untouched, path: list[Station]) -> bool:
+        if loss is not Loss.RAISE and self.here.is_dropped_uncounted:
+            return True
         if held.asked < 0 or held.doubted:
             return False
         if loss is Loss.RAISE and all(station.edge is not Edge.RAISE for station in path):

@@ -3,13 +3,14 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
 from auditor.ir.ops import Assume, Call, InPlace, Next, Store
 from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.idle.alone import ENDING_THE_POOL
 from auditor.project.idle.reasons import whole_tests
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import is_empty
@@ -35,7 +36,14 @@ WAKING = frozenset({"notify", "notify_all", "acquire", "release", "locked", "wai
 ENDING_IT = re.compile(
     r"close|stop|shut|releas|free|finish|termin|exit|destroy|dispos|kill|cancel|evict|reset|delet|put"
 )
-CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shutdown|disconnect|kill")
+CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shut(?:_?down)?|disconnect|kill|destroy")
+
+
+def _writes(function: Function, fields: Set[str]) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in fields and not isinstance(node.ctx, ast.Load)
+        for node in function.nodes
+    )
 
 
 class TakenHere:
@@ -54,6 +62,18 @@ class TakenHere:
         """`self._made += 1`: one more is made, and this one is still counted."""
         counter = op.target[-1].lstrip(".") in self.store.counters
         return counter and isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add)
+
+    @cached_property
+    def is_dropped_uncounted(self) -> bool:
+        """Whether the method leaves the count of what there is alone where other methods, which drop one,
+        count it down: `self.made -= 1`."""
+        counters = self.store.counters
+        return (
+            bool(counters)
+            and not ENDING_THE_POOL.fullmatch(self.function.name)
+            and not _writes(self.function, counters)
+            and any(field in counters and way < 0 for work in self.store.works for field, way in work.counted)
+        )
 
     def says_nothing(self, op: InPlace | Store) -> bool:
         """Also `self.dirty[page] = False` of what its methods note of those that come back, and

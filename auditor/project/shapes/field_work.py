@@ -162,9 +162,10 @@ class _Reader:
                 if (name := self.field_of(container)) is not None:
                     self.work.removed.append((name, key))
                     self._taken_in_loop(name)
-            case ast.For(iter=over):
+            case ast.For(target=each, iter=over):
                 if (name := self.field_of(gone_over(over))) is not None:
                     self.loops[name] = over
+                self._gone_over(each, over)
             case ast.Return(value=ast.expr() as value):
                 self.work.returned.append(value)
         self._marked(statement)
@@ -174,6 +175,16 @@ class _Reader:
                 self._marked(node)
             elif is_end_of(node) and (name := self.field_of(node.value)) is not None:
                 self.work.taken.append((name, node))
+
+    def _gone_over(self, each: ast.expr, over: ast.expr) -> None:
+        """`for pile in self.piles.values():`, `for size, pile in self.piles.items():`"""
+        match over, each:
+            case (ast.Call(func=ast.Attribute(value=table, attr="values"), args=[]), ast.Name(id=pile)) | (
+                ast.Call(func=ast.Attribute(value=table, attr="items"), args=[]),
+                ast.Tuple(elts=[_, ast.Name(id=pile)]),
+            ):
+                if (name := self.field_of(table)) is not None:
+                    self.aliases[pile] = name
 
     def _taken_in_loop(self, name: str) -> None:
         """`del self.idle[at]` under `for at, page in enumerate(self.idle):`; a part by `= (at + n, rest)`."""

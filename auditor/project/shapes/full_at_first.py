@@ -66,6 +66,9 @@ def things_to_do(cls: Class | None, *fields: str) -> bool:
 
 
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
+    """Not `[0] * count`, which holds nothing that was told."""
+    if isinstance(value, ast.BinOp):
+        return False
     parts = list(walk(value))
     around = all(getattr(part.func, "id", "") in AROUND for part in parts if isinstance(part, ast.Call))
     return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
