@@ -65,6 +65,8 @@ SETS = (
     "referees",
     "jurors",
     "assessors",
+    "pilots",
+    "auditors",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,4 @@
+from .trainer import RolloutTrainer
+from .workers import WorkerPool
+
+__all__ = ["RolloutTrainer", "WorkerPool"]

@@ -1,0 +1,4 @@
+from .controller import RolloutController
+from .resources import ReplicaLeases, WeightVersions
+
+__all__ = ["RolloutController", "ReplicaLeases", "WeightVersions"]
