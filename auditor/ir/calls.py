@@ -3,7 +3,7 @@
 import ast
 
 from auditor.ir.iterations import IterationLowering
-from auditor.ir.ops import Call, Path
+from auditor.ir.ops import Call, Move, Path
 
 LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
 
@@ -49,6 +49,8 @@ class CallLowering(IterationLowering):
             self.builder.emit(call)
         else:
             self.builder.emit_raising(call)
+        if (name := self.looked_at.get(id(node))) is not None:
+            self.builder.emit(Move(node, target, (self.root(name),)))
         return target
 
     def _attribute_read(self, node: ast.Call) -> Path | None:

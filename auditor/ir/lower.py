@@ -19,6 +19,7 @@ from auditor.ir.ops import (
     Unpack,
     Way,
 )
+from auditor.ir.peeks import looked_at_before
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
@@ -36,6 +37,7 @@ def lower(function: FunctionNode) -> Graph:
     builder = Builder()
     scope = scope_of(function)
     lowering = StatementLowering(builder, scope)
+    lowering.looked_at = looked_at_before(function)
     builder.emit(Nop(function))
     if isinstance(function, ast.Lambda):
         lowering.do_Return(ast.copy_location(ast.Return(function.body), function.body))

@@ -20,6 +20,7 @@ class Lowering(ABC):
         self.graph = builder.graph
         self._renamed: list[dict[str, str]] = []
         self._comprehensions = 0
+        self.looked_at: dict[int, str] = {}  # calls that take out what a name has already
 
     def root(self, name: str) -> str:
         for names in reversed(self._renamed):

@@ -18,6 +18,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.at_birth import lost_after_birth
+from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.forgetting import (
@@ -37,7 +38,6 @@ from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
-from auditor.project.fields.record_ends import RecordEnds
 from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
@@ -54,7 +54,7 @@ STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill",
 """Methods that are called once a step, so that what they store is stored again."""
 
 
-class Fields(RecordEnds):
+class Fields(CountsAtEnds):
     def __init__(
         self,
         project: Project,
@@ -95,7 +95,8 @@ class Fields(RecordEnds):
             kept = taken_at_birth(outcome.call, outcome.function)
             fields = () if kept else tuple(self._fields_of(outcome))
             if not kept and all(map(_is_seen_to, fields)):
-                fields += tuple(self._forgotten_by_another_end(outcome))
+                fields += tuple(self._forgotten_by_another_end(outcome)) or tuple(self._still_on_it(outcome))
+                fields += tuple(self._left_counted(outcome))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)
@@ -118,6 +119,7 @@ class Fields(RecordEnds):
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
+            yield from self._lost_with_its_key(outcome)
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:

@@ -45,6 +45,20 @@ def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
                     yield node
 
 
+def unpacked_from(method: Function, attribute: str, parts: Set[str]) -> Iterator[str]:
+    """`slab` and `event` of `key, slab, event = self.inflight[0]`, or `.popleft()`, for `[1]` and `[2]`."""
+    for target, value in assignments(method):
+        match target, value:
+            case (
+                ast.Tuple(elts=names),
+                ast.Subscript(value=whole)
+                | ast.Call(func=ast.Attribute(value=whole, attr="pop" | "popleft")),
+            ) if own_attribute(whole, method.owner or "") == attribute:
+                for number, name in enumerate(names):
+                    if isinstance(name, ast.Name) and f"[{number}]" in parts:
+                        yield name.id
+
+
 def popped_in_part(
     method: Function, attribute: str, storing: Function, looking: Set[ast.Call] = frozenset()
 ) -> Iterator[ast.Assign]:

@@ -12,9 +12,10 @@ from auditor.ir.ops import Call, Leave, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
+from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.one_end_forgets import OVER, callers, is_over
-from auditor.project.fields.record_places import RecordPlace, record_place, takes_from
+from auditor.project.fields.record_places import RecordPlace, put_into, record_place, takes_from
 from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -61,6 +62,7 @@ class RecordEnds(NothingOver):
         key = id(outcome)
         if key not in self.places:
             paths = {path for _, path in outcome.stored} | set(outcome.beside)
+            paths = paths or set(places_of_key(outcome, self.model))
             function = outcome.function
             none = function.cls is None or not paths or has_gone_to_the_caller(outcome)
             self.places[key] = None if none else record_place(function, paths, self._those_around(function))
@@ -71,6 +73,7 @@ class RecordEnds(NothingOver):
             return
         if place.tables and any(f".{table}" in method.text for table in place.tables):
             yield place.in_tables(method)
+        yield from (start for start in place.in_one_of(method) if f"{start[0][1]}." in method.text)
         yield from place.where_told(method)
 
     def _gives_back_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
@@ -88,6 +91,10 @@ class RecordEnds(NothingOver):
         """On every way of its own it gives none of them back, and on one it lets go of one."""
         found = False
         for start in self._starts(place, method):
+            owner, table, *_ = start[0]
+            perhaps = owner == method.owner and table[1:] in place.perhaps
+            if perhaps and self._comes_without(outcome, place, table[1:]):
+                continue
             followed = self.followed_all(method, start, outcome.acquisition)
             if followed is None:
                 return False
@@ -107,6 +114,16 @@ class RecordEnds(NothingOver):
                     return False
                 found = found or bool(ways)
         return found
+
+    def _comes_without(self, outcome: Outcome, place: RecordPlace, table: str) -> bool:
+        """Whoever puts such a record into the table gives the lease back first."""
+        return any(
+            followed is not None and followed.endings.released
+            for method in self._those_around(outcome.function)
+            for start in place.where_told(method)
+            if table in put_into(method, start[0][0])
+            for followed in (self.followed_all(method, start, outcome.acquisition),)
+        )
 
     def _is_given_away(self, method: Function, way: WayOut) -> bool:
         """`self.after(job)`, of which nothing is known."""

@@ -20,13 +20,15 @@ TAKING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "heappop",
 class RecordPlace:
     """`field` and what lies below it, of records in these tables of the method's own object, or `told` under
     this name with this annotation. `sure` where the filling function has the record from the table or puts it
-    there; else another one puts such records there."""
+    there; else another one puts such records there. Where there are several of those, a record is
+    `perhaps` in one of them."""
 
     field: Path
     tables: frozenset[str]
     told: str
     annotation: str
     sure: bool
+    perhaps: frozenset[str] = frozenset()
 
     def is_of_the_same(self, other: "RecordPlace") -> bool:
         """Another field of the same kind of record."""
@@ -44,6 +46,11 @@ class RecordPlace:
     def in_tables(self, method: Function) -> tuple[Path, ...]:
         own = method.owner or ""
         return tuple((own, f".{table}", ANY_ITEM, *self.field) for table in sorted(self.tables))
+
+    def in_one_of(self, method: Function) -> Iterator[tuple[Path, ...]]:
+        """For each table that such a record is in perhaps."""
+        own = method.owner or ""
+        yield from (((own, f".{table}", ANY_ITEM, *self.field),) for table in sorted(self.perhaps))
 
     def where_told(self, method: Function) -> Iterator[tuple[Path, ...]]:
         for name in method.parameters[1:]:
@@ -67,13 +74,15 @@ def record_place(
         return None
     name = next(iter(names), "")
     annotation = annotation_of(function, name) or _made_as(function, name)
-    tables |= {*_put_into(function, name)} | {*_looked_up_in(function, name)} if name else set()
+    tables |= {*put_into(function, name)} | {*_looked_up_in(function, name)} if name else set()
     tables -= {*_taken_from(function)} if name else set()
-    sure = bool(tables)
+    sure, perhaps = bool(tables), set[str]()
     if not tables and name in function.parameters:
-        tables = {*_tables_of(family, name, annotation)}
-        tables = tables if len(tables) == 1 else set()
-    return RecordPlace(next(iter(fields)), frozenset(tables), name, annotation, sure)
+        perhaps = {*_tables_of(family, name, annotation)}
+        tables = perhaps if len(perhaps) == 1 else set()
+    return RecordPlace(
+        next(iter(fields)), frozenset(tables), name, annotation, sure, frozenset(perhaps - tables)
+    )
 
 
 def _split(function: Function, path: Path) -> tuple[str, Path] | None:
@@ -110,7 +119,7 @@ def _made_as(function: Function, name: str) -> str:
     return ""
 
 
-def _put_into(function: Function, name: str) -> Iterator[str]:
+def put_into(function: Function, name: str) -> Iterator[str]:
     """Tables of the own object that the record is put into: `self.running[job.name] = job`."""
     own = function.owner or ""
     for target, value in assignments(function):
@@ -162,11 +171,11 @@ def _tables_of(family: Sequence[Function], name: str, annotation: str) -> Iterat
         for told in method.parameters[1:]:
             said = annotation_of(method, told)
             if said == annotation if said and annotation else told == name:
-                yield from _put_into(method, told)
+                yield from put_into(method, told)
         for target, value in assignments(method):
             match target, value:
                 case ast.Name(id=made), ast.Call(func=ast.Name(id=of)) if of == annotation:
-                    yield from _put_into(method, made)
+                    yield from put_into(method, made)
 
 
 def takes_from(method: Function, tables: Iterable[str]) -> bool:

@@ -30,7 +30,9 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
+from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.own_records import sees_to_its_records
+from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut
 from auditor.project.meaning.sites import last_name
@@ -48,6 +50,7 @@ class TakenOut(InPart):
 
     takings: list[Taking]
     wanted: Sequence[Outcome]
+    noted: frozenset[Path] = frozenset()
 
     def _lost_entries(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path
@@ -56,7 +59,8 @@ class TakenOut(InPart):
         acquisition, container = outcome.acquisition, path[:2]
         own = outcome.function.parameters[0]
         others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
-        if path[2:3] != (ANY_ITEM,) or acquisition.foreign or acquisition.keyed or others - {RESULT}:
+        keyed = acquisition.keyed and path not in self.noted
+        if path[2:3] != (ANY_ITEM,) or acquisition.foreign or keyed or others - {RESULT}:
             return
         if others and not sees_to_its_records(self.recogniser, outcome):
             return
@@ -119,6 +123,26 @@ class TakenOut(InPart):
                     tuple(enders),
                     drops=tuple(drops),
                 )
+
+    def _lost_with_its_key(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`self.replay.append(Turn(text, version))` of a version that is pinned: what the list loses."""
+        cls = outcome.function.cls
+        for path in sorted(places_of_key(outcome, self.model)) if cls is not None else ():
+            if len(path) != 4 or cls is None:
+                continue
+            short, family = shortened(path), list(self.family_of(cls))
+            self.whole[short] = path
+            self.noted = frozenset({short})
+            enders = [m.qualname for m in family if self._gives_back(outcome, m, path[-1][1:])]
+            drops = [
+                drop
+                for method in family
+                if enders and method.qualname not in enders and mentions(method, path[1][1:])
+                for drop in self._lost_entries(outcome, family, method, short)
+            ]
+            if drops:
+                field = Field(cls.qualname, "".join(short[1:])[1:])
+                yield StoredField(field, outcome.lease.span, tuple(enders), drops=tuple(drops))
 
     def _loses_entries(self, outcome: Outcome, described: StoredField) -> bool:
         """Those that its callers are shown are the class's to give back, and it does so, but for these."""
@@ -185,7 +209,8 @@ class TakenOut(InPart):
         method told the entry itself."""
         attribute = path[1][1:]
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
-        beside = {field[1:] for field in self._fields_beside(outcome, path)}
+        parts = self._fields_beside(outcome, path)
+        beside = {field[1:] for field in parts} | {*unpacked_from(method, attribute, parts)}
         releases = [each for each in self._releases(outcome, method) if not _only_of(each, beside)]
         others = (each for each in self._those_beside(method) if each is not method)
         return (
@@ -244,9 +269,9 @@ def _may_end(call: ast.Call) -> bool:
 
 
 def _only_of(call: ast.Call, fields: Set[str]) -> bool:
-    """`self.pool.checkin(job.worker)` says nothing of `job.ticket`."""
+    """`self.pool.checkin(job.worker)` says nothing of `job.ticket`, nor does `self.pool.checkin(worker)`."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return bool(given) and all(isinstance(each, ast.Attribute) and each.attr in fields for each in given)
+    return bool(given) and all(getattr(each, "attr", getattr(each, "id", None)) in fields for each in given)
 
 
 def _changed(function: Function) -> Iterator[str]:

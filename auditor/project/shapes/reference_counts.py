@@ -210,7 +210,8 @@ def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tu
 
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     """Numbers of references, by their names, of the first thing that it is told."""
-    told = own_parameters(method)[:1]
+    told = {*own_parameters(method)[:1]}
+    told |= {name for parameter in told for name in _each_of(method, parameter)}
     perhaps = _set_by_choice(method)
     targets = [target for target, op in changed(method) if isinstance(op, way) and id(target) not in perhaps]
     of_object = {
@@ -222,6 +223,20 @@ def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     }
     in_table = {own for target in targets if (own := _table_of_told(method, target)) is not None}
     return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
+
+
+def _each_of(method: Function, parameter: str) -> Iterator[str]:
+    """`block` of `for block in blocks:`, in whatever order."""
+    for loop in method.statements:
+        match loop:
+            case (
+                ast.For(target=ast.Name(id=each), iter=ast.Name(id=many))
+                | ast.For(
+                    target=ast.Name(id=each),
+                    iter=ast.Call(func=ast.Name(id="reversed"), args=[ast.Name(id=many)]),
+                )
+            ) if many == parameter:
+                yield each
 
 
 def _set_by_choice(method: Function) -> set[int]:

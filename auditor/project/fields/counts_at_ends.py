@@ -1,0 +1,69 @@
+"""Counts that stand for a record: `open(name)` takes a seat and enters a stream, `finish(name)` takes it out
+and gives the seat back, and `abort(name)` takes it out, gives back what lies in it, and no seat."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.flow.effects import Handle
+from auditor.flow.lease import Field, StoredField
+from auditor.ir.ops import ANY_ITEM
+from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.fields.back_in_line import BackInLine
+from auditor.project.fields.one_end_forgets import OVER, callers
+from auditor.project.fields.record_places import RecordPlace, put_into, takes_from
+from auditor.project.meaning.sites import last_name
+from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import split
+
+
+class CountsAtEnds(BackInLine):
+    """Asks each method that ends such records whether it counts."""
+
+    def _left_counted(self, outcome: Outcome) -> Iterator[StoredField]:
+        function, acquisition, lease = outcome.function, outcome.acquisition, outcome.lease
+        nameless = acquisition.handle is Handle.RECEIVER and not acquisition.foreign
+        if not nameless or function.cls is None or lease.leaks or not lease.handed_over:
+            return
+        tables = set(_entered(function))
+        family = list(self.family_of(function.cls)) if tables else []
+        names = self.recogniser.ending_names(acquisition.protocol)
+        ending = [method for method in family if takes_from(method, tables)]
+        counting = [method for method in ending if _says(method, names, family)]
+        for method in ending if counting else ():
+            forgets = method not in counting and method is not function and split(method.name)[0] in OVER
+            if not forgets or any(_says(caller, names, ()) for caller in callers(self.project, method)):
+                continue
+            if any(
+                self._both_end(other, place, (method, *counting)) for other, place in self._beside(tables)
+            ):
+                field = Field(function.cls.qualname, f"{min(tables)}{ANY_ITEM}")
+                yield StoredField(field, lease.span, partly_by=(method.qualname,))
+                return
+
+    def _beside(self, tables: Set[str]) -> Iterator[tuple[Outcome, RecordPlace]]:
+        """What lies in the records of these tables."""
+        for other in self.wanted:
+            place = self._record_place(other)
+            if place is not None and place.tables & tables:
+                yield other, place
+
+    def _both_end(self, other: Outcome, place: RecordPlace, methods: Sequence[Function]) -> bool:
+        return all(self._gives_back_there(other, place, method) for method in methods)
+
+
+def _entered(function: Function) -> Iterator[str]:
+    """Tables of the own object into which it puts what it made."""
+    for target, value in assignments(function):
+        if isinstance(target, ast.Name):
+            yield from put_into(function, target.id)
+        elif isinstance(target, ast.Subscript) and isinstance(value, ast.Call):
+            table = own_attribute(target.value, function.owner or "")
+            yield from () if table is None else (table,)
+
+
+def _says(method: Function, names: Set[str], family: Sequence[Function]) -> bool:
+    """It, or a helper of its own, calls what gives one back."""
+    called = {own_attribute(call.func, method.owner or "") for call in method.calls}
+    helpers = (each for each in family if each.name in called)
+    return any(last_name(call) in names for each in (method, *helpers) for call in each.calls)
