@@ -1,4 +1,4 @@
-"""Records that go back to where they came from with a lease still on them: `preempt(job)` gives back the pages
+"""Records that go back to where they came from with a lease on them: `preempt(job)` gives back the pages
 of the job, puts it in front of `self.waiting` and forgets its slot, and `admit(job)`, which is handed the
 first of those that wait, puts another slot over it."""
 
