@@ -128,6 +128,9 @@ class Effects(Protocol):
     def telling(self, protocol: str) -> frozenset[str]:
         """Fields of its leases that tell about them, and are no way to them."""
 
+    def is_ended_through(self, field: str, protocol: str) -> bool:
+        """Whether somebody who has to do with a field of this name, `.active`, ends such leases."""
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""
 

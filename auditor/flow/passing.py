@@ -167,6 +167,13 @@ class Passing(Perhaps):
             given.append((-1, place) if again else (SHARED_POSITION + place[0], place[:1]))
         return given
 
+    def _is_a_mere_note(self, to: Path) -> bool:
+        """The key goes into a field of which nobody knows who ends what it stands for:
+        `self.active[name] = slot` in a callee that is told a name."""
+        fields = [piece for piece in to if piece.startswith(".")]
+        ended = self.effects.is_ended_through
+        return bool(fields) and not any(ended(field, self.acquisition.protocol) for field in fields[-1:])
+
     @cached_property
     def _shared(self) -> Path | None:
         return shared_place(self.acquisition)
@@ -198,6 +205,8 @@ class Passing(Perhaps):
         if treatment.moved_to is not None and self.acquisition.keyed and self._outlives(treatment.moved_to):
             if node in self.trusted and tells_of(call, place):
                 self.trusting.add(node)
+                return held
+            if self._is_a_mere_note(treatment.moved_to):
                 return held
             self.endings.unknown.add(node)
             self.endings.kept.add(node)

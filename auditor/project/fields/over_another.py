@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.lease import StoredField
-from auditor.ir.ops import ANY_ITEM, RESULT, Call
+from auditor.ir.ops import ANY_ITEM, RESULT, Call, Path
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.filled_together import works_with_what_came_along
-from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
+from auditor.project.fields.filling_again import Filling, fillings, found_in_a_table, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
 from auditor.project.fields.in_others import Uses
@@ -32,6 +33,7 @@ from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
+from auditor.source.nodes import walk
 
 
 class OverAnother(Refilling):
@@ -60,7 +62,9 @@ class OverAnother(Refilling):
             seen = records_looked_up(filling, inside, self._ends(outcome)) if inside else frozenset()
             there = self._is_there(way, outcome)
             looked_up = seen and not there and not COMING_BACK.match(function.name)
-            if not (there or looked_up) or way.is_free() or not way.is_untouched(seen):
+            if not (there or looked_up) or way.is_free():
+                continue
+            if not way.is_untouched(seen) and not (way.is_still_going() and self._stays(outcome, filling)):
                 continue
             enders = list(self._ends_of(outcome, filling))
             if looked_up and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
@@ -69,6 +73,32 @@ class OverAnother(Refilling):
             working = filling.owner != function.owner and works_first(filling)  # so its callers ended nothing
             if enders and not ended and (working or not self._seen_to(filling, enders)):
                 yield filled(filling, enders)
+
+    def _stays(self, outcome: Outcome, filling: Filling) -> bool:
+        """Followed from the method's entry, what lies in the record that goes is there up to the store, and
+        nobody gives it back: `for page in job.draft.pages: free(page)` says nothing of its slot."""
+        method, place = filling.method, (filling.owner, f".{filling.field}")
+        paths = {*(path for _, path in outcome.stored), *outcome.beside}
+        inside = {path[2:] for path in paths if path[:2] == place}
+        if len(inside) != 1 or inside == {()} or filling.key is not None:
+            return False
+        whole = (*place, *next(iter(inside)))
+        followed = self.followed_all(method, self._in_tables(method, whole), outcome.acquisition)
+        if followed is None:
+            return False
+        ends, states = followed.endings, followed.solution.states
+        stores = [node for node, op in enumerate(method.graph.ops) if op.at is filling.target]
+        there = any(whole in held.places for node in stores for held in states.get(node, ()))
+        return there and not (ends.released or ends.unknown or ends.taken or ends.returned or ends.later)
+
+    def _in_tables(self, method: Function, place: Path) -> tuple[Path, ...]:
+        """Where it is before `job = self.jobs[key]`."""
+        table = found_in_a_table(method, place[0])
+        own = method.owner or ""
+        parts = [node for node in walk(table) if isinstance(node, ast.Attribute)] if table is not None else []
+        fields = {own_attribute(node, own) for node in parts}
+        tables = tuple((own, f".{field}", ANY_ITEM, *place[1:]) for field in sorted(filter(None, fields)))
+        return tables or (place,)
 
     def _in_items(
         self, outcome: Outcome, filling: Filling, family: Sequence[Function]

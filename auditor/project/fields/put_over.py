@@ -203,6 +203,10 @@ class Way:
         touched = any(self._touches(node) for node in self.nodes if id(node) not in aside)
         return not (quoted or touched or any(map(self._may_be_over, self.nodes)))
 
+    def is_still_going(self) -> bool:
+        """Nothing is asked that says that it has ended by itself."""
+        return not (any(map(self._quotes, self.method.nodes)) or any(map(self._may_be_over, self.nodes)))
+
     def _quotes(self, node: ast.AST) -> bool:
         """Not `pool.book("prefill", key)`, which tells the pool a name."""
         told = any(node is each for each in self.call.args)

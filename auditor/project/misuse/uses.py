@@ -159,6 +159,9 @@ class FunctionUses:
     def telling(self, protocol: str) -> frozenset[str]:
         return self.effects.telling(protocol)
 
+    def is_ended_through(self, field: str, protocol: str) -> bool:
+        return self.effects.is_ended_through(field, protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 
