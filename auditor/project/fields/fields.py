@@ -114,6 +114,7 @@ class Fields(CountsAtEnds):
             seen.add(path)
             if not stands_for_nothing(outcome, path, self._those_around(outcome.function)):
                 yield self._judged(outcome, node, path)
+                yield from self._lost_further_on(outcome, path)
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
         yield from self._of_given_objects(outcome)
         if not outcome.stored:

@@ -12,6 +12,7 @@ from auditor.project.code.gradients import is_autograd_function
 from auditor.project.code.modules import Function
 from auditor.project.fields.backward_exits import keeps_by_what_is_wanted
 from auditor.project.fields.flags_of_objects import passed_over
+from auditor.project.fields.further_on import FurtherOn
 from auditor.project.fields.in_others import (
     given_field,
     is_forgotten,
@@ -23,11 +24,10 @@ from auditor.project.fields.in_others import (
 from auditor.project.fields.one_end_forgets import Ends
 from auditor.project.fields.only_refilled import ends_for_good, fills_always, reads_before, reads_of
 from auditor.project.fields.siblings import ends_its_siblings
-from auditor.project.fields.taken_out import TakenOut
 from auditor.project.outcome import Outcome
 
 
-class ForgottenFields(TakenOut):
+class ForgottenFields(FurtherOn):
     """Asks who ends what lies in a field of another object than the method's own."""
 
     def _of_given_objects(self, outcome: Outcome) -> Iterator[StoredField]:

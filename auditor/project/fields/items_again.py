@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.fields.filling_again import Filling, attributes_in, before, fillings, tests_in
+from auditor.project.fields.filling_again import Filling, attributes_in, before, fillings, names_in, tests_in
 from auditor.project.fields.reckoning import lent_alike, takes_out
 from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
 
 LOOPS = (ast.For, ast.AsyncFor)
 AROUND = frozenset({"list", "tuple", "sorted", "reversed"})
@@ -49,6 +50,24 @@ def _clears(call: ast.Call, own: str, container: str) -> bool:
 def in_items(filling: Filling) -> bool:
     """`item.row = rows.take()` in `for item in self.items:`."""
     return filling.key is None and bool(_items_of(filling.method, filling.owner))
+
+
+def filled_in_each_round(filling: Filling) -> bool:
+    """`for _ in range(rounds): for size in sizes: self.graphs[size] = ...`: the same keys over again, where a
+    round does nothing else with the table, and what is done in it does not depend on the round."""
+    around = [loop for loop in _loops(filling.method) if any(n is filling.statement for n in walk(loop))]
+    if len(around) < 2 or filling.key is None or filling.owner != filling.method.owner:
+        return False
+    rounds, inner = around[0], around[-1]
+    own = names_in(inner.target)
+    turn = names_in(rounds.target)
+    inside = {id(part) for part in walk(inner)}
+    others = [n for n in walk(rounds) if isinstance(n, ast.expr) and id(n) not in inside]
+    return (
+        bool(names_in(filling.key) & own)
+        and turn.isdisjoint(names_in(inner))
+        and not any(own_attribute(n, filling.owner) == filling.field for n in others)
+    )
 
 
 def _items_of(method: Function, name: str) -> str:

@@ -11,13 +11,14 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Call, Path
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
+from auditor.project.fields.copied_on_write import put_in_its_place
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, found_in_a_table, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
 from auditor.project.fields.in_others import Uses
-from auditor.project.fields.items_again import filled_where_others_pass_over, in_items
+from auditor.project.fields.items_again import filled_in_each_round, filled_where_others_pass_over, in_items
 from auditor.project.fields.looked_up import (
     empty_a_record,
     fields_inside,
@@ -47,6 +48,8 @@ class OverAnother(Refilling):
         if outcome.lease.releases and not kept:
             return  # `self.shown[name] = buffer.clone()`
         family = self._those_around(function)
+        for filling in put_in_its_place(function, outcome.call, self._ends(outcome)):
+            yield filled(filling, list(self._ends_of(outcome, filling)))
         for filling in lent_into(function, outcome.call, _marked(outcome)):
             way = Way(filling, outcome.call, family, self._ends(outcome))
             if _lies_elsewhere(outcome, filling):
@@ -128,7 +131,11 @@ class OverAnother(Refilling):
         """By what the method asks, by its name, or because another that fills the table under the key that
         it is told looks first."""
         filling = way.filling
-        if way.asks() or follows_another(way.method.name, filling.key is not None):
+        if (
+            filled_in_each_round(filling)
+            or way.asks()
+            or follows_another(way.method.name, filling.key is not None)
+        ):
             return True
         if is_in_a_list(filling, self.project):
             return True

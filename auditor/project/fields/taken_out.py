@@ -30,7 +30,6 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
-from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.taken_again import Taking
@@ -46,7 +45,8 @@ NEW = (ast.Await, ast.Constant, ast.JoinedStr)
 
 class TakenOut(InPart):
     """Asks of the methods of a class which entries of a container they lose. `takings` are the calls that
-    take those out which the method gives back or keeps on another way."""
+    take those out which the method gives back or keeps on another way, `noted` containers that are known
+    to have it alone, where records note its key, or to which it has moved."""
 
     takings: list[Taking]
     wanted: Sequence[Outcome]
@@ -59,8 +59,11 @@ class TakenOut(InPart):
         acquisition, container = outcome.acquisition, path[:2]
         own = outcome.function.parameters[0]
         others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
-        keyed = acquisition.keyed and path not in self.noted
-        if path[2:3] != (ANY_ITEM,) or acquisition.foreign or keyed or others - {RESULT}:
+        if path in self.noted:
+            others = set()
+        elif acquisition.keyed or others - {RESULT}:
+            return
+        if path[2:3] != (ANY_ITEM,) or acquisition.foreign:
             return
         if others and not sees_to_its_records(self.recogniser, outcome):
             return
@@ -123,26 +126,6 @@ class TakenOut(InPart):
                     tuple(enders),
                     drops=tuple(drops),
                 )
-
-    def _lost_with_its_key(self, outcome: Outcome) -> Iterator[StoredField]:
-        """`self.replay.append(Turn(text, version))` of a version that is pinned: what the list loses."""
-        cls = outcome.function.cls
-        for path in sorted(places_of_key(outcome, self.model)) if cls is not None else ():
-            if len(path) != 4 or cls is None:
-                continue
-            short, family = shortened(path), list(self.family_of(cls))
-            self.whole[short] = path
-            self.noted = frozenset({short})
-            enders = [m.qualname for m in family if self._gives_back(outcome, m, path[-1][1:])]
-            drops = [
-                drop
-                for method in family
-                if enders and method.qualname not in enders and mentions(method, path[1][1:])
-                for drop in self._lost_entries(outcome, family, method, short)
-            ]
-            if drops:
-                field = Field(cls.qualname, "".join(short[1:])[1:])
-                yield StoredField(field, outcome.lease.span, tuple(enders), drops=tuple(drops))
 
     def _loses_entries(self, outcome: Outcome, described: StoredField) -> bool:
         """Those that its callers are shown are the class's to give back, and it does so, but for these."""
