@@ -9,15 +9,15 @@ from auditor.flow.lease import Field, StoredField
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.fields.back_in_line import BackInLine
 from auditor.project.fields.one_end_forgets import OVER, callers
 from auditor.project.fields.record_places import RecordPlace, put_into, takes_from
+from auditor.project.fields.refused_and_kept import RefusedAndKept
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
 
 
-class CountsAtEnds(BackInLine):
+class CountsAtEnds(RefusedAndKept):
     """Asks each method that ends such records whether it counts."""
 
     def _left_counted(self, outcome: Outcome) -> Iterator[StoredField]:
