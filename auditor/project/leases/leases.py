@@ -13,6 +13,7 @@ from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
 from auditor.project.code.bindings import TEST_FILE, TEST_NAME
 from auditor.project.code.modules import Function
+from auditor.project.code.own_lengths import tell_lengths_apart
 from auditor.project.code.rewriting import note_rewritten_flags
 from auditor.project.fields.ended_by_others import (
     counts_places,
@@ -63,6 +64,7 @@ class Follower(Afterwards):
         self.in_test = of_tests or TEST_NAME.fullmatch(function.name) is not None
         self.losses = Losses(function, effects, exceptions)
         note_rewritten_flags(function, effects.recogniser.calls)
+        tell_lengths_apart(function, effects.recogniser.calls.model)
 
     def outcome(self, call: ast.Call, source: Source | None = None) -> Outcome | None:
         """Of the lease that the call is known for, or of another that its result holds. None where the call
