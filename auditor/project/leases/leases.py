@@ -38,6 +38,7 @@ from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.told_by_both import told_of_both
+from auditor.project.leases.unnoted import is_noted_nowhere
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -238,7 +239,9 @@ class Follower(Afterwards):
         if acquisition.inner or (acquisition.helped and acquisition.keyed):
             return True  # of what a helper took and nobody ends it is told there
         if acquisition.value is Value.AMOUNT:
-            return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
+            recogniser = self.effects.recogniser
+            unnoted = is_noted_nowhere(self.function, op.at, recogniser.ending_names(acquisition.protocol))
+            return not (unnoted or less_comes_back(recogniser, self.function, op.at, acquisition))
         if not acquisition.keyed:
             dies = acquisition.own_key and not acquisition.opened  # a local lock dies with the call
             return dies and acquisition.handle is Handle.RECEIVER
