@@ -102,7 +102,7 @@ class Follower(Afterwards):
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
-        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
+        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition, followed)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
@@ -230,7 +230,7 @@ class Follower(Afterwards):
         op = self.graph.ops[node]
         return not isinstance(op, Call) or self.effects.acquisition(op) is None
 
-    def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
+    def _ended_elsewhere(self, op: Call, acquisition: Acquisition, followed: Followed) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
 
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
@@ -238,9 +238,14 @@ class Follower(Afterwards):
         made here is reached by nobody."""
         if acquisition.inner or (acquisition.helped and acquisition.keyed):
             return True  # of what a helper took and nobody ends it is told there
+        recogniser = self.effects.recogniser
+        counts = acquisition.handle is Handle.RECEIVER and not acquisition.declared
+        unnoted = (acquisition.value is Value.AMOUNT or counts) and is_noted_nowhere(
+            self.function, op.at, recogniser.ending_names(acquisition.protocol), followed
+        )
+        if unnoted and counts:
+            return False
         if acquisition.value is Value.AMOUNT:
-            recogniser = self.effects.recogniser
-            unnoted = is_noted_nowhere(self.function, op.at, recogniser.ending_names(acquisition.protocol))
             return not (unnoted or less_comes_back(recogniser, self.function, op.at, acquisition))
         if not acquisition.keyed:
             dies = acquisition.own_key and not acquisition.opened  # a local lock dies with the call
