@@ -118,7 +118,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     if not marks_argument and keeps_what_it_is_told(function):
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     if marks_argument:
-        echo = not name.kind and returns_what_it_is_told(function)  # `pin_memory(tensor)` converts
+        converts = "memory" in split(function.name)  # `pin_memory(tensor)`
+        echo = not converts and returns_what_it_is_told(function)
         return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo)
     handle = Handle.NONE if _of_module(function) else Handle.RECEIVER
     return Half(function, name, handle, 0, Value.OBJECT, echo=returns_itself(function))
