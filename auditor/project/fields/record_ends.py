@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from auditor.flow.follow import Followed
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Call, Leave, Path, Store
+from auditor.ir.ops import RAISING, Call, Leave, Next, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
@@ -144,14 +144,37 @@ class RecordEnds(NothingOver):
                 continue
             if caller in enders or _reads(caller, place.field[0][1:]):
                 return True
-            told = {each for call in caller.calls if last_name(call) == method.name for each in _told(call)}
-            if any(last_name(call) in names and told & set(_told(call)) for call in caller.calls):
-                return True
+            asked = [call for call in caller.calls if last_name(call) == method.name]
+            for call in caller.calls:
+                same = (each for each in asked if set(_told(each)) & set(_told(call)))
+                if last_name(call) in names and any(_both(caller, each, call) for each in same):
+                    return True
         return False
 
 
 def _told(call: ast.Call) -> list[str]:
     return list(map(ast.dump, call.args))
+
+
+def _both(function: Function, one: ast.Call, other: ast.Call) -> bool:
+    """Some way comes by both calls, in one turn of its loops."""
+    ops, found = function.graph.ops, {}
+    for at in (one, other):
+        found[id(at)] = {node for node, op in enumerate(ops) if isinstance(op, Call) and op.at is at}
+    return any(
+        found[id(last)] & set(_following(function, found[id(first)]))
+        for first, last in ((one, other), (other, one))
+    )
+
+
+def _following(function: Function, nodes: set[int]) -> Iterator[int]:
+    graph, seen, waiting = function.graph, set(nodes), list(nodes)
+    while waiting:
+        for node, edge in graph.successors[waiting.pop()]:
+            if node not in seen and edge not in RAISING and not isinstance(graph.ops[node], Next):
+                seen.add(node)
+                waiting.append(node)
+                yield node
 
 
 def _goes_on(method: Function, field: str) -> bool:
