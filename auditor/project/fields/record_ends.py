@@ -41,7 +41,7 @@ class RecordEnds(NothingOver):
         ]
         family = list(self.family_of(cls))
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
-        for method in family if enders else ():
+        for method in (*family, *self._strangers(place, family)) if enders else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
                 continue
             if not self._forgets(outcome, place, method):
@@ -57,6 +57,18 @@ class RecordEnds(NothingOver):
                 field = place.as_field(cls.qualname)
                 yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return
+
+    def _strangers(self, place: RecordPlace, family: Sequence[Function]) -> Iterator[Function]:
+        """Methods of other classes that are told such records, by their annotation: `preempt(seq: Sequence)`
+        of the scheduler beside `free(seq: Sequence)` of its manager."""
+        own = {method.cls for method in family}
+        field = place.field[0]
+        for module in self.project.parsed() if place.annotation else ():
+            if field not in module.text or place.annotation not in module.text:
+                continue
+            for method in module.by_node.values():
+                if method.is_method and method.cls not in own and f"{field} = " in method.text:
+                    yield method
 
     def _record_place(self, outcome: Outcome) -> RecordPlace | None:
         key = id(outcome)
