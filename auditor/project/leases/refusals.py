@@ -78,9 +78,9 @@ def refusals(
         return ()
     returned = [node for node in function.statements if isinstance(node, ast.Return)]
     answers = {node.lineno: _text(node) for node in returned}
-    kept = kept or (acquired.handle is Handle.RECEIVER and not set(answers.values()) <= NOTHING)
+    handed_on = acquired.handle is Handle.RECEIVER and not set(answers.values()) <= NOTHING
     refusing = {_text(node) for node in _refusing(function, acquire)}
-    saying = (refusing | NOTHING if kept else refusing) & NOTHING
+    saying = (refusing | NOTHING if kept or handed_on else refusing) & NOTHING
     if answers and set(answers.values()) <= saying:
         return ()  # it always answers so
     if kept:
