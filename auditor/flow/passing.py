@@ -206,7 +206,7 @@ class Passing(Perhaps):
             if node in self.trusted and tells_of(call, place):
                 self.trusting.add(node)
                 return held
-            if self._is_a_mere_note(treatment.moved_to):
+            if call.method not in FILLING and self._is_a_mere_note(treatment.moved_to):
                 return held
             self.endings.unknown.add(node)
             self.endings.kept.add(node)

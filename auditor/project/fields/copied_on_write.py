@@ -77,14 +77,16 @@ class _Place:
         return self._is_it(node) or (isinstance(node, ast.Name) and node.id in self.names)
 
     def is_asked_before(self, line: int) -> bool:
-        """`if last.users > 1:`, `if table[-1].users == 1: return`."""
+        """`if last.users > 1:`, `if table[-1].users == 1: return`, and not `if last.users <= 0:`."""
         return any(
-            isinstance(side, ast.Attribute) and self._is_meant(side.value)
+            isinstance(compared.left, ast.Attribute)
+            and self._is_meant(compared.left.value)
+            and isinstance(compared.ops[0], ast.Gt | ast.Eq | ast.GtE | ast.NotEq)
+            and getattr(compared.comparators[0], "value", 0) in (1, 2)
             for node in self.method.statements
             if isinstance(node, ast.If) and node.lineno < line
             for compared in walk(node.test)
             if isinstance(compared, ast.Compare)
-            for side in (compared.left, *compared.comparators)
         )
 
     def is_given_away(self, ends: Set[str]) -> bool:

@@ -1,13 +1,14 @@
 """What is lost of containers into which a lease comes on a detour: from another container of the same object,
 or in records that note nothing but its key."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.flow.lease import Field, StoredField
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.field_paths import mentions, shortened
 from auditor.project.code.modules import Class, Function
 from auditor.project.fields.noted_keys import places_of_key
+from auditor.project.fields.record_places import answers
 from auditor.project.fields.taken_out import TakenOut
 from auditor.project.outcome import Outcome
 
@@ -21,8 +22,10 @@ class FurtherOn(TakenOut):
         for path in sorted(places_of_key(outcome, self.model)) if cls is not None else ():
             if len(path) == 4 and cls is not None:
                 field = path[-1][1:]
-                enders = [each for each in self._family(cls) if self._gives_back(outcome, each, field)]
-                yield from self._lost_there(outcome, cls, path, enders)
+                family = self._family(cls)
+                enders = [each for each in family if self._gives_back(outcome, each, field)]
+                telling = [each for each in family if answers(each)]  # callers may have the records then
+                yield from self._lost_there(outcome, cls, path, enders, telling)
 
     def _lost_further_on(self, outcome: Outcome, path: Path) -> Iterator[StoredField]:
         """`self.ready.append((key, self.waiting.pop(key)))`: what `ready` loses of what `path` held."""
@@ -34,9 +37,9 @@ class FurtherOn(TakenOut):
             yield from self._lost_there(outcome, cls, whole, enders)
 
     def _lost_there(
-        self, outcome: Outcome, cls: Class, whole: Path, enders: list[Function]
+        self, outcome: Outcome, cls: Class, whole: Path, enders: list[Function], but: Sequence[Function] = ()
     ) -> Iterator[StoredField]:
-        short, family = shortened(whole), self._family(cls)
+        short, family = shortened(whole), [each for each in self._family(cls) if each not in but]
         self.whole[short] = whole
         self.noted = frozenset({short})
         drops = [

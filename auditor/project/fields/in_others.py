@@ -15,6 +15,7 @@ from auditor.project.code.modules import Function, Module
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.filling_again import found_in_a_table
+from auditor.project.fields.items_again import items_of
 from auditor.project.shapes.made_new import OF_ARRAYS
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
@@ -32,8 +33,8 @@ Aside = Callable[[Function], Set[int]]
 
 
 def given_field(function: Function, places: Iterable[Path]) -> Path | None:
-    """The place, if this is a field of what the function was given, or found in a table of its object, and so
-    are the others."""
+    """The place, if this is a field of what the function was given, or found in a container of its object,
+    and so are the others."""
     held = set(places)
     given = [place for place in held if len(place) == 2 and _is_anothers(function, place[0])]
     if len(given) != 1 or given[0][0] == function.owner or len({place[-1] for place in held}) != 1:
@@ -43,7 +44,7 @@ def given_field(function: Function, places: Iterable[Path]) -> Path | None:
 
 def _is_anothers(function: Function, name: str) -> bool:
     known = name in function.parameters or found_in_a_table(function, name) is not None
-    return known or is_made_by_its_own(function, name)
+    return known or is_made_by_its_own(function, name) or bool(items_of(function, name))
 
 
 def is_made_by_its_own(function: Function, name: str) -> bool:

@@ -20,7 +20,7 @@ def filled_where_others_pass_over(
 ) -> bool:
     """Nobody of the class calls the method, as whoever has just filled the container would, and none of those
     who end what is there leaves the items where they are."""
-    container = _items_of(filling.method, filling.owner)
+    container = items_of(filling.method, filling.owner)
     if any(last_name(each) == filling.method.name for method in family for each in method.calls):
         return False
     if any(_ends_in_place(ender, container, filling.field) for ender in enders if ender in family):
@@ -49,7 +49,7 @@ def _clears(call: ast.Call, own: str, container: str) -> bool:
 
 def in_items(filling: Filling) -> bool:
     """`item.row = rows.take()` in `for item in self.items:`."""
-    return filling.key is None and bool(_items_of(filling.method, filling.owner))
+    return filling.key is None and bool(items_of(filling.method, filling.owner))
 
 
 def filled_in_each_round(filling: Filling) -> bool:
@@ -70,7 +70,7 @@ def filled_in_each_round(filling: Filling) -> bool:
     )
 
 
-def _items_of(method: Function, name: str) -> str:
+def items_of(method: Function, name: str) -> str:
     """`items` of `for name in self.items:`, where that is never another thing."""
     named = [node for node in method.nodes if isinstance(node, ast.Name) and node.id == name]
     bound = [node for node in named if isinstance(node.ctx, ast.Store)]

@@ -92,6 +92,7 @@ class OverAnother(Refilling):
         ends, states = followed.endings, followed.solution.states
         stores = [node for node, op in enumerate(method.graph.ops) if op.at is filling.target]
         there = any(whole in held.places for node in stores for held in states.get(node, ()))
+        there = there and not any(path[:2] == place for path in ends.stored.values())
         return there and not (ends.released or ends.unknown or ends.taken or ends.returned or ends.later)
 
     def _in_tables(self, method: Function, place: Path) -> tuple[Path, ...]:

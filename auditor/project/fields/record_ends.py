@@ -15,7 +15,7 @@ from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.one_end_forgets import OVER, callers, is_over
-from auditor.project.fields.record_places import RecordPlace, put_into, record_place, takes_from
+from auditor.project.fields.record_places import RecordPlace, answers, put_into, record_place, takes_from
 from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -43,6 +43,8 @@ class RecordEnds(NothingOver):
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
         for method in (*family, *self._strangers(place, family)) if enders else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
+                continue
+            if outcome.acquisition.keyed and answers(method):
                 continue
             if not self._forgets(outcome, place, method):
                 continue

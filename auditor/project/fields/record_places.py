@@ -180,3 +180,9 @@ def _tables_of(family: Sequence[Function], name: str, annotation: str) -> Iterat
 
 def takes_from(method: Function, tables: Iterable[str]) -> bool:
     return not set(tables).isdisjoint(taken_out_of(method))
+
+
+def answers(method: Function) -> bool:
+    """It returns more than whether something came of it: its callers may have such records then."""
+    returned = (node.value for node in method.statements if isinstance(node, ast.Return))
+    return any(value is not None and not isinstance(value, ast.Constant) for value in returned)

@@ -38,7 +38,7 @@ from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.told_by_both import told_of_both
-from auditor.project.leases.unnoted import is_noted_nowhere
+from auditor.project.leases.unnoted import lines_without_a_note
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -102,8 +102,9 @@ class Follower(Afterwards):
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
-        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition, followed)
+        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
+        refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
@@ -134,6 +135,21 @@ class Follower(Afterwards):
         refused = refusals(self.function, calls, op.at, acquisition, leaks, kept)
         asked = self.effects.summaries
         return refused or passed_over(self.function, op.at, asked, acquisition, endings, leaks)
+
+    def _unnoted(
+        self, op: Call, acquisition: Acquisition, followed: Followed, leaks: tuple[Leak, ...]
+    ) -> tuple[Leak, ...]:
+        """Of an amount or a nameless count, what nobody has heard of."""
+        recogniser = self.effects.recogniser
+        counts = acquisition.handle is Handle.RECEIVER and not acquisition.declared
+        if acquisition.inner or acquisition.helped or not (acquisition.value is Value.AMOUNT or counts):
+            return ()
+        ends = recogniser.ending_names(acquisition.protocol)
+        project = recogniser.calls.model.project
+        if not any(project.calling(name) for name in ends):
+            return ()  # tokens that come back with time
+        lines = lines_without_a_note(self.function, op.at, ends, followed)
+        return tuple(leak for leak in leaks if leak.loss is Loss.RETURN and leak.at.line in lines)
 
     def _is_others_to_end(
         self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...], ended_here: bool
@@ -230,7 +246,7 @@ class Follower(Afterwards):
         op = self.graph.ops[node]
         return not isinstance(op, Call) or self.effects.acquisition(op) is None
 
-    def _ended_elsewhere(self, op: Call, acquisition: Acquisition, followed: Followed) -> bool:
+    def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
 
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
@@ -238,15 +254,8 @@ class Follower(Afterwards):
         made here is reached by nobody."""
         if acquisition.inner or (acquisition.helped and acquisition.keyed):
             return True  # of what a helper took and nobody ends it is told there
-        recogniser = self.effects.recogniser
-        counts = acquisition.handle is Handle.RECEIVER and not acquisition.declared
-        unnoted = (acquisition.value is Value.AMOUNT or counts) and is_noted_nowhere(
-            self.function, op.at, recogniser.ending_names(acquisition.protocol), followed
-        )
-        if unnoted and counts:
-            return False
         if acquisition.value is Value.AMOUNT:
-            return not (unnoted or less_comes_back(recogniser, self.function, op.at, acquisition))
+            return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
         if not acquisition.keyed:
             dies = acquisition.own_key and not acquisition.opened  # a local lock dies with the call
             return dies and acquisition.handle is Handle.RECEIVER

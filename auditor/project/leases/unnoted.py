@@ -12,27 +12,37 @@ from auditor.flow.lease import Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import Call, InPlace, Op, Store
 from auditor.project.code.modules import Function
+from auditor.project.leases.refusals import NOTHING
 from auditor.project.meaning.sites import last_name
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.source.nodes import walk
 
 
-def is_noted_nowhere(function: Function, acquire: ast.Call, ends: Set[str], followed: Followed) -> bool:
-    """On one way. `ends` are the names of what gives back to the pool."""
+def lines_without_a_note(
+    function: Function, acquire: ast.Call, ends: Set[str], followed: Followed
+) -> set[int]:
+    """Of its returns, unless it always answers that there is nothing. `ends` are the names of what gives back
+    to the pool."""
     denied = any(
         isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and node.operand is acquire
         for test in (each.test for each in function.statements if isinstance(each, ast.If))
         for node in walk(test)
     )
-    if not denied or any(last_name(call) in ends for call in function.calls):
-        return False
-    graph = function.graph
-    ways = (
-        [graph.ops[station.node] for station in shortest_path(graph, followed.solution, node, held)]
+    answers = [node.value for node in function.statements if isinstance(node, ast.Return)]
+    tells = any(value is not None and ast.unparse(value) not in NOTHING for value in answers)
+    if not denied or not tells or any(last_name(call) in ends for call in function.calls):
+        return set()
+    graph, roots = function.graph, {function.owner, *function.parameters}
+    left = [
+        (node, shortest_path(graph, followed.solution, node, held))
         for loss, node, held in followed.endings.lost
-        if loss in (Loss.RETURN, Loss.FALL_THROUGH) and not _grants(graph.ops[node])
-    )
-    return any(not _fills(way, {function.owner, *function.parameters}) for way in ways)
+        if loss is Loss.RETURN and not _grants(graph.ops[node])
+    ]
+    return {
+        graph.ops[node].at.lineno  # type: ignore[attr-defined]  # a return statement
+        for node, path in left
+        if not _fills([graph.ops[station.node] for station in path], roots)
+    }
 
 
 def _grants(op: Op) -> bool:

@@ -25,6 +25,7 @@ from auditor.project.shapes.full_at_first import takes_work
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
 from auditor.project.shapes.reference_counts import (
+    counts_references,
     counts_through,
     counts_what_it_returns,
     hands_out_a_key,
@@ -122,7 +123,7 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     if marks_argument and any(hands_out_a_key(function, partner) for partner in partners):
         return Half(function, name, Handle.RESULT, 0, Value.INDEX)
     if marks_argument:
-        converts = "memory" in split(function.name)  # `pin_memory(tensor)`
+        converts = bool(name.kind) and not counts_references(function)  # `pin_memory(tensor)`
         echo = not converts and returns_what_it_is_told(function)
         return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo)
     handle = Handle.NONE if _of_module(function) else Handle.RECEIVER

@@ -274,6 +274,11 @@ def returns_what_it_is_told(method: Function) -> bool:
     return bool(answers) and all(_is_told(value, told) for value in answers)
 
 
+def counts_references(method: Function) -> bool:
+    """It raises a number of references of the first thing that it is told."""
+    return bool(_counted_of_told(method, ast.Add))
+
+
 def hands_out_a_key(begins: Function, ends: Function) -> bool:
     """`register(region)` returns the `region.index` that `deregister(key)` is told."""
     told = own_parameters(begins)
