@@ -26,7 +26,11 @@ class BackInLine(RecordEnds):
             return
         family = list(self.family_of(cls))
         line = set(_taken_from(function, place.told)) | {*_handed_from(family, function, place.told)}
-        if not line or _is_done_once(function, outcome.call) or any(_reads(each, place) for each in (function, *_callers(family, function))):
+        if (
+            not line
+            or _is_done_once(function, outcome.call)
+            or any(_reads(each, place) for each in (function, *_callers(family, function)))
+        ):
             return
         siblings = [
             (other, its)
@@ -53,7 +57,7 @@ class BackInLine(RecordEnds):
             if followed is None:
                 return False
             ends = followed.endings
-            if ends.unknown or ends.returned or ends.taken or ends.released or ends.later:
+            if ends.is_somebodys:
                 return False
             into = {table for path in ends.stored.values() for table in _goes_into(method, path)}
             if start[0][0] == method.owner:  # the others of the table stay where they are
@@ -72,7 +76,7 @@ class BackInLine(RecordEnds):
 
 
 def _goes_into(method: Function, path: Path) -> Iterator[str]:
-    """Tables that a record so named goes into: `victim = self.running.pop()`, `self.waiting.append(victim)`."""
+    """Tables that a record so named goes into: `self.waiting.append(victim)`."""
     if path[0] == method.owner and len(path) > 2:
         yield path[1][1:]
     elif path[0].isidentifier():

@@ -92,7 +92,7 @@ class OverAnother(Refilling):
         ends, states = followed.endings, followed.solution.states
         stores = [node for node, op in enumerate(method.graph.ops) if op.at is filling.target]
         there = any(whole in held.places for node in stores for held in states.get(node, ()))
-        return there and not (ends.released or ends.unknown or ends.taken or ends.returned or ends.later)
+        return there and not ends.is_somebodys
 
     def _in_tables(self, method: Function, place: Path) -> tuple[Path, ...]:
         """Where it is before `job = self.jobs[key]`."""

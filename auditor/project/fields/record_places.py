@@ -75,7 +75,7 @@ def record_place(
     name = next(iter(names), "")
     annotation = annotation_of(function, name) or _made_as(function, name)
     tables |= {*put_into(function, name)} | {*_looked_up_in(function, name)} if name else set()
-    tables -= {*_taken_from(function)} if name else set()
+    tables -= {*taken_from(function)} if name else set()
     sure, perhaps = bool(tables), set[str]()
     if not tables and name in function.parameters:
         perhaps = {*_tables_of(family, name, annotation)}
@@ -148,7 +148,7 @@ def _looked_up_in(function: Function, name: str) -> Iterator[str]:
                 yield found
 
 
-def _taken_from(function: Function) -> Iterator[str]:
+def taken_from(function: Function) -> Iterator[str]:
     """Tables out of which the function takes something."""
     own = function.owner or ""
     for node in function.nodes:
@@ -179,4 +179,13 @@ def _tables_of(family: Sequence[Function], name: str, annotation: str) -> Iterat
 
 
 def takes_from(method: Function, tables: Iterable[str]) -> bool:
-    return not set(tables).isdisjoint(_taken_from(method))
+    return not set(tables).isdisjoint(taken_from(method))
+
+
+def tables_filled(method: Function) -> set[str]:
+    """Tables of the own object into which something goes: `self.running.append(self.waiting.popleft())`."""
+    own = method.owner or ""
+    stored = (target.value for target, _ in assignments(method) if isinstance(target, ast.Subscript))
+    functions = (call.func for call in method.calls if last_name(call) in PUTTING)
+    put = (function.value for function in functions if isinstance(function, ast.Attribute))
+    return {*filter(None, (own_attribute(each, own) for each in (*stored, *put)))}
