@@ -23,7 +23,7 @@ def put_in_its_place(method: Function, call: ast.Call, ends: Set[str]) -> Iterat
                 if place is None or isinstance(index, ast.Slice) or not _comes_of(method, value, call):
                     continue
                 here = _Place(method, table, index)
-                if here.is_asked_before(target.lineno) and not here.is_given_away(ends):
+                if here.is_asked_before(target.lineno) and not here.is_given_away(ends, call):
                     statement = next(n for n in method.statements if target in getattr(n, "targets", ()))
                     yield Filling(method, *place, statement, target, index)
 
@@ -87,7 +87,7 @@ class _Place:
             for side in (compared.left, *compared.comparators)
         )
 
-    def is_given_away(self, ends: Set[str]) -> bool:
+    def is_given_away(self, ends: Set[str], lending: ast.Call) -> bool:
         """To a call, under another name, to the caller; or its count is lowered here. What is read off it
         tells of it, and of `free(last.number)` too it is the block that goes."""
         for node in self.method.statements:
@@ -105,7 +105,14 @@ class _Place:
                 return True
             if (name in ends or ENDING.search(name)) and any(map(self._is_meant, walk(call))):
                 return True
+            if name not in NOTING and call is not lending and any(map(self._is_around, told)):
+                return True
         return False
+
+    def _is_around(self, told: ast.expr) -> bool:
+        """`self._drop(essay, at)`: the list itself, or whose it is."""
+        owner = self.table.value if isinstance(self.table, ast.Attribute) else self.table
+        return isinstance(told, ast.expr) and (same(told, self.table) or same(told, owner))
 
     def _is_held_by(self, value: ast.expr) -> bool:
         """It, and not only what is read off it."""
