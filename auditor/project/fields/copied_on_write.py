@@ -8,7 +8,9 @@ from auditor.project.code.bindings import assignments, given_to
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, same
+from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 NOTING = frozenset({"append", "print", "len", "debug", "info", "int", "hash"})
@@ -77,15 +79,25 @@ class _Place:
         return self._is_it(node) or (isinstance(node, ast.Name) and node.id in self.names)
 
     def is_asked_before(self, line: int) -> bool:
-        """`if last.users > 1:`, `if table[-1].users == 1: return`."""
+        """`if last.users > 1:`, `if table[-1].users == 1: return`; not `last.users <= 0`, nor
+        `last.expires < now`, after which it is over."""
         return any(
-            isinstance(side, ast.Attribute) and self._is_meant(side.value)
+            self._is_counted(compared)
             for node in self.method.statements
             if isinstance(node, ast.If) and node.lineno < line
             for compared in walk(node.test)
             if isinstance(compared, ast.Compare)
-            for side in (compared.left, *compared.comparators)
         )
+
+    def _is_counted(self, compared: ast.Compare) -> bool:
+        sides = (compared.left, *compared.comparators)
+        if any(isinstance(side, ast.Constant) and not side.value for side in sides):
+            return False
+        words = {
+            word for node in walk(compared) for word in split(getattr(node, "id", getattr(node, "attr", "")))
+        }
+        asked = any(isinstance(side, ast.Attribute) and self._is_meant(side.value) for side in sides)
+        return asked and CLOCKS.isdisjoint(words)
 
     def is_given_away(self, ends: Set[str], lending: ast.Call) -> bool:
         """To a call, under another name, to the caller; or its count is lowered here. What is read off it

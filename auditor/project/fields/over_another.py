@@ -30,7 +30,7 @@ from auditor.project.fields.reckoning import others_look_first, told_by_its_call
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.replacing import works_first
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
-from auditor.project.fields.what_stays import goes_elsewhere, in_its_tables
+from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its_tables
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -82,7 +82,7 @@ class OverAnother(Refilling):
         method, place = filling.method, (filling.owner, f".{filling.field}")
         paths = {*(path for _, path in outcome.stored), *outcome.beside}
         inside = {path[2:] for path in paths if path[:2] == place}
-        if len(inside) != 1 or inside == {()} or filling.key is not None:
+        if len(inside) != 1 or inside == {()} or filling.key is not None or carries_on(filling):
             return False
         whole = (*place, *next(iter(inside)))
         if empty_a_record(self._those_around(method), {piece[1:] for piece in whole[2:]}):
