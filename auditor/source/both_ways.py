@@ -13,7 +13,7 @@ from auditor.source.searched import Searched, before, ending_before, places
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
     (?:\[(?:[^][\n]|\[[^]\n]*+\])*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
-        \.(?:(?P<first>popitem\()|(?P<taken>pop)|(?P<got>get(?:_nowait)?\(\))|(?P<queued>put\w*+\()
+        \.(?:(?P<first>popitem\()|(?P<taken>pop)|(?P<got>get(?:_nowait)?\((?:\)|block|timeout|True|False))|(?P<queued>put\w*+\()
             |(?P<extended>extend\w*+\()|(?P<added>add\()|(?P<put>(?:append\w*+|insert|push)\()|(?P<updated>update\()
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )

@@ -65,6 +65,7 @@ SETS = (
     "referees",
     "jurors",
     "assessors",
+    "deputies",
     "pilots",
     "auditors",
 )

@@ -25,7 +25,7 @@ class BackInLine(RecordEnds):
         if place is None or cls is None or not place.told or outcome.acquisition.foreign:
             return
         family = list(self.family_of(cls))
-        line = set(_taken_from(function, place.told)) | {*_handed_from(family, function, place.told)}
+        line = set(taken_from(function, place.told)) | {*_handed_from(family, function, place.told)}
         if (
             not line
             or _is_done_once(function, outcome.call)
@@ -83,7 +83,7 @@ def _goes_into(method: Function, path: Path) -> Iterator[str]:
         yield from put_into(method, path[0])
 
 
-def _taken_from(function: Function, name: str) -> Iterator[str]:
+def taken_from(function: Function, name: str) -> Iterator[str]:
     """The tables of the own object out of which the name has its records."""
     for value in (*given_to(function, name), *gone_through(function, name)):
         yield from _table(value, function)
@@ -101,7 +101,7 @@ def _handed_from(family: Sequence[Function], function: Function, told: str) -> I
             for at, value in told_by_position(call):
                 if at in (position, told):
                     yield from _table(value, caller)
-                    yield from _taken_from(caller, value.id) if isinstance(value, ast.Name) else ()
+                    yield from taken_from(caller, value.id) if isinstance(value, ast.Name) else ()
 
 
 def _table(value: ast.expr, function: Function) -> Iterator[str]:

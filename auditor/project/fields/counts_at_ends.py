@@ -10,9 +10,10 @@ from auditor.ir.calls import LOGGING
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.fields.back_in_line import BackInLine
+from auditor.project.code.release_names import ENDING
 from auditor.project.fields.one_end_forgets import OVER, callers
-from auditor.project.fields.record_places import PUTTING, RecordPlace, put_into, takes_from
+from auditor.project.fields.record_places import PUTTING, RecordPlace, put_into, taken_out_of, takes_from
+from auditor.project.fields.refused_and_kept import RefusedAndKept
 from auditor.project.fields.ways_out import SAYING
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
@@ -22,7 +23,7 @@ ENDING_IT = OVER | {"expire", "fail", "reject", "reap", "disconnect"}
 """First words of methods after which the record is over."""
 
 
-class CountsAtEnds(BackInLine):
+class CountsAtEnds(RefusedAndKept):
     """Asks each method that ends such records whether it counts."""
 
     def _left_counted(self, outcome: Outcome) -> Iterator[StoredField]:
@@ -49,6 +50,30 @@ class CountsAtEnds(BackInLine):
             ):
                 field = Field(function.cls.qualname, f"{min(tables)}{ANY_ITEM}")
                 yield StoredField(field, lease.span, partly_by=(method.qualname,))
+                return
+
+    def _left_in_its_table(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`self.sinks[job.id] = sink`: `finish(job)` strikes the job and its sink off, `abort(id)` the
+        job alone."""
+        function = outcome.function
+        paths = {path for _, path in outcome.stored}
+        if function.cls is None or len(paths) != 1 or outcome.acquisition.foreign:
+            return
+        (path,) = paths
+        if path[0] != function.owner or path[2:] != (ANY_ITEM,) or not _under_a_record(function, path[1][1:]):
+            return
+        table, family = path[1][1:], list(self.family_of(function.cls))
+        place = RecordPlace((), frozenset({table}), "", "", True)
+        ending = [each for each in family if self._gives_back_there(outcome, place, each)]
+        records = [set(taken_out_of(each)) - {table} for each in ending]
+        together = set.intersection(*records) if records else set()
+        for method in family if together else ():
+            over = split(method.name)[0] in OVER and takes_from(method, together)
+            near = (method, *_helpers(method, family), *callers(self.project, method))
+            gives = any(ENDING.search(last_name(call)) for call in method.calls)
+            if over and gives and not any(f".{table}" in each.text for each in near):
+                field = Field(function.cls.qualname, f"{table}{ANY_ITEM}")
+                yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return
 
     def _beside(self, tables: Set[str]) -> Iterator[tuple[Outcome, RecordPlace]]:
@@ -124,3 +149,19 @@ def _says(method: Function, names: Set[str], family: Sequence[Function]) -> bool
         more += [helper for helper in family if helper.name in called - asked]
         asked |= {helper.name for helper in more}
     return False
+
+
+def _under_a_record(function: Function, table: str) -> bool:
+    """`self.sinks[job.id]`: the key is read off what the method is told."""
+    return any(
+        own_attribute(target.value, function.owner or "") == table
+        and isinstance(target.slice, ast.Attribute)
+        and getattr(target.slice.value, "id", "") in function.parameters[1:]
+        for target, _ in assignments(function)
+        if isinstance(target, ast.Subscript)
+    )
+
+
+def _helpers(method: Function, family: Sequence[Function]) -> Iterator[Function]:
+    called = {own_attribute(call.func, method.owner or "") for call in method.calls}
+    return (each for each in family if each.name in called)

@@ -96,7 +96,8 @@ class Fields(CountsAtEnds):
             fields = () if kept else tuple(self._fields_of(outcome))
             if not kept and all(map(_is_seen_to, fields)):
                 fields += tuple(self._forgotten_by_another_end(outcome)) or tuple(self._still_on_it(outcome))
-                fields += tuple(self._left_counted(outcome))
+                fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
+                fields += tuple(self._left_in_its_table(outcome))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)

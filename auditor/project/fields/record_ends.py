@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from auditor.flow.follow import Followed
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Call, Leave, Path, Store
+from auditor.ir.ops import RAISING, Call, Leave, Next, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
@@ -20,7 +20,7 @@ from auditor.project.fields.record_places import (
     put_into,
     record_place,
     tables_filled,
-    taken_from,
+    taken_out_of,
     takes_from,
 )
 from auditor.project.fields.ways_out import SAYING, WayOut
@@ -48,7 +48,7 @@ class RecordEnds(NothingOver):
         ]
         family = list(self.family_of(cls))
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
-        for method in family if enders else ():
+        for method in (*family, *self._strangers(place, family)) if enders else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
                 continue
             if not self._forgets(outcome, place, method):
@@ -70,10 +70,22 @@ class RecordEnds(NothingOver):
     def _comes_with_no_more(self, method: Function, siblings: Sequence[tuple[Outcome, RecordPlace]]) -> bool:
         """Whoever fills the tables from which the method takes its records fills another of their fields
         there, before they have this one."""
-        taken = {*taken_from(method)}
+        taken = {*taken_out_of(method)}
         filling = {each for each in self._those_around(method) if not taken.isdisjoint(tables_filled(each))}
         entering = {o.function for o, its in siblings if not taken.isdisjoint(put_into(o.function, its.told))}
         return bool(filling) and filling <= entering
+
+    def _strangers(self, place: RecordPlace, family: Sequence[Function]) -> Iterator[Function]:
+        """Methods of other classes that are told such records, by their annotation: `preempt(seq: Sequence)`
+        of the scheduler beside `free(seq: Sequence)` of its manager."""
+        own = {method.cls for method in family}
+        field = place.field[0]
+        for module in self.project.parsed() if place.annotation else ():
+            if field not in module.text or place.annotation not in module.text:
+                continue
+            for method in module.by_node.values():
+                if method.is_method and method.cls not in own and f"{field} = " in method.text:
+                    yield method
 
     def _record_place(self, outcome: Outcome) -> RecordPlace | None:
         key = id(outcome)
@@ -172,14 +184,37 @@ class RecordEnds(NothingOver):
                 continue
             if caller in enders or _reads(caller, place.field[0][1:]):
                 return True
-            told = {each for call in caller.calls if last_name(call) == method.name for each in _told(call)}
-            if any(last_name(call) in names and told & set(_told(call)) for call in caller.calls):
-                return True
+            asked = [call for call in caller.calls if last_name(call) == method.name]
+            for call in caller.calls:
+                same = (each for each in asked if set(_told(each)) & set(_told(call)))
+                if last_name(call) in names and any(_both(caller, each, call) for each in same):
+                    return True
         return False
 
 
 def _told(call: ast.Call) -> list[str]:
     return list(map(ast.dump, call.args))
+
+
+def _both(function: Function, one: ast.Call, other: ast.Call) -> bool:
+    """Some way comes by both calls, in one turn of its loops."""
+    ops, found = function.graph.ops, {}
+    for at in (one, other):
+        found[id(at)] = {node for node, op in enumerate(ops) if isinstance(op, Call) and op.at is at}
+    return any(
+        found[id(last)] & set(_following(function, found[id(first)]))
+        for first, last in ((one, other), (other, one))
+    )
+
+
+def _following(function: Function, nodes: set[int]) -> Iterator[int]:
+    graph, seen, waiting = function.graph, set(nodes), list(nodes)
+    while waiting:
+        for node, edge in graph.successors[waiting.pop()]:
+            if node not in seen and edge not in RAISING and not isinstance(graph.ops[node], Next):
+                seen.add(node)
+                waiting.append(node)
+                yield node
 
 
 def _goes_on(method: Function, field: str) -> bool:

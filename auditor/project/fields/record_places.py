@@ -75,7 +75,7 @@ def record_place(
     name = next(iter(names), "")
     annotation = annotation_of(function, name) or _made_as(function, name)
     tables |= {*put_into(function, name)} | {*_looked_up_in(function, name)} if name else set()
-    tables -= {*taken_from(function)} if name else set()
+    tables -= {*taken_out_of(function)} if name else set()
     sure, perhaps = bool(tables), set[str]()
     if not tables and name in function.parameters:
         perhaps = {*_tables_of(family, name, annotation)}
@@ -148,7 +148,7 @@ def _looked_up_in(function: Function, name: str) -> Iterator[str]:
                 yield found
 
 
-def taken_from(function: Function) -> Iterator[str]:
+def taken_out_of(function: Function) -> Iterator[str]:
     """Tables out of which the function takes something."""
     own = function.owner or ""
     for node in function.nodes:
@@ -179,7 +179,7 @@ def _tables_of(family: Sequence[Function], name: str, annotation: str) -> Iterat
 
 
 def takes_from(method: Function, tables: Iterable[str]) -> bool:
-    return not set(tables).isdisjoint(taken_from(method))
+    return not set(tables).isdisjoint(taken_out_of(method))
 
 
 def tables_filled(method: Function) -> set[str]:

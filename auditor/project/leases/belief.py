@@ -5,11 +5,13 @@ Who ends on all his ways what he began believes that it has to be ended; who nev
 opposite. Those who do it on some ways only are the ones that the question is about: they count for nothing,
 but must not be all that there is."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
+from auditor.flow.effects import Handle
 from auditor.project.code.bindings import TEST_FILE
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome, loses_normally
+from auditor.protocols.vocabulary import split
 
 AT_MOST = 2
 """So many functions may forget it on one of their ways for each that does not."""
@@ -23,7 +25,35 @@ def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]
     for outcome in outcomes if by_pair else ():
         if outcome.acquisition.protocol in by_pair and not TEST_FILE.search(outcome.function.module.path):
             by_pair[outcome.acquisition.protocol].append(outcome)
-    return {name for name, users in by_pair.items() if not _is_believed(recogniser, users)}
+    believed = {name for name, users in by_pair.items() if _is_believed(recogniser, users)}
+    beside = _with_the_same_ends(recogniser, by_pair.keys())
+    return {
+        name
+        for name, users in by_pair.items()
+        if name not in believed
+        and not any(
+            _is_believed(recogniser, [*users, *by_pair[other]]) for other in beside[name] & believed if users
+        )
+    }
+
+
+def _with_the_same_ends(recogniser: Recogniser, names: Set[str]) -> Mapping[str, Set[str]]:
+    """`try_take()` beside `take()`, which `put()` ends both, and which neither hands anything out: who
+    believes in the one believes in the other."""
+    alike: dict[str, list[object]] = {}
+    words: dict[str, Set[str]] = {}
+    for function, (pair, half) in recogniser.acquiring.items():
+        if pair.name in names and half.handle is not Handle.RESULT:
+            alike[pair.name] = [pair.owner, half.handle, {each.function for each in pair.releases}]
+            words[pair.name] = {*split(function.name)}
+    return {
+        name: {
+            other
+            for other, told in alike.items()
+            if other != name and told == alike.get(name) and words[name] & words[other]
+        }
+        for name in names
+    }
 
 
 def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:

@@ -11,11 +11,12 @@ from auditor.flow.effects import Acquisition
 from auditor.flow.follow import EDGES, Followed
 from auditor.flow.held import Held
 from auditor.flow.knowledge import NOTHING, Knowledge
-from auditor.flow.lease import EXCEPTIONAL
+from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.flow.solve import solve
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Edge, Leave, Next, Op, Path, Way
 from auditor.project.code.modules import Function
+from auditor.project.leases.refusals import refusing_lines
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
@@ -37,7 +38,12 @@ def note_held_over(recogniser: Recogniser, source: Source, outcome: Outcome) -> 
 def ended_by_callers(outcome: Outcome, received: Sequence[Outcome]) -> Outcome:
     """`def try_begin(): profiler.start(); return True`, whose name says nothing, but whose callers end it."""
     if outcome.held_over and any(each.lease.released for each in received):
-        left = tuple(leak for leak in outcome.lease.leaks if leak.loss in EXCEPTIONAL)
+        refused = refusing_lines(outcome.function)
+        left = tuple(
+            leak
+            for leak in outcome.lease.leaks
+            if leak.loss in EXCEPTIONAL or (leak.loss is Loss.RETURN and leak.at.line in refused)
+        )
         outcome.lease = replace(outcome.lease, leaks=left, handed_over=True)
     return outcome
 

@@ -13,6 +13,7 @@ from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span
 from auditor.project.code.bindings import TEST_FILE, TEST_NAME
 from auditor.project.code.modules import Function
+from auditor.project.code.own_lengths import tell_lengths_apart
 from auditor.project.code.rewriting import note_rewritten_flags
 from auditor.project.fields.ended_by_others import (
     counts_places,
@@ -37,6 +38,7 @@ from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.told_by_both import told_of_both
+from auditor.project.leases.unnoted import is_noted_nowhere
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -63,6 +65,7 @@ class Follower(Afterwards):
         self.in_test = of_tests or TEST_NAME.fullmatch(function.name) is not None
         self.losses = Losses(function, effects, exceptions)
         note_rewritten_flags(function, effects.recogniser.calls)
+        tell_lengths_apart(function, effects.recogniser.calls.model)
 
     def outcome(self, call: ast.Call, source: Source | None = None) -> Outcome | None:
         """Of the lease that the call is known for, or of another that its result holds. None where the call
@@ -99,7 +102,7 @@ class Follower(Afterwards):
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
-        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
+        elsewhere = rolled_back and self._ended_elsewhere(op, acquisition, followed)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
@@ -227,7 +230,7 @@ class Follower(Afterwards):
         op = self.graph.ops[node]
         return not isinstance(op, Call) or self.effects.acquisition(op) is None
 
-    def _ended_elsewhere(self, op: Call, acquisition: Acquisition) -> bool:
+    def _ended_elsewhere(self, op: Call, acquisition: Acquisition, followed: Followed) -> bool:
         """A lock, a count or a process-wide state that this function never ends: may somebody else?
 
         Yes where others can reach its key: an object that was passed in, a field. A global or the process
@@ -235,8 +238,15 @@ class Follower(Afterwards):
         made here is reached by nobody."""
         if acquisition.inner or (acquisition.helped and acquisition.keyed):
             return True  # of what a helper took and nobody ends it is told there
+        recogniser = self.effects.recogniser
+        counts = acquisition.handle is Handle.RECEIVER and not acquisition.declared
+        unnoted = (acquisition.value is Value.AMOUNT or counts) and is_noted_nowhere(
+            self.function, op.at, recogniser.ending_names(acquisition.protocol), followed
+        )
+        if unnoted and counts:
+            return False
         if acquisition.value is Value.AMOUNT:
-            return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
+            return not (unnoted or less_comes_back(recogniser, self.function, op.at, acquisition))
         if not acquisition.keyed:
             dies = acquisition.own_key and not acquisition.opened  # a local lock dies with the call
             return dies and acquisition.handle is Handle.RECEIVER

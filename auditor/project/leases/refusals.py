@@ -72,13 +72,15 @@ def refusals(
     leaks: Sequence[Leak],
     kept: bool,
 ) -> tuple[Leak, ...]:
-    """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later."""
+    """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later, or goes
+    with what is returned there, as the permit with its connection."""
     if not (is_kept_by_others(acquired) or kept):
         return ()
     returned = [node for node in function.statements if isinstance(node, ast.Return)]
     answers = {node.lineno: _text(node) for node in returned}
+    handed_on = acquired.handle is Handle.RECEIVER and not set(answers.values()) <= NOTHING
     refusing = {_text(node) for node in _refusing(function, acquire)}
-    saying = (refusing | NOTHING if kept else refusing) & NOTHING
+    saying = (refusing | NOTHING if kept or handed_on else refusing) & NOTHING
     if answers and set(answers.values()) <= saying:
         return ()  # it always answers so
     if kept:
@@ -91,6 +93,13 @@ def refusals(
     saying_so = doubtful | {line for line, answer in answers.items() if answer in saying}
     untold = {id(leak) for leak in refused if leak.at.line in saying_so}
     return tuple(leak for leak in leaks if leak.loss in silent or id(leak) in untold)
+
+
+def refusing_lines(function: Function) -> set[int]:
+    """Where it answers that there is nothing, if it has other answers as well."""
+    answers = {node.lineno: _text(node) for node in function.statements if isinstance(node, ast.Return)}
+    refused = {line for line, answer in answers.items() if answer in NOTHING}
+    return refused if len(refused) < len(answers) else set()
 
 
 def _may_refuse(

@@ -44,8 +44,13 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         proposed=source.proposed,
         from_zero=outcome.acquisition.from_zero,
         fresh=not (outcome.stored or outcome.beside)
-        and made_for_caller(recogniser, function, outcome.returned),
+        and (_out_of_a_queue(source, outcome) or made_for_caller(recogniser, function, outcome.returned)),
     )
+
+
+def _out_of_a_queue(source: Source, outcome: Outcome) -> bool:
+    """`return self.inbox.get()`: whoever gets the request that the lease lies in has it alone."""
+    return source.second_hand and source.fresh and outcome.returned == source.rest
 
 
 def lists_what_it_counts(outcome: Outcome) -> bool:

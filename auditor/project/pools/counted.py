@@ -18,6 +18,7 @@ from auditor.project.shapes.reference_counts import (
     counts_of_itself,
     counts_of_objects,
     counts_of_what_is_returned,
+    hands_out_a_key,
     reference_counts,
     returns_what_it_is_told,
 )
@@ -34,6 +35,8 @@ def counted_pairs(
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
         if returns_what_it_is_told(begins):
             half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
+        elif hands_out_a_key(begins, ends):
+            half = replace(half, handle=Handle.RESULT, value=Value.INDEX)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
     told: set[Function] = set()
     for begins, ends, parameter, of_told in counts_of_objects([m for m in methods if m not in paired]):

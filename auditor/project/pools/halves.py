@@ -27,6 +27,7 @@ from auditor.project.shapes.pool_state import called, changes_state, own_paramet
 from auditor.project.shapes.reference_counts import (
     counts_through,
     counts_what_it_returns,
+    hands_out_a_key,
     returns_what_it_is_told,
 )
 from auditor.project.shapes.use_counts import lowered_by, returns_the_count
@@ -96,7 +97,8 @@ def acquiring_half(
     keyed = kept_under_parameter(function)
     if keyed is None:
         keyed = shared_key(function, partners)
-    if keyed is not None and not given_back_itself(function, partners):
+    by_another_key = any(hands_out_a_key(function, partner) for partner in partners)
+    if keyed is not None and not (given_back_itself(function, partners) or by_another_key):
         return Half(function, name, Handle.ARGUMENT, keyed, _told_value(function))
     return Half(function, name, Handle.RESULT, 0, value_of(function))
 
@@ -117,8 +119,11 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
     if not marks_argument and keeps_what_it_is_told(function):
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
+    if marks_argument and any(hands_out_a_key(function, partner) for partner in partners):
+        return Half(function, name, Handle.RESULT, 0, Value.INDEX)
     if marks_argument:
-        echo = not name.kind and returns_what_it_is_told(function)  # `pin_memory(tensor)` converts
+        converts = "memory" in split(function.name)  # `pin_memory(tensor)`
+        echo = not converts and returns_what_it_is_told(function)
         return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo)
     handle = Handle.NONE if _of_module(function) else Handle.RECEIVER
     return Half(function, name, handle, 0, Value.OBJECT, echo=returns_itself(function))

@@ -15,19 +15,23 @@ from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import lent_class, needs_nothing
 from auditor.protocols.vocabulary import Name
 
+WRAPPED = frozenset({Handle.RESULT, Handle.RECEIVER})
+"""What is in the object: a number that was handed out, or one of those that the pool counts."""
+
 
 def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
     """The pair, with those methods among its ends: what is lent is the object, then, not the number in it."""
     if pair.owner is None:
         return pair
-    names = {half.function.name for half in pair.releases if half.handle is Handle.RESULT}
+    names = {half.function.name for half in pair.releases if half.handle in WRAPPED}
     acquires: list[Half] = []
     ends: dict[Function, Half] = {}
     for half in pair.acquires:
-        lent = lent_class(model, pair.owner, half.function) if half.handle is Handle.RESULT else None
+        lent = lent_class(model, pair.owner, half.function) if half.handle in WRAPPED else None
         own = list(_telling(lent, names)) if lent is not None and lent is not pair.owner else []
         ends |= {end: Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in own}
-        acquires.append(replace(half, value=Value.OBJECT) if own else half)
+        wrapped = replace(half, handle=Handle.RESULT, value=Value.OBJECT)
+        acquires.append(wrapped if own else half)
     known = {half.function for half in pair.releases}
     added = tuple(half for end, half in ends.items() if end not in known)
     return replace(pair, acquires=tuple(acquires), releases=(*pair.releases, *added))

@@ -274,6 +274,20 @@ def returns_what_it_is_told(method: Function) -> bool:
     return bool(answers) and all(_is_told(value, told) for value in answers)
 
 
+def hands_out_a_key(begins: Function, ends: Function) -> bool:
+    """`register(region)` returns the `region.index` that `deregister(key)` is told."""
+    told = own_parameters(begins)
+    answers = [value for value in field_work(begins).returned if not isinstance(value, ast.Constant)]
+    return (
+        bool(answers)
+        and set(told).isdisjoint(own_parameters(ends))
+        and all(
+            isinstance(value, ast.Attribute) and getattr(value.value, "id", "") in told[:1]
+            for value in answers
+        )
+    )
+
+
 def _is_told(value: ast.expr, told: Set[str]) -> bool:
     """Not what lies under it: `self.loaded[name]`."""
     keys = {id(name) for node in walk(value) if isinstance(node, ast.Subscript) for name in walk(node.slice)}

@@ -210,8 +210,8 @@ def _own(method: Function, place: ast.expr) -> str | None:
 
 
 def changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
-    """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, `self.left =
-    min(self.limit, self.left + n)`."""
+    """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, or `n =
+    self.used[name] - 1` with `self.used[name] = n`, `self.left = min(self.limit, self.left + n)`."""
     for node in method.nodes:
         match node:
             case ast.AugAssign(target=target, op=op):
@@ -219,7 +219,7 @@ def changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
             case ast.Assign(
                 targets=[ast.Subscript(value=place) | (ast.Attribute() as place) as target], value=value
             ):
-                for left, op in _sums(value):
+                for left, op in _sums(_reckoned(method, value)):
                     before = given_to(method, left.id) if isinstance(left, ast.Name) else iter((left,))
                     if any(ast.unparse(place) in ast.unparse(each) for each in before):
                         yield target, op
@@ -242,6 +242,12 @@ def _is_semaphore(method: Function, field: str) -> bool:
         for each in methods
         for value in given_to_field(each, field)
     )
+
+
+def _reckoned(method: Function, value: ast.expr) -> ast.expr:
+    """The sum that a name was given, if that is all that it ever was."""
+    given = list(given_to(method, value.id)) if isinstance(value, ast.Name) else []
+    return given[0] if len(given) == 1 and isinstance(given[0], ast.BinOp) else value
 
 
 def _sums(value: ast.expr) -> Iterator[tuple[ast.expr, ast.operator]]:

@@ -1,0 +1,55 @@
+"""Amounts and counts that nobody can give back: `if not budget.take(n): return None` in a function that ends
+with the amount taken and noted nowhere, and that never gives anything back to the budget itself.
+
+Others may know of it where it goes into a record, or comes from one: that is followed, and no loss. So may
+whoever finds what the way has put into an object since, `self.rows[key] = rows`, or has counted there."""
+
+import ast
+from collections.abc import Sequence, Set
+
+from auditor.flow.follow import Followed
+from auditor.flow.lease import Loss
+from auditor.flow.trace import shortest_path
+from auditor.ir.ops import Call, InPlace, Op, Store
+from auditor.project.code.modules import Function
+from auditor.project.meaning.sites import last_name
+from auditor.project.shapes.name_bindings import FILLING
+from auditor.source.nodes import walk
+
+
+def is_noted_nowhere(function: Function, acquire: ast.Call, ends: Set[str], followed: Followed) -> bool:
+    """On one way. `ends` are the names of what gives back to the pool."""
+    denied = any(
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and node.operand is acquire
+        for test in (each.test for each in function.statements if isinstance(each, ast.If))
+        for node in walk(test)
+    )
+    if not denied or any(last_name(call) in ends for call in function.calls):
+        return False
+    graph = function.graph
+    ways = (
+        [graph.ops[station.node] for station in shortest_path(graph, followed.solution, node, held)]
+        for loss, node, held in followed.endings.lost
+        if loss in (Loss.RETURN, Loss.FALL_THROUGH) and not _grants(graph.ops[node])
+    )
+    return any(not _fills(way, {function.owner, *function.parameters}) for way in ways)
+
+
+def _grants(op: Op) -> bool:
+    """`return True`: whoever asked knows that he has it."""
+    answer = getattr(op.at, "value", None)
+    return isinstance(answer, ast.Constant) and answer.value is True
+
+
+def _fills(way: Sequence[Op], roots: Set[str | None]) -> bool:
+    """Something is put into the object, or into what the function was told."""
+    return any(
+        (isinstance(op, Store | InPlace) and len(op.target) > 1 and op.target[0] in roots)
+        or (
+            isinstance(op, Call)
+            and op.method in FILLING
+            and op.receiver is not None
+            and op.receiver[0] in roots
+        )
+        for op in way
+    )

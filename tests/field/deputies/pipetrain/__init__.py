@@ -1,0 +1,4 @@
+from .schedule import OneForwardOneBackward
+from .stage import PipelineStage
+
+__all__ = ["OneForwardOneBackward", "PipelineStage"]

@@ -1,0 +1,4 @@
+from .replica import Replica
+from .router import Router
+
+__all__ = ["Replica", "Router"]

@@ -1,0 +1,4 @@
+from .engine import CacheEngine
+from .tiers import DiskTier, HostTier
+
+__all__ = ["CacheEngine", "DiskTier", "HostTier"]
