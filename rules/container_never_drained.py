@@ -26,7 +26,7 @@ Unsafe: release the entries before they are dropped.
 from collections.abc import Iterator
 
 from auditor.case import Case
-from auditor.facts import Facts, Loss, kept
+from auditor.facts import Facts, Loss, StoredField, kept
 from auditor.fixes.drained import drained_before_drop
 from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
@@ -85,11 +85,17 @@ def check(facts: Facts) -> Iterator[Finding]:
                 )
                 message = f"`self.{name}` is emptied at line {drops[0].at.line} {how}"
             elif not (stored.released_by or stored.escapes):
-                message = f"`self.{name}` collects leases of `{lease.text}`, and nothing drains it"
+                message = f"`self.{name}` collects leases of `{lease.text}`, and {_who(stored)}"
             else:
                 continue
             yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
             break
+
+
+def _who(stored: StoredField) -> str:
+    if stored.partly_by:
+        return f"`{stored.partly_by[0]}` keeps one on one of its ways out"
+    return "nothing drains it"
 
 
 def fix(case: Case) -> FixOffer | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from auditor.flow.lease import Loss
 from auditor.flow.limits import TooManyStates
-from auditor.ir.ops import TO_COME, Path
+from auditor.ir.ops import RESULT, TO_COME, Path
 
 Places = frozenset[Path]
 NOWHERE: Places = frozenset()
@@ -63,6 +63,16 @@ class Endings:
         """Where it lies when the function is done with it, or, of one that never ends, with this turn."""
         done = self.stored or self.released or self.returned or self.lost
         return self.stored if done else self.going_on
+
+    @property
+    def comes_back(self) -> bool:
+        """Its caller has it, perhaps among others that are left where they were."""
+        return bool(self.returned) or any(path[:1] == RESULT for _, path in self.beside)
+
+    @property
+    def is_somebodys(self) -> bool:
+        """It is given back, or others have it now, or may have it."""
+        return bool(self.unknown or self.taken or self.released or self.later) or self.comes_back
 
     @property
     def handed_over(self) -> bool:

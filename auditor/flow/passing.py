@@ -10,7 +10,7 @@ from auditor.flow.identities import identities
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN
 from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
-from auditor.flow.operands import PROCESS_POSITION, keeps_its_end, operands, tells_of
+from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, operands, tells_of
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import below, part
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
@@ -206,7 +206,7 @@ class Passing(Perhaps):
             if node in self.trusted and tells_of(call, place):
                 self.trusting.add(node)
                 return held
-            if call.method not in FILLING and self._is_a_mere_note(treatment.moved_to):
+            if call.method not in KEEPING and self._is_a_mere_note(treatment.moved_to):
                 return held
             self.endings.unknown.add(node)
             self.endings.kept.add(node)

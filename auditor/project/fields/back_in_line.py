@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.flow.lease import StoredField
-from auditor.project.code.bindings import given_to, gone_through, own_attribute, told_by_position
+from auditor.ir.ops import ANY_ITEM, Path
+from auditor.project.code.bindings import assignments, given_to, gone_through, own_attribute, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.record_ends import RecordEnds
-from auditor.project.fields.record_places import RecordPlace
+from auditor.project.fields.record_places import RecordPlace, put_into, takes_from
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk
@@ -25,7 +26,11 @@ class BackInLine(RecordEnds):
             return
         family = list(self.family_of(cls))
         line = set(taken_from(function, place.told)) | {*_handed_from(family, function, place.told)}
-        if not line or any(_reads(each, place) for each in (function, *_callers(family, function))):
+        if (
+            not line
+            or _is_done_once(function, outcome.call)
+            or any(_reads(each, place) for each in (function, *_callers(family, function)))
+        ):
             return
         siblings = [
             (other, its)
@@ -34,6 +39,8 @@ class BackInLine(RecordEnds):
             and (its := self._record_place(other)) is not None
             and place.is_of_the_same(its)
         ]
+        if siblings and any(self._sweeps(outcome, place, method, line) for method in family):
+            return
         for method in family if siblings else ():
             if method is function or not self._puts_back(outcome, place, method, line):
                 continue
@@ -50,11 +57,30 @@ class BackInLine(RecordEnds):
             if followed is None:
                 return False
             ends = followed.endings
-            if ends.unknown or ends.returned or ends.taken or ends.released or ends.later:
+            if ends.is_somebodys:
                 return False
-            into = {path[1][1:] for path in ends.stored.values() if path[0] == method.owner and len(path) > 2}
-            back = back or (start[0][0] != method.owner and bool(into) and into <= line)
+            into = {table for path in ends.stored.values() for table in _goes_into(method, path)}
+            if start[0][0] == method.owner:  # the others of the table stay where they are
+                into -= {path[1][1:] for path in start}
+            back = back or (bool(into) and into <= line)
         return back and not self._callers_see_to_it(method, place, ())
+
+    def _sweeps(self, outcome: Outcome, place: RecordPlace, method: Function, line: set[str]) -> bool:
+        """It gives back what those who wait still have, and leaves them where they are."""
+        own = method.owner or ""
+        starts = tuple((own, f".{table}", ANY_ITEM, *place.field) for table in sorted(line))
+        if takes_from(method, line) or not any(f".{table}" in method.text for table in line):
+            return False
+        followed = self.followed_all(method, starts, outcome.acquisition)
+        return followed is not None and bool(followed.endings.released)
+
+
+def _goes_into(method: Function, path: Path) -> Iterator[str]:
+    """Tables that a record so named goes into: `self.waiting.append(victim)`."""
+    if path[0] == method.owner and len(path) > 2:
+        yield path[1][1:]
+    elif path[0].isidentifier():
+        yield from put_into(method, path[0])
 
 
 def taken_from(function: Function, name: str) -> Iterator[str]:
@@ -96,3 +122,15 @@ def _reads(function: Function, place: RecordPlace) -> bool:
         isinstance(node, ast.Attribute) and node.attr == place.field[0][1:] and isinstance(node.ctx, ast.Load)
         for node in function.nodes
     )
+
+
+def _is_done_once(function: Function, call: ast.Call) -> bool:
+    """`if not batch.shelved:` around the call, which sets `batch.shelved`."""
+    for node in function.statements:
+        if isinstance(node, ast.If):
+            asked = {ast.unparse(each) for each in walk(node.test) if isinstance(each, ast.Attribute)}
+            inside = [part for each in node.body for part in walk(each)]
+            filled = {ast.unparse(target) for target, _ in assignments(function) if target in inside}
+            if asked & filled and call in inside:
+                return True
+    return False

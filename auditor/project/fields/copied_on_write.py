@@ -8,7 +8,9 @@ from auditor.project.code.bindings import assignments, given_to
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, same
+from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 NOTING = frozenset({"append", "print", "len", "debug", "info", "int", "hash"})
@@ -23,7 +25,7 @@ def put_in_its_place(method: Function, call: ast.Call, ends: Set[str]) -> Iterat
                 if place is None or isinstance(index, ast.Slice) or not _comes_of(method, value, call):
                     continue
                 here = _Place(method, table, index)
-                if here.is_asked_before(target.lineno) and not here.is_given_away(ends):
+                if here.is_asked_before(target.lineno) and not here.is_given_away(ends, call):
                     statement = next(n for n in method.statements if target in getattr(n, "targets", ()))
                     yield Filling(method, *place, statement, target, index)
 
@@ -77,19 +79,27 @@ class _Place:
         return self._is_it(node) or (isinstance(node, ast.Name) and node.id in self.names)
 
     def is_asked_before(self, line: int) -> bool:
-        """`if last.users > 1:`, `if table[-1].users == 1: return`, and not `if last.users <= 0:`."""
+        """`if last.users > 1:`, `if table[-1].users == 1: return`; not `last.users <= 0`, nor
+        `last.expires < now`, after which it is over."""
         return any(
-            isinstance(compared.left, ast.Attribute)
-            and self._is_meant(compared.left.value)
-            and isinstance(compared.ops[0], ast.Gt | ast.Eq | ast.GtE | ast.NotEq)
-            and getattr(compared.comparators[0], "value", 0) in (1, 2)
+            self._is_counted(compared)
             for node in self.method.statements
             if isinstance(node, ast.If) and node.lineno < line
             for compared in walk(node.test)
             if isinstance(compared, ast.Compare)
         )
 
-    def is_given_away(self, ends: Set[str]) -> bool:
+    def _is_counted(self, compared: ast.Compare) -> bool:
+        sides = (compared.left, *compared.comparators)
+        if any(isinstance(side, ast.Constant) and not side.value for side in sides):
+            return False
+        words = {
+            word for node in walk(compared) for word in split(getattr(node, "id", getattr(node, "attr", "")))
+        }
+        asked = any(isinstance(side, ast.Attribute) and self._is_meant(side.value) for side in sides)
+        return asked and CLOCKS.isdisjoint(words)
+
+    def is_given_away(self, ends: Set[str], lending: ast.Call) -> bool:
         """To a call, under another name, to the caller; or its count is lowered here. What is read off it
         tells of it, and of `free(last.number)` too it is the block that goes."""
         for node in self.method.statements:
@@ -107,7 +117,14 @@ class _Place:
                 return True
             if (name in ends or ENDING.search(name)) and any(map(self._is_meant, walk(call))):
                 return True
+            if name not in NOTING and call is not lending and any(map(self._is_around, told)):
+                return True
         return False
+
+    def _is_around(self, told: ast.expr) -> bool:
+        """`self._drop(essay, at)`: the list itself, or whose it is."""
+        owner = self.table.value if isinstance(self.table, ast.Attribute) else self.table
+        return isinstance(told, ast.expr) and (same(told, self.table) or same(told, owner))
 
     def _is_held_by(self, value: ast.expr) -> bool:
         """It, and not only what is read off it."""

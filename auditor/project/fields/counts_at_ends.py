@@ -6,16 +6,21 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Handle
 from auditor.flow.lease import Field, StoredField
+from auditor.ir.calls import LOGGING
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.one_end_forgets import OVER, callers
-from auditor.project.fields.record_places import RecordPlace, put_into, taken_out_of, takes_from
+from auditor.project.fields.record_places import PUTTING, RecordPlace, put_into, taken_out_of, takes_from
 from auditor.project.fields.refused_and_kept import RefusedAndKept
+from auditor.project.fields.ways_out import SAYING
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
+
+ENDING_IT = OVER | {"expire", "fail", "reject", "reap", "disconnect"}
+"""First words of methods after which the record is over."""
 
 
 class CountsAtEnds(RefusedAndKept):
@@ -31,9 +36,14 @@ class CountsAtEnds(RefusedAndKept):
         names = self.recogniser.ending_names(acquisition.protocol)
         ending = [method for method in family if takes_from(method, tables)]
         counting = [method for method in ending if _says(method, names, family)]
+        sayers = [method for method in family if _says(method, names, ())]
         for method in ending if counting else ():
-            forgets = method not in counting and method is not function and split(method.name)[0] in OVER
-            if not forgets or any(_says(caller, names, ()) for caller in callers(self.project, method)):
+            forgets = method not in counting and method is not function and split(method.name)[0] in ENDING_IT
+            if (
+                not forgets
+                or self._goes_on(method, tables, sayers)
+                or any(_says(caller, names, ()) for caller in callers(self.project, method))
+            ):
                 continue
             if any(
                 self._both_end(other, place, (method, *counting)) for other, place in self._beside(tables)
@@ -73,6 +83,19 @@ class CountsAtEnds(RefusedAndKept):
             if place is not None and place.tables & tables:
                 yield other, place
 
+    def _goes_on(self, method: Function, tables: Set[str], sayers: Sequence[Function]) -> bool:
+        """The record goes to others, or another one takes its place; or whoever counts is told of it:
+        `self.gone += 1`."""
+        taken = {name for table in tables for name in _taken_out(method, table)}
+        told = (call for call in method.calls if taken & {getattr(each, "id", "") for each in call.args})
+        others = (call for call in told if last_name(call) not in LOGGING | SAYING)
+        if any(not self.recogniser.calls.targets(method, call)[0] for call in others):
+            return True
+        if not tables.isdisjoint(_entered(method)) or any(any(put_into(method, name)) for name in taken):
+            return True
+        changed = {*_counted_up(method)} - tables
+        return any(_reads(each, changed) for each in sayers)
+
     def _both_end(self, other: Outcome, place: RecordPlace, methods: Sequence[Function]) -> bool:
         return all(self._gives_back_there(other, place, method) for method in methods)
 
@@ -85,6 +108,47 @@ def _entered(function: Function) -> Iterator[str]:
         elif isinstance(target, ast.Subscript) and isinstance(value, ast.Call):
             table = own_attribute(target.value, function.owner or "")
             yield from () if table is None else (table,)
+
+
+def _taken_out(method: Function, table: str) -> Iterator[str]:
+    """`visit` of `visit = self.visits.pop(card)`, or `self.visits[card]`."""
+    for target, value in assignments(method):
+        match target, value:
+            case ast.Name(id=name), ast.Subscript(value=its) | ast.Call(func=ast.Attribute(value=its)):
+                if own_attribute(its, method.owner or "") == table:
+                    yield name
+
+
+def _counted_up(method: Function) -> Iterator[str]:
+    """Fields of the own object that it adds something to."""
+    own = method.owner or ""
+    for node in method.statements:
+        if isinstance(node, ast.AugAssign) and (field := own_attribute(node.target, own)) is not None:
+            yield field
+    for call in method.calls:
+        at = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        if last_name(call) in PUTTING and (field := own_attribute(at, own)) is not None:
+            yield field
+
+
+def _reads(method: Function, fields: Set[str]) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in fields
+        for node in method.nodes
+    )
+
+
+def _says(method: Function, names: Set[str], family: Sequence[Function]) -> bool:
+    """It, or a helper of its own, or one of that, calls what gives one back."""
+    asked, more = {method.name}, [method]
+    while more:
+        each = more.pop()
+        if any(last_name(call) in names for call in each.calls):
+            return True
+        called = {own_attribute(call.func, each.owner or "") for call in each.calls}
+        more += [helper for helper in family if helper.name in called - asked]
+        asked |= {helper.name for helper in more}
+    return False
 
 
 def _under_a_record(function: Function, table: str) -> bool:
@@ -101,9 +165,3 @@ def _under_a_record(function: Function, table: str) -> bool:
 def _helpers(method: Function, family: Sequence[Function]) -> Iterator[Function]:
     called = {own_attribute(call.func, method.owner or "") for call in method.calls}
     return (each for each in family if each.name in called)
-
-
-def _says(method: Function, names: Set[str], family: Sequence[Function]) -> bool:
-    """It, or a helper of its own, calls what gives one back."""
-    near = (method, *_helpers(method, family))
-    return any(last_name(call) in names for each in near for call in each.calls)

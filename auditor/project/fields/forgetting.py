@@ -14,6 +14,7 @@ from auditor.project.code.bindings import (
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
+from auditor.project.fields.worked_with import works_with_its_entry
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -75,38 +76,6 @@ def _is_of_its_base(call: ast.Call, method: Function) -> bool:
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
             return name == method.name
     return False
-
-
-def works_with_its_entry(method: Function, attribute: str, ends: Set[str] = frozenset()) -> bool:
-    """`self.mine.pop(claim.name)`, and `claim.abandon()`: what it is told lies there; or
-    `for page in claim.pages: self.pages.put_back(page)`, where that is one of the pool's `ends`."""
-    struck: set[str] = set()
-    for node in method.nodes:
-        match node:
-            case ast.Call(func=ast.Attribute(value=table, attr="pop"), args=[key, *_]):
-                pass
-            case ast.Subscript(value=table, slice=key, ctx=ast.Del()):
-                pass
-            case _:
-                continue
-        if own_attribute(table, method.owner or "") == attribute and isinstance(key, ast.Attribute):
-            struck |= {each.id for each in walk(key) if isinstance(each, ast.Name)}
-    told = struck & set(method.parameters[1:])
-    return bool(told) and any(
-        (isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in told)
-        or (last_name(call) in ends and _is_of(call, method, told))
-        for call in method.calls
-    )
-
-
-def _is_of(call: ast.Call, method: Function, told: Set[str]) -> bool:
-    """It is given something that lies in one of these, `claim.pages`, or an element of that."""
-    loops = [node for node in method.nodes if isinstance(node, ast.For | ast.comprehension)]
-    given = {each.id for argument in call.args for each in walk(argument) if isinstance(each, ast.Name)}
-    for loop in loops:
-        if given & {each.id for each in walk(loop.target) if isinstance(each, ast.Name)}:
-            given |= {each.id for each in walk(loop.iter) if isinstance(each, ast.Name)}
-    return not given.isdisjoint(told)
 
 
 def _takes_out(method: Function, attribute: str) -> bool:

@@ -62,12 +62,26 @@ def filled_in_each_round(filling: Filling) -> bool:
     own = names_in(inner.target)
     turn = names_in(rounds.target)
     inside = {id(part) for part in walk(inner)}
-    others = [n for n in walk(rounds) if isinstance(n, ast.expr) and id(n) not in inside]
+    outside = [n for n in walk(rounds) if id(n) not in inside]
+    others = [n for n in outside if isinstance(n, ast.expr)]
+    turn |= {n.id for n in others if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    changed = {n.id for n in walk(rounds) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    last = any(isinstance(n, ast.Break | ast.Return) and n.lineno > inner.lineno for n in outside)
     return (
         bool(names_in(filling.key) & own)
+        and not last
+        and not _is_asked_for(inner.iter)
+        and names_in(filling.key).isdisjoint(changed - own)
         and turn.isdisjoint(names_in(inner))
         and not any(own_attribute(n, filling.owner) == filling.field for n in others)
     )
+
+
+def _is_asked_for(over: ast.expr) -> bool:
+    """`self.queue.drain()`, which may answer with other ones in each round."""
+    calls = [node.func for node in walk(over) if isinstance(node, ast.Call)]
+    known = AROUND | {"range", "enumerate", "zip", "reversed", "len", "values", "items", "keys"}
+    return any(getattr(func, "id", getattr(func, "attr", "")) not in known for func in calls)
 
 
 def items_of(method: Function, name: str) -> str:

@@ -38,6 +38,9 @@ NEW = frozenset(
 """Words in the names of what comes in the old one's place."""
 
 
+LETTING_IN = frozenset({"admit", "enter", "resume", "schedule", "activate", "wake"})
+"""What is done again to those who have been let out in between."""
+
 AROUND = (("before", "after"), ("pre", "post"))
 """First words of methods that are called around a step."""
 
@@ -55,5 +58,7 @@ def is_the_new_one(name: str) -> bool:
 
 def follows_another(name: str, keyed: bool) -> bool:
     """A method so named is called when there is one; `keyed`: of what it puts into a table."""
-    again = FOLLOWING.match(name) is not None or split(name)[-1:] in (("again",), ("anew",), ("retry",))
+    words = split(name)
+    said = words[-1:] in (("again",), ("anew",), ("retry",)) and LETTING_IN.isdisjoint(words[:1])
+    again = FOLLOWING.match(name) is not None or said
     return again or (not keyed and MOVING.match(name) is not None)

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.lease import StoredField
-from auditor.ir.ops import ANY_ITEM, RESULT, Call, Path
-from auditor.project.code.bindings import own_attribute
+from auditor.ir.ops import ANY_ITEM, RESULT, Call
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.copied_on_write import put_in_its_place
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.filled_together import works_with_what_came_along
-from auditor.project.fields.filling_again import Filling, fillings, found_in_a_table, may_be_called_again
+from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
 from auditor.project.fields.in_others import Uses
@@ -31,10 +30,10 @@ from auditor.project.fields.reckoning import others_look_first, told_by_its_call
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.replacing import works_first
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
+from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its_tables
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
-from auditor.source.nodes import walk
 
 
 class OverAnother(Refilling):
@@ -83,26 +82,19 @@ class OverAnother(Refilling):
         method, place = filling.method, (filling.owner, f".{filling.field}")
         paths = {*(path for _, path in outcome.stored), *outcome.beside}
         inside = {path[2:] for path in paths if path[:2] == place}
-        if len(inside) != 1 or inside == {()} or filling.key is not None:
+        if len(inside) != 1 or inside == {()} or filling.key is not None or carries_on(filling):
             return False
         whole = (*place, *next(iter(inside)))
-        followed = self.followed_all(method, self._in_tables(method, whole), outcome.acquisition)
-        if followed is None:
+        if empty_a_record(self._those_around(method), {piece[1:] for piece in whole[2:]}):
+            return False
+        starts = in_its_tables(method, whole)
+        followed = self.followed_all(method, starts, outcome.acquisition)
+        if followed is None or goes_elsewhere(method, followed, {start[:2] for start in starts}):
             return False
         ends, states = followed.endings, followed.solution.states
         stores = [node for node, op in enumerate(method.graph.ops) if op.at is filling.target]
         there = any(whole in held.places for node in stores for held in states.get(node, ()))
-        there = there and not any(path[:2] == place for path in ends.stored.values())
-        return there and not (ends.released or ends.unknown or ends.taken or ends.returned or ends.later)
-
-    def _in_tables(self, method: Function, place: Path) -> tuple[Path, ...]:
-        """Where it is before `job = self.jobs[key]`."""
-        table = found_in_a_table(method, place[0])
-        own = method.owner or ""
-        parts = [node for node in walk(table) if isinstance(node, ast.Attribute)] if table is not None else []
-        fields = {own_attribute(node, own) for node in parts}
-        tables = tuple((own, f".{field}", ANY_ITEM, *place[1:]) for field in sorted(filter(None, fields)))
-        return tables or (place,)
+        return there and not ends.is_somebodys
 
     def _in_items(
         self, outcome: Outcome, filling: Filling, family: Sequence[Function]

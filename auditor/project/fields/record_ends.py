@@ -15,7 +15,14 @@ from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.one_end_forgets import OVER, callers, is_over
-from auditor.project.fields.record_places import RecordPlace, answers, put_into, record_place, takes_from
+from auditor.project.fields.record_places import (
+    RecordPlace,
+    put_into,
+    record_place,
+    tables_filled,
+    taken_out_of,
+    takes_from,
+)
 from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -44,11 +51,11 @@ class RecordEnds(NothingOver):
         for method in (*family, *self._strangers(place, family)) if enders else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
                 continue
-            if outcome.acquisition.keyed and answers(method):
-                continue
             if not self._forgets(outcome, place, method):
                 continue
             if any(_goes_on(method, its.field[0][1:]) for _, its in siblings):
+                continue
+            if place.perhaps and self._comes_with_no_more(method, siblings):
                 continue
             shared = any(
                 self._gives_back_there(other, its, method)
@@ -59,6 +66,14 @@ class RecordEnds(NothingOver):
                 field = place.as_field(cls.qualname)
                 yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return
+
+    def _comes_with_no_more(self, method: Function, siblings: Sequence[tuple[Outcome, RecordPlace]]) -> bool:
+        """Whoever fills the tables from which the method takes its records fills another of their fields
+        there, before they have this one."""
+        taken = {*taken_out_of(method)}
+        filling = {each for each in self._those_around(method) if not taken.isdisjoint(tables_filled(each))}
+        entering = {o.function for o, its in siblings if not taken.isdisjoint(put_into(o.function, its.told))}
+        return bool(filling) and filling <= entering
 
     def _strangers(self, place: RecordPlace, family: Sequence[Function]) -> Iterator[Function]:
         """Methods of other classes that are told such records, by their annotation: `preempt(seq: Sequence)`
@@ -107,13 +122,15 @@ class RecordEnds(NothingOver):
         for start in self._starts(place, method):
             owner, table, *_ = start[0]
             perhaps = owner == method.owner and table[1:] in place.perhaps
-            if perhaps and self._comes_without(outcome, place, table[1:]):
+            if perhaps and (
+                self._comes_without(outcome, place, table[1:]) or self._is_in_two(place, table[1:], method)
+            ):
                 continue
             followed = self.followed_all(method, start, outcome.acquisition)
             if followed is None:
                 return False
             ends = followed.endings
-            if ends.unknown or ends.returned or ends.taken or ends.released or ends.later:
+            if ends.is_somebodys:
                 return False
             if any(_is_anywhere_else(path, start, method) for path in ends.stored.values()):
                 return False
@@ -138,6 +155,15 @@ class RecordEnds(NothingOver):
             if table in put_into(method, start[0][0])
             for followed in (self.followed_all(method, start, outcome.acquisition),)
         )
+
+    def _is_in_two(self, place: RecordPlace, table: str, method: Function) -> bool:
+        """There is another table of such records, which this method leaves alone: what others take out of
+        that goes into no further one, `self.everyone.pop(climber.name)`."""
+        for other in place.perhaps - {table} if f".{table}" in method.text else ():
+            ends = [each for each in self._those_around(method) if takes_from(each, {other})]
+            if f".{other}" not in method.text and ends and not any(map(tables_filled, ends)):
+                return True
+        return False
 
     def _is_given_away(self, method: Function, way: WayOut) -> bool:
         """`self.after(job)`, of which nothing is known."""

@@ -182,7 +182,10 @@ def takes_from(method: Function, tables: Iterable[str]) -> bool:
     return not set(tables).isdisjoint(taken_out_of(method))
 
 
-def answers(method: Function) -> bool:
-    """It returns more than whether something came of it: its callers may have such records then."""
-    returned = (node.value for node in method.statements if isinstance(node, ast.Return))
-    return any(value is not None and not isinstance(value, ast.Constant) for value in returned)
+def tables_filled(method: Function) -> set[str]:
+    """Tables of the own object into which something goes: `self.running.append(self.waiting.popleft())`."""
+    own = method.owner or ""
+    stored = (target.value for target, _ in assignments(method) if isinstance(target, ast.Subscript))
+    functions = (call.func for call in method.calls if last_name(call) in PUTTING)
+    put = (function.value for function in functions if isinstance(function, ast.Attribute))
+    return {*filter(None, (own_attribute(each, own) for each in (*stored, *put)))}

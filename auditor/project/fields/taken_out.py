@@ -25,7 +25,6 @@ from auditor.project.fields.forgetting import (
     all_from_others,
     for_good,
     starts_anew,
-    works_with_its_entry,
 )
 from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
@@ -34,6 +33,7 @@ from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut
+from auditor.project.fields.worked_with import works_with_its_entry
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
