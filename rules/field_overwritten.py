@@ -12,10 +12,12 @@ work, as `begin` and `start` do, or puts its caller's data into the lease all th
 place in a table (`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only
 where another method reckons with it, it is known elsewhere, or it is a name and no id; of a field of
 an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step.
-Whatever the pool, it is said of a method whose name tells that there is one (`reopen`, `redraft(sequence)`),
-or whose own test does (`if self.scratch is None or self.scratch.size < n:`), or beside which another one that
-fills the table looks first, unless something on the way to the store touches what is there or rules it out.
-Nothing is said where a caller looks first.
+Whatever the pool, it is said of a method whose name tells that there is one (`reopen`,
+`redraft(sequence)`), or whose own test does (`if self.scratch is None or self.scratch.size < n:`), or
+beside which another one that fills the table looks first, unless something on the way to the store touches
+what is there or rules it out. Nothing is said where a caller looks first. So is a shared block that gives
+its place to a copy (`table[-1] = fresh`, where `table[-1].users > 1` was asked) and keeps the share, and a
+table that an outer loop fills under the same keys again.
 
 What a pool of the tree lent is forgotten where a method that others call puts None over it, and only other
 methods give it back.
