@@ -28,10 +28,10 @@ from auditor.ir.ops import (
     Way,
 )
 from auditor.model import Span, Step
+from auditor.project.code.answers import NOTHING
 from auditor.project.code.modules import Class, Function
 from auditor.project.idle.charges import Counter, changed_by, charges, guarded_after, is_cut, tallies
 from auditor.project.leases.last_words import LAST_WORDS
-from auditor.project.leases.refusals import NOTHING
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import changes_state
 from auditor.source.nodes import walk

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.ir.ops import ANY_ITEM, Leave, Path, Way
+from auditor.project.code.answers import NOTHING
 from auditor.project.code.bindings import given_to
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function
-from auditor.project.leases.refusals import NOTHING
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 

@@ -10,14 +10,12 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
+from auditor.project.code.answers import NOTHING
 from auditor.project.code.bindings import given_to, own_attribute, suites_of
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
 from auditor.project.leases.told_by_both import asked_beside, sees_to_one_alone
 from auditor.source.nodes import walk
-
-NOTHING = frozenset({"None", "False", "0", "-1", "[]", "()"})
-"""Answers that say so by themselves, where on another way what is counted is kept."""
 
 
 def is_kept_by_others(acquired: Acquisition) -> bool:

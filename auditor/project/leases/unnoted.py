@@ -11,8 +11,8 @@ from auditor.flow.follow import Followed
 from auditor.flow.lease import Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import Call, InPlace, Op, Store
+from auditor.project.code.answers import NOTHING
 from auditor.project.code.modules import Function
-from auditor.project.leases.refusals import NOTHING
 from auditor.project.meaning.sites import last_name
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.source.nodes import walk
