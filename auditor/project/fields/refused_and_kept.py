@@ -9,7 +9,7 @@ from auditor.flow.lease import StoredField
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Leave, Way
 from auditor.project.code.answers import NOTHING
-from auditor.project.code.bindings import gone_through, told_by_position
+from auditor.project.code.bindings import gone_through, own_attribute, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.back_in_line import BackInLine, taken_from
 from auditor.project.fields.one_end_forgets import callers
@@ -32,12 +32,23 @@ class RefusedAndKept(BackInLine):
         told = _told_of(function, place.told)
         if not told or _asks_first(function, place, outcome.call.lineno):
             return
-        known = list(callers(self.project, function))
+        family = set(self.family_of(cls))
+        known = [
+            each
+            for each in callers(self.project, function)
+            if each in family or _asks_another(each, function)
+        ]
         left = bool(known) and all(_leaves_it_in_line(caller, function, told) for caller in known)
         if left and any(True for _ in self._ending(outcome, place.field[0][1:])):
             yield StoredField(
                 place.as_field(cls.qualname), outcome.lease.span, partly_by=(function.qualname,)
             )
+
+
+def _asks_another(caller: Function, function: Function) -> bool:
+    """`engine.start(job)`, and not `self.start(job)` of a class that has its own."""
+    calls = [call for call in caller.calls if last_name(call) == function.name]
+    return any(own_attribute(call.func, caller.owner or "") is None for call in calls)
 
 
 def _refuses_with_it(outcome: Outcome) -> bool:
