@@ -76,7 +76,7 @@ TOLD_ELSEWHERE = {
 in."""
 
 
-OLDEST = 30
+OLDEST = 34
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
