@@ -171,8 +171,7 @@ class Passing(Perhaps):
         """The key goes into a field of which nobody knows who ends what it stands for:
         `self.active[name] = slot` in a callee that is told a name."""
         fields = [piece for piece in to if piece.startswith(".")]
-        ended = self.effects.is_ended_through
-        return bool(fields) and not any(ended(field, self.acquisition.protocol) for field in fields[-1:])
+        return bool(fields) and not self.effects.is_ended_through(fields[-1], self.acquisition.protocol)
 
     @cached_property
     def _shared(self) -> Path | None:

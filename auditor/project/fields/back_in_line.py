@@ -32,13 +32,7 @@ class BackInLine(RecordEnds):
             or any(_reads(each, place) for each in (function, *_callers(family, function)))
         ):
             return
-        siblings = [
-            (other, its)
-            for other in self.wanted
-            if other is not outcome
-            and (its := self._record_place(other)) is not None
-            and place.is_of_the_same(its)
-        ]
+        siblings = self._siblings(outcome, place)
         if siblings and any(self._sweeps(outcome, place, method, line) for method in family):
             return
         for method in family if siblings else ():

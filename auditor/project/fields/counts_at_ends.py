@@ -69,9 +69,10 @@ class CountsAtEnds(RefusedAndKept):
         together = set.intersection(*records) if records else set()
         for method in family if together else ():
             over = split(method.name)[0] in OVER and takes_from(method, together)
+            if not over or not any(ENDING.search(last_name(call)) for call in method.calls):
+                continue
             near = (method, *_helpers(method, family), *callers(self.project, method))
-            gives = any(ENDING.search(last_name(call)) for call in method.calls)
-            if over and gives and not any(f".{table}" in each.text for each in near):
+            if not any(f".{table}" in each.text for each in near):
                 field = Field(function.cls.qualname, f"{table}{ANY_ITEM}")
                 yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return

@@ -39,13 +39,7 @@ class RecordEnds(NothingOver):
         cls = outcome.function.cls
         if place is None or cls is None or outcome.acquisition.foreign:
             return
-        siblings = [
-            (other, its)
-            for other in self.wanted
-            if other is not outcome
-            and (its := self._record_place(other)) is not None
-            and place.is_of_the_same(its)
-        ]
+        siblings = self._siblings(outcome, place)
         family = list(self.family_of(cls))
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
         for method in (*family, *self._strangers(place, family)) if enders else ():
@@ -86,6 +80,11 @@ class RecordEnds(NothingOver):
             for method in module.by_node.values():
                 if method.is_method and method.cls not in own and f"{field} = " in method.text:
                     yield method
+
+    def _siblings(self, outcome: Outcome, place: RecordPlace) -> list[tuple[Outcome, RecordPlace]]:
+        """What lies in other fields of the same kind of record."""
+        places = ((other, self._record_place(other)) for other in self.wanted if other is not outcome)
+        return [(other, its) for other, its in places if its is not None and place.is_of_the_same(its)]
 
     def _record_place(self, outcome: Outcome) -> RecordPlace | None:
         key = id(outcome)

@@ -53,9 +53,10 @@ def _taken_together(method: Function, attribute: str) -> Iterator[set[str]]:
     for target, value in assignments(method):
         match target, value:
             case ast.Tuple(elts=parts), (
-                ast.Call(func=ast.Attribute(value=table, attr=way))
-                | ast.Call(func=ast.Name(id="heappop" as way), args=[table])
-                | ast.Call(func=ast.Attribute(attr="heappop" as way), args=[table])
+                ast.Call(
+                    func=ast.Attribute(attr="heappop" as way) | ast.Name(id="heappop" as way), args=[table]
+                )
+                | ast.Call(func=ast.Attribute(value=table, attr=way))
             ) if way in TAKING_OUT | {"heappop"}:
                 if own_attribute(table, method.owner or "") not in (None, attribute):
                     yield {each.id for each in parts if isinstance(each, ast.Name)}

@@ -70,8 +70,8 @@ def refusals(
     leaks: Sequence[Leak],
     kept: bool,
 ) -> tuple[Leak, ...]:
-    """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later, or goes
-    with what is returned there, as the permit with its connection."""
+    """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later. A permit
+    goes with what is returned on other ways, as with a connection."""
     if not (is_kept_by_others(acquired) or kept):
         return ()
     returned = [node for node in function.statements if isinstance(node, ast.Return)]
