@@ -65,6 +65,8 @@ SETS = (
     "referees",
     "jurors",
     "assessors",
+    "ushers",
+    "keepers",
     "deputies",
     "pilots",
     "auditors",

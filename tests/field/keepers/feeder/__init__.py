@@ -1,0 +1,5 @@
+from .arena import ShmArena
+from .loader import FeedLoader
+from .worker import CollateWorker
+
+__all__ = ["ShmArena", "CollateWorker", "FeedLoader"]

@@ -1,0 +1,3 @@
+from .router import Router
+
+__all__ = ["Router"]

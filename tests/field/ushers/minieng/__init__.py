@@ -1,0 +1,3 @@
+from .core import EngineCore
+
+__all__ = ["EngineCore"]

@@ -1,0 +1,4 @@
+from .feeder import Feeder
+from .ring import ShmRing
+
+__all__ = ["Feeder", "ShmRing"]
