@@ -8,7 +8,8 @@
 #   make fuzz                     the property tests, with many more examples, and every set of labelled programs
 #
 # The pool is driven by 100,000 programs in ten processes: what draws them remembers all it drew.
-# Leak tests run alone, one after the other: another test's worker must not allocate beside them.
+# Leak tests run by themselves; on a machine with a CUDA device one after the other: another test's worker must
+# not allocate there beside them. What they measure on the CPU is their own process.
 # PYTHON chooses the interpreter, PIP_ARGS is handed to pip (for instance an index with CPU-only torch).
 
 .DEFAULT_GOAL := audit
@@ -18,6 +19,7 @@ PYTHON ?= $(or $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$(v))),p
 TARGET ?= examples/longdoc
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+LEAK_WORKERS ?= $(if $(wildcard /dev/nvidia[0-9]*),0,2)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-dev.txt $(PIP_ARGS)
@@ -29,7 +31,7 @@ audit: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/generated --ignore tests/leaktests $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/generated tests/leaktests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(LEAK_WORKERS) tests/generated tests/leaktests $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check

@@ -29,6 +29,9 @@ def _kinds(base: type[ast.AST]) -> Iterator[type[ast.AST]]:
 
 
 _BELOW = {kind: _below(kind) for kind in _kinds(ast.AST)}
+LEAVES = frozenset(kind for kind, below in _BELOW.items() if not below)
+"""More than half of all nodes: names, constants, `pass`."""
+
 _GAPS = frozenset((ast.Dict, ast.arguments))  # their lists hold None for what is not there
 
 
@@ -38,14 +41,16 @@ def every_node(root: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += children(node)
+        if node.__class__ not in LEAVES:
+            waiting += children(node)
 
 
 def walk(root: ast.AST) -> Iterator[ast.AST]:
     """The same, in the order of `ast.walk`: `root`, what is right below it, and so on."""
     waiting = [root]
     for node in waiting:
-        waiting += children(node)
+        if node.__class__ not in LEAVES:
+            waiting += children(node)
         yield node
 
 

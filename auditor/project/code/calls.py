@@ -1,7 +1,7 @@
 """Which functions a call may reach, and which operand becomes which parameter."""
 
 import ast
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
 from auditor.flow.effects import Position
 from auditor.project.code.annotations import is_container
@@ -112,21 +112,20 @@ class Calls:
         has. What is called a pool need not be asked for more than `pool.get()`."""
         named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
         asked = self._asked.methods(function, receiver) if named else frozenset()
+        alike = len(asked) > 1 or is_called_a_pool(receiver)
+        if asked <= COMMON_NAMES and not alike:
+            return ()
         fitting = [
             each
             for each in named
             if not each.is_abstract
             and each.cls is not None
-            and asked <= self._methods(each.cls)
+            and asked <= self.model.method_names(each.cls)
             and accepts(each, call)
         ]
         if len(fitting) > 1 or asked <= COMMON_NAMES:
-            alike = len(asked) > 1 or is_called_a_pool(receiver)
             fitting = [each for each in fitting if alike and each.cls and is_called_like(receiver, each.cls)]
         return tuple(fitting) if len(fitting) <= MAX_CANDIDATES else ()
-
-    def _methods(self, cls: Class) -> Set[str]:
-        return {name for each in self.model.lineage(cls) for name in each.methods}
 
 
 def accepts(function: Function, call: ast.Call) -> bool:

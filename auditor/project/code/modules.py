@@ -11,7 +11,7 @@ from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
 from auditor.source.load import lines_of
-from auditor.source.nodes import children, statements_below, walk
+from auditor.source.nodes import LEAVES, children, statements_below, walk
 
 if TYPE_CHECKING:
     from auditor.project.shapes.field_work import FieldWork
@@ -20,6 +20,7 @@ DEVICE = frozenset({"kernel", "jit", "prim_func"})
 """Decorators of what a compiler reads and Python never runs."""
 
 CALL = re.compile(r"(?<!\w)(\w++)[ \t]*+\(")
+_NESTED = (ast.stmt, ast.excepthandler, ast.match_case)
 _SCOPES = frozenset((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
 
 
@@ -38,6 +39,8 @@ class Function:
     _nodes: list[ast.AST] | None = None
     _statements: list[ast.stmt] | None = None
     _called: dict[str, list[ast.Call]] | None = None
+    _worded: list[tuple[ast.stmt, list[ast.Call]]] | None = None
+    _abstract: bool | None = None
     _text: str | None = None
     field_work: "FieldWork | None" = None
     """What it does to fields, once somebody asked."""
@@ -78,6 +81,13 @@ class Function:
         if self._statements is None:
             self._statements = list(statements_below(self.node))
         return self._statements
+
+    @property
+    def worded(self) -> list[tuple[ast.stmt, list[ast.Call]]]:
+        """Its statements, and the calls in each one's own expressions, lambdas included."""
+        if self._worded is None:
+            self._worded = [(each, list(_calls_of(each))) for each in self.statements]
+        return self._worded
 
     @property
     def nodes(self) -> list[ast.AST]:
@@ -133,10 +143,11 @@ class Function:
     @property
     def is_abstract(self) -> bool:
         """No body of its own: an interface's promise."""
-        if "abstractmethod" in self.decorators:
-            return True
-        body = self.node.body if isinstance(self.node.body, list) else [self.node.body]
-        return all(_says_nothing(statement) for statement in body)
+        if self._abstract is None:
+            body = self.node.body if isinstance(self.node.body, list) else [self.node.body]
+            promised = "abstractmethod" in self.decorators
+            self._abstract = promised or all(_says_nothing(statement) for statement in body)
+        return self._abstract
 
     def __repr__(self) -> str:
         return f"{self.module.path}:{self.qualname}"
@@ -152,9 +163,21 @@ def _own_calls(function: FunctionNode) -> Iterator[ast.Call]:
             continue
         if isinstance(node, ast.Call):
             yield node
-        below = children(node)
-        below.reverse()
-        stack += below
+        if node.__class__ not in LEAVES:
+            below = children(node)
+            below.reverse()
+            stack += below
+
+
+def _calls_of(statement: ast.stmt) -> Iterator[ast.Call]:
+    """Those of its own expressions; statements within it come by themselves."""
+    waiting: list[ast.AST] = [child for child in children(statement) if not isinstance(child, _NESTED)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield node
+        if node.__class__ not in LEAVES:
+            waiting += children(node)  # an expression has no statement below it
 
 
 def _says_nothing(statement: ast.AST) -> bool:

@@ -26,6 +26,7 @@ class Project:
         self._by_suffix: dict[str, list[str]] | None = None
         self._calling: dict[str, list[str]] = {}
         self._callers: dict[str, list[str]] | None = None
+        self._calling_both: dict[tuple[str, str], list[str]] = {}
         self._texts: list[tuple[str, str]] | None = None
         self._mentioning: dict[str, list[tuple[str, str]]] = {}
 
@@ -49,6 +50,13 @@ class Project:
         if self._callers is not None:
             return self._callers.get(method, [])
         return self._calling[method]
+
+    def calling_both(self, method: str, other: str) -> list[str]:
+        """Of those the files in whose text something of the other name is called too."""
+        if (method, other) not in self._calling_both:
+            found = [path for path in self.calling(method) if f"{other}(" in self.sources[path]]
+            self._calling_both[method, other] = found
+        return self._calling_both[method, other]
 
     def _all_callers(self) -> dict[str, list[str]]:
         callers: dict[str, list[str]] = {}

@@ -1,6 +1,7 @@
 """Two ends of the same records, of which one forgets a lease that the other gives back: `finish(name)` takes
 the job out of `self.running` and gives back its nodes and its port, `preempt(name)` its nodes only. Both are
-followed from their entry on, through the helpers that they hand the record to."""
+followed from their entry on, through the helpers that they hand the record to. What no method gives back is
+forgotten by the one that gives back what lies beside it."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import RAISING, Call, Leave, Next, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
@@ -42,7 +43,8 @@ class RecordEnds(NothingOver):
         siblings = self._siblings(outcome, place)
         family = list(self.family_of(cls))
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
-        for method in (*family, *self._strangers(place, family)) if enders else ():
+        ended = bool(enders) or (bool(siblings) and not self._is_for_others(place, family))
+        for method in (*family, *self._strangers(place, family)) if ended else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
                 continue
             if not self._forgets(outcome, place, method):
@@ -51,15 +53,40 @@ class RecordEnds(NothingOver):
                 continue
             if place.perhaps and self._comes_with_no_more(method, siblings):
                 continue
+            if not enders and self._is_told_what_it_was_taken_for(method, outcome):
+                continue
             shared = any(
                 self._gives_back_there(other, its, method)
-                and any(self._gives_back_there(other, its, ender) for ender in enders)
+                and (not enders or any(self._gives_back_there(other, its, ender) for ender in enders))
                 for other, its in siblings
             )
             if shared and not self._callers_see_to_it(method, place, enders):
                 field = place.as_field(cls.qualname)
                 yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return
+
+    def _is_for_others(self, place: RecordPlace, family: Sequence[Function]) -> bool:
+        """Functions of others read it too: of what no method of its own class gives back they may."""
+        field = place.field[0]
+        return any(
+            function not in family and _reads(function, field[1:])
+            for path, _ in self.project.mentioning(field)
+            if (module := self.project.module(path)) is not None
+            for function in module.by_node.values()
+            if function.name != "<module>"
+        )
+
+    def _is_told_what_it_was_taken_for(self, method: Function, outcome: Outcome) -> bool:
+        """`self.slots.release(req.adapter)` ends what `req.slot = self.slots.acquire(req.adapter)` began."""
+        told = set(map(last_part, outcome.call.args)) - {""}
+        return any(
+            not told.isdisjoint(map(last_part, call.args))
+            for call in method.calls
+            if any(
+                self.recogniser.ends(target, outcome.acquisition.protocol)
+                for target in self.recogniser.calls.targets(method, call)[0]
+            )
+        )
 
     def _comes_with_no_more(self, method: Function, siblings: Sequence[tuple[Outcome, RecordPlace]]) -> bool:
         """Whoever fills the tables from which the method takes its records fills another of their fields

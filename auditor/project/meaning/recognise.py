@@ -62,6 +62,7 @@ class Recogniser(Releases):
         self._lent: set[Function] = set()
         self._told_of: dict[tuple[str, bool], frozenset[str]] = {}
         self._numbering: set[Function] = set()
+        self._matched: dict[tuple[bool, tuple[str, ...], str], tuple[Protocol, bool] | None] = {}
         for pair in pairs:
             self._add(pair)
 
@@ -212,23 +213,21 @@ class Recogniser(Releases):
     def _by_pattern(
         self, protocols: Sequence[Protocol], names: tuple[str, ...], text: str, call: ast.Call
     ) -> Source | None:
-        guard = GUARD.search(text) is not None
-        for protocol in protocols:
-            if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
-                continue  # `pool.lock.acquire()` takes the lock; what lies in `smem` ends with its block
-            for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
-                for pattern in patterns:
-                    if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
-                        return Source(
-                            protocol.name,
-                            protocol.origin,
-                            protocol.handle,
-                            protocol.value,
-                            protocol.argument,
-                            part_of_result(names, text, len(call.args)),
-                            lease,
-                        )
-        return None
+        asked = (protocols is self.declared, names, text)  # the same calls are asked about again and again
+        if asked not in self._matched:
+            self._matched[asked] = _first_match(protocols, names, text)
+        if (found := self._matched[asked]) is None:
+            return None
+        protocol, lease = found
+        return Source(
+            protocol.name,
+            protocol.origin,
+            protocol.handle,
+            protocol.value,
+            protocol.argument,
+            part_of_result(names, text, len(call.args)),
+            lease,
+        )
 
     def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
         """An unknown receiver is believed where it is called like the pool."""
@@ -338,3 +337,18 @@ def _discovered(pair: Pair, half: Half) -> Source:
         counts=counts,
         proposed=pair.proposed,
     )
+
+
+def _first_match(
+    protocols: Sequence[Protocol], names: tuple[str, ...], text: str
+) -> tuple[Protocol, bool] | None:
+    """The protocol that such a call acquires by, and whether what it takes is a lease that ends by itself."""
+    guard = GUARD.search(text) is not None
+    for protocol in protocols:
+        if guard and protocol.origin == "built-in" and protocol.handle is Handle.RESULT:
+            continue  # `pool.lock.acquire()` takes the lock; what lies in `smem` ends with its block
+        for patterns, lease in ((protocol.lease, True), (protocol.acquire, False)):
+            for pattern in patterns:
+                if pattern.name.fullmatch(text) or any(pattern.name.fullmatch(name) for name in names):
+                    return protocol, lease
+    return None

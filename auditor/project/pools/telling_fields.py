@@ -121,7 +121,7 @@ def _wants(model: ClassModel, half: Half, cls: Class, promised: set[str]) -> boo
             if ast.unparse(told.annotation) in promised:
                 return True
             found = type_named(model.project, (half.function.module, told.annotation))
-            if isinstance(found, Class) and cls in model.lineage(found) + model.lineage(cls)[:1]:
+            if isinstance(found, Class) and cls in (*model.lineage(found), *model.lineage(cls)[:1]):
                 return True
         if re.search(rf"\b{told.arg}\.\w+", half.function.text):
             return True

@@ -145,8 +145,7 @@ def _turns(scope: list[Function], begins: Function, ends: Function) -> Iterator[
 
 def _modules(model: ClassModel, begins: Function, ends: Function) -> Iterator[Module]:
     yield begins.module
-    sources, ending = model.project.sources, f"{ends.name}("
-    others = [path for path in model.project.calling(begins.name) if ending in sources[path]]
+    others = model.project.calling_both(begins.name, ends.name)
     for path in others if len(others) <= MOST else ():
         if path != begins.module.path and (module := model.project.module(path)) is not None:
             yield module

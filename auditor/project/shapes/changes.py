@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -12,7 +12,7 @@ from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import state_of
 from auditor.project.shapes.pieces import joins
 from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Helpers, Way, Ways, given_by
-from auditor.source.nodes import children, walk
+from auditor.source.nodes import walk
 
 Target = ast.Attribute | ast.Subscript | ast.Name
 
@@ -60,7 +60,7 @@ def changes(function: Function, ways: Ways | None = None) -> list[Change]:
     if isinstance(function.node, (ast.Module, ast.Lambda)):
         return []
     ways = ways or Ways(function)
-    found = [change for node in function.statements for change in _of_statement(ways, node)]
+    found = [change for node, calls in function.worded for change in _of_statement(ways, node, calls)]
     return [*found, *_read_at_a_number(ways, function, found)]
 
 
@@ -111,7 +111,7 @@ def _signed(change: Change) -> Change:
     return change
 
 
-def _of_statement(ways: Ways, node: ast.stmt) -> Iterator[Change]:
+def _of_statement(ways: Ways, node: ast.stmt, calls: Iterable[ast.Call]) -> Iterator[Change]:
     match node:
         case ast.AugAssign(target=target, op=ast.Add() | ast.Sub() as op, value=value):
             yield from _at(ways, target, Did.MORE if isinstance(op, ast.Add) else Did.LESS, value)
@@ -128,7 +128,7 @@ def _of_statement(ways: Ways, node: ast.stmt) -> Iterator[Change]:
                 place = _lasting(ways, written)
                 if place is not None:
                     yield from _at(ways, place, *_given(ways, place, given))
-    for call in _calls(node):
+    for call in calls:
         yield from _called(ways, call)
 
 
@@ -206,18 +206,3 @@ def _called(ways: Ways, call: ast.Call) -> Iterator[Change]:
             yield from _at(ways, place, _HOLDING[attr], call)
         case ast.Call(func=ast.Attribute(attr="insort" | "insort_left" | "insort_right"), args=[into, thing]):
             yield from _at(ways, into, Did.IN, thing)
-
-
-def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
-    """Those of its own expressions; statements within it come by themselves."""
-    waiting: list[ast.AST] = list(_parts(statement))
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Call):
-            yield node
-        waiting += [child for child in children(node) if not isinstance(child, ast.stmt)]
-
-
-def _parts(statement: ast.stmt) -> Sequence[ast.AST]:
-    nested = (ast.stmt, ast.excepthandler, ast.match_case)
-    return [child for child in children(statement) if not isinstance(child, nested)]
