@@ -53,7 +53,7 @@ class RecordEnds(NothingOver):
                 continue
             if place.perhaps and self._comes_with_no_more(method, siblings):
                 continue
-            if not enders and self._is_told_what_it_was_taken_for(method, outcome):
+            if not enders and self._may_end_otherwise(method, outcome, place):
                 continue
             shared = any(
                 self._gives_back_there(other, its, method)
@@ -76,16 +76,19 @@ class RecordEnds(NothingOver):
             if function.name != "<module>"
         )
 
-    def _is_told_what_it_was_taken_for(self, method: Function, outcome: Outcome) -> bool:
-        """`self.slots.release(req.adapter)` ends what `req.slot = self.slots.acquire(req.adapter)` began."""
+    def _may_end_otherwise(self, method: Function, outcome: Outcome, place: RecordPlace) -> bool:
+        """`self.done(page.brush)`, of which nothing is known; `self.slots.release(req.adapter)` of what
+        `req.slot = self.slots.acquire(req.adapter)` began."""
+        asked = [(call, self.recogniser.calls.targets(method, call)[0]) for call in method.calls]
+        helpers = {target for _, targets in asked for target in targets if target.cls is method.cls}
+        if any(_reads(each, place.field[0][1:]) for each in (method, *helpers)):
+            return True
         told = set(map(last_part, outcome.call.args)) - {""}
+        protocol = outcome.acquisition.protocol
         return any(
             not told.isdisjoint(map(last_part, call.args))
-            for call in method.calls
-            if any(
-                self.recogniser.ends(target, outcome.acquisition.protocol)
-                for target in self.recogniser.calls.targets(method, call)[0]
-            )
+            for call, targets in asked
+            if any(self.recogniser.ends(target, protocol) for target in targets)
         )
 
     def _comes_with_no_more(self, method: Function, siblings: Sequence[tuple[Outcome, RecordPlace]]) -> bool:
