@@ -70,7 +70,7 @@ def solve(
     while work:
         _, node = heappop(work)
         for state in waiting.pop(node):
-            learned = _learned(graph, node, solution.states[node][state])
+            learned = learn(graph, graph.ops[node], solution.states[node][state])
             if learned is None:
                 continue
             if not graph.successors[node]:
@@ -84,10 +84,3 @@ def solve(
                         origins.append((node, state, edge))
                     arrive(target, after, learned | told.get((node, after), NOTHING))
     return solution
-
-
-def _learned(graph: Graph, node: int, known: Knowledge) -> Knowledge | None:
-    asked = (node, known)
-    if asked not in graph.learned:
-        graph.learned[asked] = learn(graph, graph.ops[node], known)
-    return graph.learned[asked]

@@ -15,8 +15,7 @@ class TooLarge(Exception):
 @dataclass(slots=True)
 class Graph:
     """Node 0 is the entry. `fresh_roots` are locals that only ever hold objects made in this function;
-    `rewrites` are fields that a call (by id of its operation) writes, as far as that was found out.
-    `learned` is what the solver keeps of each node: the same function is gone through for many leases."""
+    `rewrites` are fields that a call (by id of its operation) writes, as far as that was found out."""
 
     ops: list[Op] = field(default_factory=list)
     successors: list[list[tuple[int, Edge]]] = field(default_factory=list)
@@ -24,9 +23,6 @@ class Graph:
     condition_names: dict[str, frozenset[str]] = field(default_factory=dict)
     fresh_roots: frozenset[str] = frozenset()
     rewrites: dict[int, frozenset[str]] = field(default_factory=dict)
-    learned: dict[tuple[int, frozenset[tuple[str, bool]]], frozenset[tuple[str, bool]] | None] = field(
-        default_factory=dict
-    )
     _ranks: list[int] = field(default_factory=list)
     _captures: list[Capture] | None = None
     _polled: dict[Path, Path] | None = None

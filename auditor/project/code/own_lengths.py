@@ -23,7 +23,6 @@ def tell_lengths_apart(function: Function, model: ClassModel) -> None:
         if measured is not None and _has_its_own(model, function, measured):
             op.key, op.subject = f"len({op.key})", None
             graph.condition_names[op.key] = op.names
-            graph.learned.clear()
 
 
 def _measured(function: Function) -> Iterator[str]:

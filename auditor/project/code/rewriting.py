@@ -33,7 +33,6 @@ def note_rewritten_flags(function: Function, calls: Calls) -> None:
             written = asked & {field for target in targets for field in _written(target)}
             if written:
                 graph.rewrites[id(op)] = frozenset(written)
-                graph.learned.clear()
 
 
 def _asked_of(receiver: str, graph: Graph) -> set[str]:
