@@ -4,6 +4,7 @@ Whatever else happens to it (it is given away, returned, written to a field) end
 it then. What is left at a way out was dropped. It may lie in a list of the function's own meanwhile."""
 
 import ast
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -92,6 +93,9 @@ class Setting(Protocol):
 
     def says_nothing(self, op: InPlace | Store) -> bool:
         """Whether it counts something new, or takes a mark off what has come back."""
+
+    def leaves_it(self, op: Call | Store, places: Set[Path]) -> bool:
+        """Whether it works on the object, and gives nobody else hold of it."""
 
     def only_asks(self, call: Call, given: bool) -> bool:
         """Whether the call changes nothing; `given` tells that it was given the object."""
@@ -243,6 +247,8 @@ class Forgetting:
         box = op.receiver if op.method in ("append", "add") else None
         if box is not None and len(box) == 1 and len(operands) == 2 and self.setting.is_box(box[0]):
             return held if held.boxed else replace(held, places=frozenset({box}), boxed=True)
+        if self.setting.leaves_it(op, held.places):
+            return held
         if self.setting.only_asks(op, True):
             return replace(held, places=held.places | {op.target})
         itself = any(path[0] != self.setting.own and held.names(path) for path in receiver)
@@ -283,6 +289,8 @@ class Forgetting:
             return held
         if HIDDEN in op.target[0] and held.boxed and self.setting.is_asked(op.at):
             return held  # what each is asked: `any(isnan(self.rows[page]).any() for page in pages)`
+        if self.setting.leaves_it(op, held.places):
+            return held
         if held.names(op.source) or held.names(op.target) or held.is_spelled_in(op.at):
             self.ends.passed_on = True
             return None

@@ -21,6 +21,7 @@ from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.exits import ENTERS
+from auditor.project.fields.flag_turned import with_its_flag_turned
 from auditor.project.fields.forgetting import (
     CLEANUP,
     CLOSING,
@@ -97,13 +98,19 @@ class Fields(CountsAtEnds):
             if not kept and all(map(_is_seen_to, fields)):
                 fields += tuple(self._forgotten_by_another_end(outcome)) or tuple(self._still_on_it(outcome))
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
-                fields += tuple(self._left_in_its_table(outcome))
+                fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)
         for outcome, forgotten in records.forgotten(wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         return found | overwritten_as_well(wanted, found)
+
+    def _with_its_flag_turned(self, outcome: Outcome) -> Iterator[StoredField]:
+        if (cls := outcome.function.cls) is not None:
+            yield from with_its_flag_turned(
+                outcome, list(self.family_of(cls)), lambda each: self._known_releases(outcome, each)
+            )
 
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()

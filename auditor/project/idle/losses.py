@@ -26,6 +26,7 @@ from auditor.project.idle.cut_short import cut_short
 from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import (
+    asks_books,
     asks_how_many,
     for_want,
     is_its_own,
@@ -166,6 +167,8 @@ class _Judge:
             return True
         if held.asked < 0 or held.doubted:
             return False
+        if self.here.is_rotation and loss is Loss.NEXT_TURN:
+            return self._is_passed_over(ends, held)
         if loss is Loss.RAISE and all(station.edge is not Edge.RAISE for station in path):
             return False
         if self.store.counters and self._is_replaced(path):
@@ -188,6 +191,14 @@ class _Judge:
         kept = held.boxed and puts_back(self.work, named, frozenset(), self.store.fields)
         hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         return good and (hands_out or kept or self._keeps_all())
+
+    def _is_passed_over(self, ends: Ends, held: Untouched) -> bool:
+        """Where the others go back or out; what is found out about one may be that it is nowhere else."""
+        test = self.here.tests.get(id(self.graph.ops[held.asked].at))
+        if test is None or GETTING_RID.match(self.function.name):
+            return False
+        back = puts_back(self.work, held.roots, {id(self.take.shown)}, self.store.fields)
+        return (back or ends.handed_out) and not asks_books(self.store, self.function, test, self.take.shown)
 
     def _counts_and_hands_out(self, asked: Op) -> bool:
         """`self.lent += 1` before `return buffer`, on another way of the condition."""

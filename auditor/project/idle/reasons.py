@@ -61,6 +61,11 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
 
 
+def asks_books(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> bool:
+    """Whether it tells where the thing is, or whether the entry of the store still counts."""
+    return bool(_condition(stock, function, test, taking).words & BOOKS)
+
+
 def is_its_own(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> bool:
     """`if found is None:`, `if pages and page != pages[-1] + 1:`, where the method's own names tell."""
     asked = _condition(stock, function, test, taking)

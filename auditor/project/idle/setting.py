@@ -7,11 +7,12 @@ from collections.abc import Iterator, Set
 from functools import cached_property
 
 from auditor.ir.calls import LOGGING, is_quiet
-from auditor.ir.ops import Assume, Call, InPlace, Next, Store
+from auditor.ir.ops import Assume, Call, InPlace, Next, Path, Store
 from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.alone import ENDING_THE_POOL
 from auditor.project.idle.reasons import whole_tests
+from auditor.project.idle.rotation import clears, is_gone_through_once, strikes_off
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import is_empty
 from auditor.project.idle.takes import Take
@@ -85,6 +86,18 @@ class TakenHere:
         place = getattr(op.at, "slice", None)
         marked = (mark for mark in field_work(self.function).marked if mark.place is place)
         return any(mark.field in self.store.idle_marks and not mark.on for mark in marked)
+
+    @cached_property
+    def is_rotation(self) -> bool:
+        """Whether the store is gone through once, from its beginning to its end."""
+        return is_gone_through_once(self.loops, self.take.shown, self.own)
+
+    def leaves_it(self, op: Call | Store, places: Set[Path]) -> bool:
+        if not self.is_rotation:
+            return False
+        if isinstance(op, Call):
+            return strikes_off(op, self.own, places)
+        return clears(self.function, op, places)
 
     def _moves_a_top(self, at: ast.AST) -> bool:
         """`self.top -= 1`, by which the next one is taken off the pile."""

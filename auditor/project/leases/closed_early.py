@@ -33,7 +33,8 @@ def _consumers_that_stop(generator: Function, calls: Calls) -> Iterator[ast.For 
     for module in calls.model.project.parsed():
         if f"{generator.name}(" not in module.text:
             continue
-        for function in list(module.by_node.values()):
+        calling = (each for each in list(module.by_node.values()) if f"{generator.name}(" in each.text)
+        for function in calling:
             for loop in function.nodes:
                 if isinstance(loop, ast.For | ast.AsyncFor) and _stops(loop.body):
                     taken = _gone_over(loop.iter)

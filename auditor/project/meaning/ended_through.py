@@ -37,7 +37,9 @@ def is_ended_through(recogniser: Recogniser, field: str, protocol: str) -> bool:
 
 
 def _may_end(function: Function, names: frozenset[str], field: str) -> bool:
-    return _ends(function, names) or _shows(function, field) or _hands_on(function, field)
+    if _ends(function, names):
+        return True
+    return field in function.text and (_shows(function, field) or _hands_on(function, field))
 
 
 def _ends(function: Function, names: frozenset[str]) -> bool:
