@@ -2,11 +2,11 @@
 
 ## What
 Some path releases the lease or hands it on; another one (return, break, continue, falling off the end, a
-handler that swallows an exception) leaves while it is still held. So does a pool's own method that takes
-out of its store, which nobody fills again, and passes over what does not suit the caller, or what it has
-only cleaned on its way through the store, or drops one without counting it down where others do. An amount or a permit may be given back by whoever finds it noted:
-of those that a way out notes nowhere, or answers with None where others answer with what it goes with, it
-is said.
+handler that swallows an exception) leaves while it is still held. So does a pool's own method that takes out
+of its store, which nobody fills again, and passes over what does not suit the caller, or what it has only
+cleaned on its way through the store, or drops one without counting it down where others do. An amount or a
+permit may be given back by whoever finds it noted: of those that a way out notes nowhere, or answers with
+None where others answer with what it goes with, it is said.
 
 ## Why
 The common case works, so tests pass; the rare one leaks: a request that is rejected, a batch that is

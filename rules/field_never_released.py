@@ -5,11 +5,12 @@ The lease lives as long as the object, and neither the class, its bases and subc
 who reaches the field by its name gives it back.
 
 So is a field of a record that holds several leases (`Chunk(pages, slot)`), where whoever ends such a record
-gives back another field of it, and all that the project does with this one is to work with what is there.
-So is one of two ends of such records, `finish(job)` and `preempt(job)`, that forgets a lease which the other
+gives back another field of it, and all that the project does with this one is to work with what is there. So
+is one of two ends of such records, `finish(job)` and `preempt(job)`, that forgets a lease which the other
 gives back, or puts the record back in line with it, where the next `admit(job)` puts another over it; and a
-method that says no to a record, leaves a lease on it, and is asked again for the same one. So is what is given
-back where a flag says so (`if request.use_draft:`) when another method turns the flag and leaves the lease.
+method that says no to a record, leaves a lease on it, and is asked again for the same one. So is what is
+given back where a flag says so (`if request.use_draft:`) when another method turns the flag and leaves the
+lease.
 
 ## Why
 Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made

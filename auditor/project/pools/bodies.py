@@ -1,6 +1,7 @@
 """What a pool's methods hand out, and how: under which key, of what kind, from what other pool."""
 
 import ast
+from collections.abc import Sequence
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
@@ -9,6 +10,9 @@ from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
 from auditor.source.nodes import walk
+
+TELLING = frozenset({"add_done_callback", "add_callback", "call_later", "call_at", "finalize"})
+"""Who is told by them is asked once the thing is over, or its time is."""
 
 SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})
 """Annotations that tell no handle from another."""
@@ -19,11 +23,28 @@ def told_nothing(function: Function) -> bool:
     args = getattr(function.node, "args", None)
     if not isinstance(args, ast.arguments):
         return False
-    switches = [default for default in (*args.defaults, *args.kw_defaults) if default is not None]
-    given = len(own_parameters(function))
-    return given == len(switches) and all(
-        isinstance(default, ast.Constant) and isinstance(default.value, bool) for default in switches
-    )
+    positional = [*args.posonlyargs, *args.args]
+    defaults = dict(zip((each.arg for each in reversed(positional)), reversed(args.defaults), strict=False))
+    defaults |= {
+        each.arg: default for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default
+    }
+    named = {each.arg: each.annotation for each in (*positional, *args.kwonlyargs)}
+    told = [*own_parameters(function), *(each.arg for each in args.kwonlyargs)]
+    return all(_is_switch(defaults.get(name), named.get(name)) for name in told)
+
+
+def _is_switch(default: ast.expr | None, annotation: ast.expr | None) -> bool:
+    """`force=False`, and `force: bool` without one."""
+    if default is not None:
+        return isinstance(default, ast.Constant) and isinstance(default.value, bool)
+    return isinstance(annotation, ast.Name) and annotation.id == "bool"
+
+
+def ends_when_it_is_done(function: Function, partners: Sequence[Function]) -> bool:
+    """`task.add_done_callback(partial(self._reap, log))`: it tells the end itself that it is over."""
+    names = {partner.name for partner in partners}
+    told = (arg for call in function.calls if last_part(call.func) in TELLING for arg in call.args)
+    return any(isinstance(node, ast.Attribute) and node.attr in names for arg in told for node in walk(arg))
 
 
 def fronts_a_pool(function: Function) -> bool:

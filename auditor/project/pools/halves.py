@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import (
+    ends_when_it_is_done,
     given_back_itself,
     keeps_what_it_is_told,
     kept_under_parameter,
@@ -75,6 +76,8 @@ def acquiring_half(
     """None where the body does not behave like one; of `shaped` ones it is known that it does."""
     if {"contextmanager", "asynccontextmanager"} & set(function.decorators) or returns_several(function):
         return None
+    if ends_when_it_is_done(function, partners):
+        return None
     if "classmethod" in function.decorators and not any(map(own_parameters, partners)):
         return None  # `Frame.acquire()` and `frame.release()`: the objects end themselves
     if function.is_abstract:
@@ -91,7 +94,8 @@ def acquiring_half(
         return marking_half(function, name, partners)
     if lowered and returns_the_amount(function):
         return Half(function, name, Handle.RESULT, 0, Value.AMOUNT, echo=True)
-    if name.verb == "acquire" and all(told_nothing(partner) for partner in partners):
+    public = [partner for partner in partners if not partner.name.startswith("_")] or partners
+    if name.verb == "acquire" and all(map(told_nothing, public)):
         return Half(function, name, Handle.RECEIVER, 0, Value.OBJECT)  # nothing is handed back but the object
     if not shaped and not hands_out(function, name, partners):
         return None
