@@ -12,9 +12,6 @@ from auditor.project.fields.forgetting import INITIAL
 from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk
 
-Flag = tuple[str, bool]
-"""The attribute, and what it says where the lease is given back."""
-
 SKIPPING = (ast.Return, ast.Continue)
 
 Known = Callable[[Function], Set[ast.Call]]
@@ -35,31 +32,54 @@ def with_its_flag_turned(outcome: Outcome, family: Sequence[Function], known: Kn
 
 
 def _turned_by(family: Sequence[Function], filling: Function, field: str, known: Known) -> Function | None:
-    ends = [(each, call) for each in family for call in known(each) if _is_given(each, call, field)]
-    flags = [set(_flags_around(method, call)) - {(field, True), (field, False)} for method, call in ends]
+    ends = [
+        (each, call, owners)
+        for each in family
+        for call in known(each)
+        if (owners := _owners_of_given(each, call, field))
+    ]
+    flags = [
+        {
+            (flag, says)
+            for owner, flag, says in _flags_around(method, call)
+            if owner in owners and flag != field
+        }
+        for method, call, owners in ends
+    ]
     asked = set.intersection(*flags) if flags else set()
-    enders = {method for method, _ in ends}
+    names = {method.name for method, _, _ in ends}
     for method in sorted(family, key=lambda each: each.qualname) if asked else ():
-        if method in enders or method is filling or method.name in INITIAL or f".{field}" in method.text:
+        if method is filling or method.name in names | INITIAL or f".{field}" in method.text or known(method):
             continue
-        if any(method.calling(ender.name) for ender in enders):
+        if any(method.calling(name) for name in names):
             continue  # `self.end()`, and `self.open = False`
         if any((flag, not says) in asked for flag, says in _set_in(method)):
             return method
     return None
 
 
-def _is_given(method: Function, call: ast.Call, field: str) -> bool:
-    """What lies in the field, by itself or under a name."""
-    operands = [*call.args, *(keyword.value for keyword in call.keywords), call.func]
+def _owners_of_given(method: Function, call: ast.Call, field: str) -> set[str]:
+    """Names of the objects whose field it is given: what lies there, by itself or under a name."""
+    operands = [*call.args, *(keyword.value for keyword in call.keywords)] or [call.func]
     named = [node.id for operand in operands for node in walk(operand) if isinstance(node, ast.Name)]
     values = [each for name in named for each in (*given_to(method, name), *gone_through(method, name))]
-    parts = (node for each in (*operands, *values) for node in walk(each))
-    return any(isinstance(node, ast.Attribute) and node.attr == field for node in parts)
+    parts = [node for each in (*operands, *values) for node in walk(each)]
+    asked = {
+        id(node.func.value)
+        for node in parts
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    return {
+        node.value.id
+        for node in parts
+        if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.value, ast.Name)
+        if id(node) not in asked  # `self.slots.alloc(n)` of the pool that is called like the field
+    }
 
 
-def _flags_around(method: Function, call: ast.Call) -> Iterator[Flag]:
-    """`if request.use_draft:` around it, `if not request.use_draft: return` before it."""
+def _flags_around(method: Function, call: ast.Call) -> Iterator[tuple[str, str, bool]]:
+    """`if request.use_draft:` around it, `if not request.use_draft: return` before it: of whom, which, and
+    what it says where the call is made."""
     for holder in (method.node, *method.statements):
         for suite in (getattr(holder, name, []) for name in ("body", "orelse", "finalbody")):
             at = next((n for n, each in enumerate(suite) if any(part is call for part in walk(each))), None)
@@ -72,11 +92,11 @@ def _flags_around(method: Function, call: ast.Call) -> Iterator[Flag]:
                     yield from _said(before.test, False)
 
 
-def _said(test: ast.expr, holds: bool) -> Iterator[Flag]:
+def _said(test: ast.expr, holds: bool) -> Iterator[tuple[str, str, bool]]:
     """What such a condition says of attributes where it holds, or does not."""
     match test:
-        case ast.Attribute(value=ast.Name(), attr=flag):
-            yield flag, holds
+        case ast.Attribute(value=ast.Name(id=owner), attr=flag):
+            yield owner, flag, holds
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _said(operand, not holds)
         case ast.BoolOp(op=op, values=parts) if isinstance(op, ast.And) == holds:
@@ -84,7 +104,7 @@ def _said(test: ast.expr, holds: bool) -> Iterator[Flag]:
                 yield from _said(part, holds)
 
 
-def _set_in(method: Function) -> Iterator[Flag]:
+def _set_in(method: Function) -> Iterator[tuple[str, bool]]:
     for target, value in assignments(method):
         match target, value:
             case ast.Attribute(attr=flag), ast.Constant(value=bool() as says):

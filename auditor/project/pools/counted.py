@@ -1,9 +1,11 @@
 """Pairs of a class that count: users, permits, references to others' objects."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import hands_out_what_ends, returns_itself
@@ -30,6 +32,7 @@ def counted_pairs(
     model: ClassModel, cls: Class, methods: list[Function], paired: set[Function]
 ) -> Iterator[Pair]:
     """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
+    methods = [method for method in methods if not _hands_on_within(model, method, paired)]
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
@@ -68,6 +71,26 @@ def counted_pairs(
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+
+
+def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) -> bool:
+    """`self.lock(node)`, and `return Match(node, slots)`: a user of its own class's half, who owes what he
+    has locked to his caller, and that is a field of the match."""
+    names = {half.name for half in known if half.cls is method.cls}
+    locked = {
+        given.id
+        for call in method.calls
+        if own_attribute(call.func, method.owner or "") in names
+        for given in call.args
+        if isinstance(given, ast.Name)
+    }
+    made = (node.value for node in method.statements if isinstance(node, ast.Return) and locked)
+    return any(
+        isinstance(call, ast.Call)
+        and isinstance(model.callee(method, call.func), Class)
+        and any(isinstance(given, ast.Name) and given.id in locked for given in call.args)
+        for call in made
+    )
 
 
 def _belong_together(model: ClassModel, begins: Function, ends: Function) -> bool:
