@@ -3,19 +3,17 @@ gives the draft's slots back `if request.use_draft:`, and `disable_draft(request
 the slots are there."""
 
 import ast
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.lease import Field, StoredField
 from auditor.project.code.bindings import assignments, given_to, gone_through
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.one_end_forgets import Known
 from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk
 
 SKIPPING = (ast.Return, ast.Continue)
-
-Known = Callable[[Function], Set[ast.Call]]
-"""Calls of a function that give back, by what is known of the lease's pool."""
 
 
 def with_its_flag_turned(outcome: Outcome, family: Sequence[Function], known: Known) -> Iterator[StoredField]:
@@ -38,14 +36,7 @@ def _turned_by(family: Sequence[Function], filling: Function, field: str, known:
         for call in known(each)
         if (owners := _owners_of_given(each, call, field))
     ]
-    flags = [
-        {
-            (flag, says)
-            for owner, flag, says in _flags_around(method, call)
-            if owner in owners and flag != field
-        }
-        for method, call, owners in ends
-    ]
+    flags = [set(_flags_around(method, call, owners)) for method, call, owners in ends]
     asked = set.intersection(*flags) if flags else set()
     names = {method.name for method, _, _ in ends}
     for method in sorted(family, key=lambda each: each.qualname) if asked else ():
@@ -77,19 +68,24 @@ def _owners_of_given(method: Function, call: ast.Call, field: str) -> set[str]:
     }
 
 
-def _flags_around(method: Function, call: ast.Call) -> Iterator[tuple[str, str, bool]]:
-    """`if request.use_draft:` around it, `if not request.use_draft: return` before it: of whom, which, and
-    what it says where the call is made."""
+def _flags_around(method: Function, call: ast.Call, owners: Set[str]) -> Iterator[tuple[str, bool]]:
+    """`if request.use_draft:` around it, `if not request.use_draft: return` before it, of these objects: the
+    flag, and what it says where the call is made."""
+    for test, holds in _conditions_around(method, call):
+        yield from ((flag, says) for owner, flag, says in _said(test, holds) if owner in owners)
+
+
+def _conditions_around(method: Function, call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
     for holder in (method.node, *method.statements):
         for suite in (getattr(holder, name, []) for name in ("body", "orelse", "finalbody")):
             at = next((n for n, each in enumerate(suite) if any(part is call for part in walk(each))), None)
             if at is None:
                 continue
             if isinstance(holder, ast.If):
-                yield from _said(holder.test, suite is holder.body)
+                yield holder.test, suite is holder.body
             for before in suite[:at]:
                 if isinstance(before, ast.If) and not before.orelse and isinstance(before.body[-1], SKIPPING):
-                    yield from _said(before.test, False)
+                    yield before.test, False
 
 
 def _said(test: ast.expr, holds: bool) -> Iterator[tuple[str, str, bool]]:

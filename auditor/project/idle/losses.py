@@ -26,12 +26,12 @@ from auditor.project.idle.cut_short import cut_short
 from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import (
-    asks_books,
     asks_how_many,
     for_want,
     is_its_own,
     is_told_apart,
     of_those_in_use,
+    speaks_of_books,
     suits_others,
 )
 from auditor.project.idle.setting import TakenHere
@@ -198,7 +198,9 @@ class _Judge:
         if test is None or GETTING_RID.match(self.function.name):
             return False
         back = puts_back(self.work, held.roots, {id(self.take.shown)}, self.store.fields)
-        return (back or ends.handed_out) and not asks_books(self.store, self.function, test, self.take.shown)
+        return (back or ends.handed_out) and not speaks_of_books(
+            self.store, self.function, test, self.take.shown
+        )
 
     def _counts_and_hands_out(self, asked: Op) -> bool:
         """`self.lent += 1` before `return buffer`, on another way of the condition."""

@@ -61,7 +61,7 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
 
 
-def asks_books(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> bool:
+def speaks_of_books(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> bool:
     """Whether it tells where the thing is, or whether the entry of the store still counts."""
     return bool(_condition(stock, function, test, taking).words & BOOKS)
 
