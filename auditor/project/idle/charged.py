@@ -114,7 +114,8 @@ class _Charge:
             if isinstance(op, Constant | Move) and op.target == RESULT and isinstance(op.at, ast.Return):
                 return (replace(state, answer=op.at),)
             ended = node == site or self._settles(op) or self._goes_back(op)
-            self.granted |= ended and node != site and isinstance(op, Store | Call)
+            others = ended and node != site and isinstance(op, Store | Call)
+            self.granted |= others and not state.failed  # undone after a failure: kept otherwise, maybe
             return () if ended else (state,)
 
         known = frozenset(fact for fact in known if f".{self.name}" not in fact[0])

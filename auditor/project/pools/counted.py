@@ -15,6 +15,7 @@ from auditor.project.pools.locks_within import lock_pairs
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.credits import credits_taken
+from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
     counts_of_itself,
@@ -26,6 +27,7 @@ from auditor.project.shapes.reference_counts import (
 )
 from auditor.project.shapes.use_counts import capacities, permits, use_counts
 from auditor.protocols.vocabulary import Name
+from auditor.source.nodes import walk
 
 
 def counted_pairs(
@@ -57,6 +59,8 @@ def counted_pairs(
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
     plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain)):
+        if ends.name.startswith("_") and _knows_its_maker(begins):
+            continue
         marking = marking_half(begins, up, [ends])
         if marking is not None and returns_the_amount(begins):
             marking = Half(begins, up, value=Value.AMOUNT, echo=True)
@@ -90,6 +94,18 @@ def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) 
         and isinstance(model.callee(method, call.func), Class)
         and any(isinstance(given, ast.Name) and given.id in locked for given in call.args)
         for call in made
+    )
+
+
+def _knows_its_maker(begins: Function) -> bool:
+    """`return Response(status, Stream(self, stream_id))`: closing it tells this object's private end, whatever
+    its methods are called."""
+    return any(
+        isinstance(arg, ast.Name) and arg.id == begins.owner
+        for value in field_work(begins).returned
+        for call in walk(value)
+        if isinstance(call, ast.Call)
+        for arg in (*call.args, *(each.value for each in call.keywords))
     )
 
 

@@ -38,7 +38,7 @@ def hands_on(function: Function, partners: list[Function]) -> bool:
         if _is_returned(asked, function)
         for partner in partners
         for other, call, giving in _asked(partner)
-        if other == field and _is_told_of(call, partner)
+        if other == field and _is_told_of(call, partner) and not _told_both(call, function)
     )
 
 
@@ -76,6 +76,11 @@ def undo_in_one_word(giving: str, taking: str) -> bool:
 def _is_told_of(call: ast.Call, function: Function) -> bool:
     given = own_parameters(function)
     return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id in given
+
+
+def _told_both(call: ast.Call, function: Function) -> bool:
+    """`consume(tag)` and `cancel(tag)`: the caller has chosen what the other half is told."""
+    return getattr(call.args[0], "id", "") in own_parameters(function)
 
 
 def _is_returned(call: ast.Call, function: Function) -> bool:

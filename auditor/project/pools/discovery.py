@@ -7,10 +7,11 @@ another release. A getter that changes nothing, an `allocated_gb`, a `release` w
 halves of anything."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import handed_out
@@ -151,6 +152,8 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
         givers = list(found.givers)
+        if all(_asks_all(giver, found.takers) for giver in givers):
+            continue
         takers = [acquiring_half(m, acquiring, givers, shaped=True) for m in found.takers if m not in paired]
         got = tuple(
             replace(half, by_shape=True)
@@ -165,6 +168,12 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
                 for m in givers
             )
             yield Pair(name, cls, got, (*back, *settling(got, methods)))
+
+
+def _asks_all(giver: Function, takers: Sequence[Function]) -> bool:
+    """`generate()` asks its own `admit()`, and counts down when it is through: it owes, and is owed nothing."""
+    asked = {own_attribute(call.func, giver.owner or "") for call in giver.calls}
+    return all(taker.name in asked for taker in takers)
 
 
 def _is_key(half: Half, givers: list[Function]) -> bool:

@@ -57,7 +57,11 @@ def _numbered(work: FieldWork, key: ast.expr) -> bool:
 
 
 def strikes(work: FieldWork, name: str) -> bool:
-    return any(each == name and work.is_from_told(key) for each, key in work.removed)
+    """On a way that a user expects: `kill(pid)` strikes off in a handler what had died before."""
+    struck = [key for each, key in work.removed if each == name and work.is_from_told(key)]
+    tries = (each for each in work.method.statements if isinstance(each, ast.Try)) if struck else ()
+    handled = {id(node) for each in tries for handler in each.handlers for node in walk(handler)}
+    return any(id(key) not in handled for key in struck)
 
 
 def _is_number(value: ast.expr, counted: set[str]) -> bool:
