@@ -68,6 +68,8 @@ SETS = (
     "ushers",
     "keepers",
     "deputies",
+    "stokers",
+    "brokers",
     "pilots",
     "auditors",
 )

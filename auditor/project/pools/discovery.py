@@ -305,19 +305,21 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
         return False  # it is given nothing back: a `free()` of the pool itself
     if function.is_abstract:
         return not only_passes(function)
-    if _is_told_a_measure(function):
+    if _is_told_no_lease(function):
         return False
     return changes_state(function) or any(
         RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function)
     )
 
 
-def _is_told_a_measure(function: Function) -> bool:
-    """`give_back_step(self, idle_seconds: float)`: no lease is a fraction of anything, or a switch."""
+def _is_told_no_lease(function: Function) -> bool:
+    """`give_back_step(self, idle_seconds: float)`: no lease is a fraction of anything, or a switch; nor another
+    object like this one, of `restore_fields(self, other: "Output")`."""
     first = own_parameters(function)[:1]
     arguments = getattr(function.node, "args", None)
     named = [*arguments.posonlyargs, *arguments.args] if isinstance(arguments, ast.arguments) else []
+    none = {"float", "bool"} | ({function.cls.name} if function.cls is not None else set())
     return any(
-        each.arg in first and each.annotation and ast.unparse(each.annotation) in ("float", "bool")
+        each.arg in first and each.annotation and ast.unparse(each.annotation).strip("'\"") in none
         for each in named
     )

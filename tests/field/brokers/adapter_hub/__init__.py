@@ -1,0 +1,3 @@
+from .server import AdapterServer
+
+__all__ = ["AdapterServer"]

@@ -1,0 +1,3 @@
+from .engine import PrefillEngine
+
+__all__ = ["PrefillEngine"]

@@ -1,0 +1,3 @@
+from .engine import CacheEngine
+
+__all__ = ["CacheEngine"]

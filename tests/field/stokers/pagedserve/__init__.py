@@ -1,0 +1,4 @@
+from .engine import Engine
+from .scheduler import Scheduler
+
+__all__ = ["Engine", "Scheduler"]

@@ -1,0 +1,3 @@
+from .service import RewardService
+
+__all__ = ["RewardService"]
