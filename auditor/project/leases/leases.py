@@ -37,6 +37,7 @@ from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
+from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.leases.unnoted import lines_without_a_note
 from auditor.project.meaning.effects import FunctionEffects
@@ -171,6 +172,7 @@ class Follower(Afterwards):
             or (acquisition.value is Value.INDEX and self._ends_with_its_allocator(op))
             or taken_at_birth(op.at, function)
             or empties_itself(op.at, function)
+            or (acquisition.handle is Handle.RECEIVER and taken_again(function, op.at))
         )
 
     def _believed(

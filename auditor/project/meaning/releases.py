@@ -8,8 +8,9 @@ from auditor.flow.effects import Handle, Position, Value
 from auditor.flow.operands import PROCESS_POSITION
 from auditor.project.code.aliases import Aliases
 from auditor.project.code.bindings import told_anything
-from auditor.project.code.calls import Calls, is_bound, parameter_for
+from auditor.project.code.calls import Calls, accepts, is_bound, parameter_for
 from auditor.project.code.modules import Class, Function
+from auditor.project.pools.called_like import called_like_pool
 from auditor.project.pools.halves import Half, Pair
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING
@@ -48,7 +49,9 @@ class Releases:
         self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self._proposed: dict[tuple[Function, str], tuple[Pair, Half]] = {}  # of which one may end several
+        self._ends_of: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
+            self._ends_of.setdefault(pair.name, []).extend((pair, half) for half in pair.releases)
             for half in pair.releases:
                 self.releasing.setdefault(half.function, (pair, half))
                 if pair.proposed:
@@ -117,8 +120,25 @@ class Releases:
                 return position != -1 and is_told_of_it(half, call, position)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
+        if not targets and dotted is None and self._ended_like(call, position, protocol):
+            return True
         names = names_of(targets, None, dotted)
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
+
+    def _ended_like(self, call: ast.Call, position: Position, protocol: str) -> bool:
+        """`self.watchdog.stop(key)` of an unknown receiver that is called like the pool that lent it: whoever
+        is believed to have lent by that is believed to take back by it."""
+        if not isinstance(call.func, ast.Attribute) or position == -1:
+            return False
+        receiver, name = call.func.value, call.func.attr
+        return any(
+            half.function.name == name
+            and half.handle in (Handle.RESULT, Handle.ARGUMENT)
+            and accepts(half.function, call)
+            and is_told_of_it(half, call, position)
+            and called_like_pool(receiver, pair)
+            for pair, half in self._ends_of.get(protocol, ())
+        )
 
     def declares(
         self, function: Function, call: ast.Call, position: Position, protocol: Protocol | None = None

@@ -37,9 +37,10 @@ SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load)(?:_
 
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
-    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest)(?:_|$)"
+    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest|manage)(?:_|$)"
+    r"|(?:tell|seek|flush|read|write|append|extend)$"
 )
-"""Names of what shows everybody the same, and of what works."""
+"""Names of what shows everybody the same, of what works, and of what every file and list has."""
 
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
