@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from auditor.flow.effects import Acquisition, Value
 from auditor.ir.ops import ANY_ITEM, TO_COME, Call, Constant, Fresh, Op, Path, is_temporary
+from auditor.protocols.vocabulary import LEASE_METHODS
 from auditor.source.nodes import walk
 
 VIEWS = frozenset({".T", ".mT", ".H", ".mH", ".data", ".real", ".imag", "._base"})
@@ -23,6 +24,9 @@ DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".co
 """Attributes of a file, a response, a cursor, a process or an image that tell about it: whoever has them has
 not the file."""
 
+
+OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS})
+"""No tensor has these: `stack.callback(lease.release)` of what a pool lent that is called a tensor pool."""
 
 NUMBERS = re.compile(r"(?:^\.|_)(?:ids?|idxs?|index|indexes|indices|numbers?|blocks?|pages?|slots?|rows?)$")
 """Fields of an object that stands for numbers: `group.page_ids`."""
@@ -68,6 +72,8 @@ def part(place: Path, operand: Path, acquisition: Acquisition) -> str | None:
     if not METADATA.isdisjoint(rest):
         return None
     value = acquisition.value
+    if value is Value.TENSOR and rest[0] in OWN_ENDS:
+        return "maybe"
     if value is Value.TENSOR:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
     if not DESCRIPTIONS.isdisjoint(rest) or rest[0] in acquisition.telling:

@@ -16,6 +16,9 @@ from auditor.protocols.vocabulary import split
 AT_MOST = 2
 """So many functions may forget it on one of their ways for each that does not."""
 
+OUTNUMBERED = 4
+"""Where more than two never do, so many must for each of them: that many do not all forget."""
+
 
 def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]:
     """The proposed pairs, by name, of which this is not believed."""
@@ -62,7 +65,8 @@ def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
     always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in kept)
     sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
-    return never < always and sometimes <= AT_MOST * always
+    few = never < always if never <= AT_MOST else OUTNUMBERED * never <= always
+    return few and sometimes <= AT_MOST * always
 
 
 def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:

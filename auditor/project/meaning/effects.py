@@ -173,9 +173,16 @@ class FunctionEffects(OutsideEffects):
         )
 
     def _passes_release(self, call: Call, position: Position) -> bool:
-        """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease."""
+        """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease; it may be the
+        lease's own: `stack.callback(lease.release)`."""
         if never_run(self.function, call):
             return False
+        if isinstance(position, int) and 0 <= position < len(call.at.args):
+            match call.at.args[position]:
+                case ast.Attribute(value=ast.Name()) as own:
+                    imagined = ast.Call(func=own, args=[], keywords=[])
+                    if self.recogniser.releases_by_name(imagined, -1, Value.OBJECT):
+                        return True
         for index, argument in enumerate(call.at.args):
             if index == position or not isinstance(argument, (ast.Attribute, ast.Name)):
                 continue

@@ -102,8 +102,9 @@ class OutsideEffects:
         if value is Value.INDEX and call.receiver is None and position == 0 and not rest:
             if call.method == "str":
                 return Treatment(result=(SPELT,), maybe=True)
-            if call.method == "int" and call.args and len(call.args[0][0]) == 1:
-                return SAME  # `number = int(slot)`
+            told = call.args[0][0] if call.args else ()
+            if call.method == "int" and (len(told) == 1 or (told and is_temporary(told))):
+                return SAME  # `number = int(slot)`, `number = int(pool.allocate(1)[0])`
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
         if call.method == "next" and gives_a_key(self.function, call.at):

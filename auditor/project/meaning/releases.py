@@ -13,7 +13,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.called_like import called_like_pool
 from auditor.project.pools.halves import Half, Pair
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASING
+from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASE_WORDS, RELEASING, take_apart
 from auditor.source.imports import dotted_text
 
 FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
@@ -215,10 +215,12 @@ class Releases:
     def releases_by_name(self, call: ast.Call, position: Position, value: Value) -> bool:
         """Where nothing is known of the callee: `pool.free(x)`, `release_block(x)`, `lease.release()`."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if position == -1 and isinstance(call.func, ast.Attribute):
+            # what is called a tensor here for its pool's name alone has no other method so called
+            said = value is Value.TENSOR and take_apart(name, RELEASE_WORDS) is not None
+            return name in LEASE_METHODS or said
         if position == -1:
-            return (
-                value is not Value.TENSOR and isinstance(call.func, ast.Attribute) and name in LEASE_METHODS
-            )
+            return False
         return RELEASING.fullmatch(name) is not None
 
 

@@ -11,7 +11,7 @@ from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
 from auditor.source.nodes import walk
 
-TELLING = frozenset({"add_done_callback", "add_callback", "call_later", "call_at", "finalize"})
+TELLING = frozenset({"add_done_callback", "add_callback", "link", "call_later", "call_at", "finalize"})
 """Who is told by them is asked once the thing is over, or its time is."""
 
 SIMPLE = frozenset({"", "None", "bool", "int", "str", "float", "Any", "object"})

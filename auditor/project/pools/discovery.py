@@ -319,7 +319,11 @@ def _is_told_no_lease(function: Function) -> bool:
     arguments = getattr(function.node, "args", None)
     named = [*arguments.posonlyargs, *arguments.args] if isinstance(arguments, ast.arguments) else []
     none = {"float", "bool"} | ({function.cls.name} if function.cls is not None else set())
+    if function.name.startswith("restore"):
+        none |= {"dict", "Mapping"}  # what was saved, of an object that is made anew
     return any(
-        each.arg in first and each.annotation and ast.unparse(each.annotation).strip("'\"") in none
+        each.arg in first
+        and each.annotation
+        and ast.unparse(each.annotation).partition("[")[0].strip("'\"") in none
         for each in named
     )

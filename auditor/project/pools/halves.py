@@ -1,9 +1,10 @@
 """The halves of a pair: what says that a method acquires, how, and what it hands out."""
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Handle, Position, Value
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import (
     ends_when_it_is_done,
@@ -78,6 +79,12 @@ def acquiring_half(
         return None
     if ends_when_it_is_done(function, partners):
         return None
+    asked = _asked_alone(function)
+    if asked is not None and _asked_alone(asked[0]) is None:
+        inner = acquiring_half(asked[0], name, partners, shaped=shaped)
+        told = _told_as(asked[1], asked[0], inner.argument) if inner is not None else ""
+        if inner is not None and inner.handle is Handle.ARGUMENT and told in own_parameters(function):
+            return replace(inner, function=function, argument=told)
     if "classmethod" in function.decorators and not any(map(own_parameters, partners)):
         return None  # `Frame.acquire()` and `frame.release()`: the objects end themselves
     if function.is_abstract:
@@ -106,6 +113,27 @@ def acquiring_half(
     if keyed is not None and not (given_back_itself(function, partners) or by_another_key):
         return Half(function, name, Handle.ARGUMENT, keyed, _told_value(function))
     return Half(function, name, Handle.RESULT, 0, value_of(function))
+
+
+def _asked_alone(function: Function) -> tuple[Function, ast.Call] | None:
+    """`return self.allocate_msg(data, more)`, and nothing else: what is owed is what that one says."""
+    body = [each for each in getattr(function.node, "body", ()) if not _is_docstring(each)]
+    match body:
+        case [ast.Return(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call)]:
+            named = own_attribute(call.func, function.owner or "")
+            methods = function.cls.methods if function.cls is not None else {}
+            found = methods.get(named) if named is not None else None
+            return (found, call) if found is not None and found is not function else None
+    return None
+
+
+def _told_as(call: ast.Call, asked: Function, position: Position) -> str:
+    """The name that stands for this parameter of what is asked."""
+    names = own_parameters(asked)
+    name = names[position] if isinstance(position, int) and position < len(names) else position
+    at = names.index(name) if name in names else len(names)
+    given = [*call.args[at : at + 1], *(each.value for each in call.keywords if each.arg == name)]
+    return given[0].id if given and isinstance(given[0], ast.Name) else ""
 
 
 def _told_value(function: Function) -> Value:
