@@ -5,7 +5,8 @@ Who ends on all his ways what he began believes that it has to be ended; who nev
 opposite. Those who do it on some ways only are the ones that the question is about: they count for nothing,
 but must not be all that there is."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from auditor.flow.effects import Handle
 from auditor.project.code.bindings import TEST_FILE
@@ -19,9 +20,13 @@ AT_MOST = 2
 OUTNUMBERED = 4
 """Where more than two never do, so many must for each of them: that many do not all forget."""
 
+MOSTLY = 2
+"""What a body alone calls a pool is none where more than three users never end it, and over so many times
+those that do."""
 
-def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]:
-    """The proposed pairs, by name, of which this is not believed."""
+
+def disbelieved(recogniser: Recogniser, outcomes: Collection[Outcome]) -> Set[str]:
+    """The proposed pairs, by name, of which this is not believed; those by shape that nearly all forget."""
     by_pair: dict[str, list[Outcome]] = {
         pair.name: [] for pair, _ in recogniser.acquiring.values() if pair.proposed
     }
@@ -30,7 +35,7 @@ def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]
             by_pair[outcome.acquisition.protocol].append(outcome)
     believed = {name for name, users in by_pair.items() if _is_believed(recogniser, users)}
     beside = _with_the_same_ends(recogniser, by_pair.keys())
-    return {
+    return _mostly_forgotten(recogniser, outcomes) | {
         name
         for name, users in by_pair.items()
         if name not in believed
@@ -38,6 +43,24 @@ def disbelieved(recogniser: Recogniser, outcomes: Iterable[Outcome]) -> Set[str]
             _is_believed(recogniser, [*users, *by_pair[other]]) for other in beside[name] & believed if users
         )
     }
+
+
+def _mostly_forgotten(recogniser: Recogniser, outcomes: Collection[Outcome]) -> Set[str]:
+    """Of pairs that nobody called so: an alias that counts its uses is not owed for that. What the pool's own
+    class does says nothing of its users."""
+    shaped = {
+        pair.name: pair.owner
+        for pair, half in recogniser.acquiring.values()
+        if half.by_shape and not pair.proposed
+    }
+    never, always = Counter[str](), Counter[str]()
+    for outcome in outcomes:
+        name, lease = outcome.acquisition.protocol, outcome.lease
+        if name in shaped and not TEST_FILE.search(outcome.function.module.path):
+            of_others = outcome.function.cls is not shaped[name]
+            never[name] += loses_normally(lease) and not (lease.released or lease.handed_over)
+            always[name] += lease.released or (of_others and _is_ended_by_its_class(recogniser, outcome))
+    return {name for name in shaped if never[name] > max(AT_MOST + 1, MOSTLY * always[name])}
 
 
 def _with_the_same_ends(recogniser: Recogniser, names: Set[str]) -> Mapping[str, Set[str]]:

@@ -37,10 +37,12 @@ SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load)(?:_
 
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
-    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest|manage)(?:_|$)"
-    r"|(?:tell|seek|flush|read|write|append|extend)$"
+    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest|manage|on)(?:_|$)"
 )
-"""Names of what shows everybody the same, of what works, and of what every file and list has."""
+"""Names of what shows everybody the same, and of what works."""
+
+EVERYDAY = frozenset({"tell", "seek", "flush", "read", "write", "append", "extend"})
+"""What every file and list has begins nothing."""
 
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
@@ -69,7 +71,7 @@ def proposed_pairs(
         ends = [
             each
             for each, ended in asked.items()
-            if each is not begins and _undoes(begins, begun, each, ended)
+            if each is not begins and begins.name not in EVERYDAY and _undoes(begins, begun, each, ended)
         ]
         ends = [each for each in ends if _may_end(begins, each) and asked_in_turn(model, begins, each)]
         told = {each: told_of(model, begins, each) for each in ends}

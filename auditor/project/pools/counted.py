@@ -8,14 +8,14 @@ from auditor.flow.effects import Handle, Value
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.bodies import ends_when_it_is_done, hands_out_what_ends, returns_itself
+from auditor.project.pools.bodies import hands_out_what_ends, returns_itself
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
+from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.credits import credits_taken
-from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
     counts_of_itself,
@@ -27,7 +27,6 @@ from auditor.project.shapes.reference_counts import (
 )
 from auditor.project.shapes.use_counts import capacities, permits, use_counts
 from auditor.protocols.vocabulary import Name
-from auditor.source.nodes import walk
 
 
 def counted_pairs(
@@ -35,14 +34,11 @@ def counted_pairs(
 ) -> Iterator[Pair]:
     """`begin_request` and `end_request` of a number of requests in flight; references to others' objects."""
     for pair in _counted(model, cls, methods, paired):
-        begins, ends = pair.acquires[0].function, pair.releases[0].function
-        if not (ends_when_it_is_done(begins, [ends]) or _tells_it_itself(model, begins, ends)):
+        if not told_by_itself(model, pair.acquires[0].function, [half.function for half in pair.releases]):
             yield pair
 
 
-def _counted(
-    model: ClassModel, cls: Class, methods: list[Function], paired: set[Function]
-) -> Iterator[Pair]:
+def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
     methods = [method for method in methods if not _hands_on_within(model, method, paired)]
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
@@ -101,38 +97,6 @@ def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) 
         and isinstance(model.callee(method, call.func), Class)
         and any(isinstance(given, ast.Name) and given.id in locked for given in call.args)
         for call in made
-    )
-
-
-def _tells_it_itself(model: ClassModel, begins: Function, ends: Function) -> bool:
-    """What `spawn()` lends tells the private `_task_done` when it is over, and no user does."""
-    if begins.name.startswith("_") or not ends.name.startswith("_"):
-        return False
-    if _knows_its_maker(begins):
-        return True
-    others = [path for path in model.project.calling(ends.name) if path != ends.module.path]
-    asking = [
-        (function, call)
-        for function in ends.module.by_node.values()
-        if function.cls is not ends.cls
-        for call in function.calling(ends.name)
-    ]
-    return not others and bool(asking) and all(_tells_of_itself(*each) for each in asking)
-
-
-def _tells_of_itself(function: Function, call: ast.Call) -> bool:
-    return [getattr(arg, "id", "") for arg in call.args] == [function.owner]
-
-
-def _knows_its_maker(begins: Function) -> bool:
-    """`return Response(status, Stream(self, stream_id))`: closing it tells this object's end, whatever its
-    methods are called."""
-    return any(
-        isinstance(arg, ast.Name) and arg.id == begins.owner
-        for value in field_work(begins).returned
-        for call in walk(value)
-        if isinstance(call, ast.Call)
-        for arg in (*call.args, *(each.value for each in call.keywords))
     )
 
 

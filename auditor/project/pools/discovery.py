@@ -36,6 +36,7 @@ from auditor.project.pools.of_functions import as_functions, as_methods, has_opp
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
+from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.wrapped_leases import with_ends_of_wrappers
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
@@ -56,6 +57,9 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
+PUTTING_AWAY = frozenset({"delete", "remove", "save", "dump", "archive", "backup", "snapshot", "store"})
+"""What `restore` undoes, of whatever is named behind it."""
+
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     """The pairs that one module defines. Objects that end themselves are lent where a module's names speak of
@@ -70,7 +74,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
         paired |= {half.function for pair in ending for half in pair.acquires}
-        shaped = [_with_ends(model, pair, methods) for pair in _by_shape(cls.name, cls, methods, paired)]
+        shaped = [
+            _with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)
+        ]
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
         yield from _beside_bases(model, cls, methods, paired)
@@ -96,7 +102,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         for name, f in sorted(module.functions.items())
         if f.cls is None and f.parent is None and name != "<module>"
     ]
-    of_module = list(_of_functions(module, plain))
+    of_module = list(_of_functions(model, module, plain))
     yield from of_module
     if module.assigned:
         halves = {half.function.qualname for pair in of_module for half in (*pair.acquires, *pair.releases)}
@@ -113,19 +119,19 @@ def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:
     """Of functions that one function makes and hands out together: what it has they have in common."""
     for factory in module.functions.values():
         handed = handed_out(factory)
-        found = list(_by_shape(factory.name, None, list(handed), set())) if handed else []
+        found = list(_by_shape(model, factory.name, None, list(handed), set())) if handed else []
         if found:
             model.factories[factory] = handed
         yield from found
 
 
-def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
+def _of_functions(model: ClassModel, module: Module, plain: list[Function]) -> Iterator[Pair]:
     """Of a pool that they are told first; of what they have in common, the module."""
     name = module.path.rpartition("/")[2].removesuffix(".py")
     seen = list(as_methods(plain))
     by_name = list(_pairs_of(name, None, seen))
     halves = {half.function for pair in by_name for half in pair.acquires}
-    of_first = [*by_name, *_by_shape(name, None, [f for f in seen if f not in halves], set())]
+    of_first = [*by_name, *_by_shape(model, name, None, [f for f in seen if f not in halves], set())]
     yield from (as_functions(pair, plain) for pair in of_first)
     taken = {half.function.qualname for pair in of_first for half in pair.acquires}
     rest = [function for function in plain if function.qualname not in taken]
@@ -134,7 +140,7 @@ def _of_functions(module: Module, plain: list[Function]) -> Iterator[Pair]:
     paired = {half.function for pair in named for half in pair.acquires}
     yield from counting_functions(name, [each for each in rest if each not in paired])
     if module.assigned and len(rest) > 1:
-        yield from _by_shape(name, None, [f for f in rest if has_opposite(f, rest)], paired)
+        yield from _by_shape(model, name, None, [f for f in rest if has_opposite(f, rest)], paired)
 
 
 def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
@@ -144,14 +150,16 @@ def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
         yield Pair(cls.name, cls, (half,), (Half(giver, releasing),))
 
 
-def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set[Function]) -> Iterator[Pair]:
+def _by_shape(
+    model: ClassModel, name: str, cls: Class | None, methods: list[Function], paired: set[Function]
+) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
     passing = not PASSING_ON.isdisjoint(split(name)[-1:])  # a `ChannelRegistry` is no channel
     if passing or (cls is not None and not may_have_shape(cls.text)):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
-        givers = list(found.givers)
+        givers = [each for each in found.givers if not _is_told_no_lease(each)]
         if all(_asks_all(giver, found.takers) for giver in givers):
             continue
         takers = [acquiring_half(m, acquiring, givers, shaped=True) for m in found.takers if m not in paired]
@@ -160,7 +168,7 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
             for half in takers
             if half is not None and (half.handle is Handle.RESULT or _is_key(half, givers))
         )
-        if got:
+        if got and not told_by_itself(model, got[0].function, givers):
             paired.update(half.function for half in got)
             keyed = got[0].handle is Handle.ARGUMENT
             back = (
@@ -171,7 +179,7 @@ def _by_shape(name: str, cls: Class | None, methods: list[Function], paired: set
 
 
 def _asks_all(giver: Function, takers: Sequence[Function]) -> bool:
-    """`generate()` asks its own `admit()`, and counts down when it is through: it owes, and is owed nothing."""
+    """`generate()` asks its own `admit()`, and counts down when it is through: it owes, and is not owed."""
     asked = {own_attribute(call.func, giver.owner or "") for call in giver.calls}
     return all(taker.name in asked for taker in takers)
 
@@ -230,7 +238,7 @@ def _beside_bases(
             continue
         found = list(_pairs_of(base.name, base, inherited))
         shaped = _by_shape(
-            base.name, base, inherited, {half.function for pair in found for half in pair.acquires}
+            model, base.name, base, inherited, {half.function for pair in found for half in pair.acquires}
         )
         yield from _jointly(cls, methods, [*inherited, *methods], [*found, *shaped], paired)
 
@@ -245,7 +253,7 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
         if acquiring is not None:
             acquires.append((function, acquiring))
         releasing = take_apart(function.name, RELEASE_WORDS)
-        if releasing is not None:
+        if releasing is not None and not _restores_what_was_put_away(releasing, functions):
             releases.append((function, releasing))
     halves = _behaving(acquires, releases)
     if halves is None:
@@ -255,6 +263,12 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
         got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
         if got and given:
             yield Pair(f"{name}.{kind}" if kind else name, owner, got, given)
+
+
+def _restores_what_was_put_away(releasing: Name, functions: list[Function]) -> bool:
+    """`restore_run(run_id)` undoes `delete_run(run_id)`: it gives back nothing of what `get_run()` got."""
+    away = (take_apart(each.name, PUTTING_AWAY) for each in functions) if releasing.verb == "restore" else ()
+    return any(each is not None and each.affix == releasing.affix for each in away)
 
 
 def _behaving(
@@ -313,8 +327,8 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
 
 
 def _is_told_no_lease(function: Function) -> bool:
-    """`give_back_step(self, idle_seconds: float)`: no lease is a fraction of anything, or a switch; nor another
-    object like this one, of `restore_fields(self, other: "Output")`."""
+    """`give_back_step(self, idle_seconds: float)`: no lease is a fraction of anything, or a switch; nor
+    another object like this one, of `restore_fields(self, other: "Output")`."""
     first = own_parameters(function)[:1]
     arguments = getattr(function.node, "args", None)
     named = [*arguments.posonlyargs, *arguments.args] if isinstance(arguments, ast.arguments) else []

@@ -23,6 +23,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import locks_through
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
 from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
+from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import takes_work
 from auditor.project.shapes.marked_places import finds_a_place
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters, removes_from_state
@@ -175,7 +176,10 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
         return False  # what one side puts in, the other gets to keep
     if name.verb in WEAK - COUNTING:
         return (
-            removes_from_state(function)
+            (
+                removes_from_state(function)
+                and not (name.verb == "get" and _of_other_stores(function, partners))
+            )
             or marks_an_entry(function, partners)
             or marks_itself(function, partners)
             or finds_a_place(function, partners)
@@ -185,6 +189,13 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
     if changes_state(function) or removes_from_state(function) or counts_what_it_returns(function, partners):
         return True
     return any(not STRONG.isdisjoint(split(name)) for name in called(function))
+
+
+def _of_other_stores(function: Function, partners: list[Function]) -> bool:
+    """`get_next()` takes results out of one field, and `push(actor)` puts idle actors into another."""
+    taken = {field for field, _ in field_work(function).taken}
+    filled = {put.field for partner in partners for put in field_work(partner).put}
+    return bool(taken and filled) and taken.isdisjoint(filled)
 
 
 def only_passes(function: Function) -> bool:

@@ -50,8 +50,9 @@ from auditor.protocols.vocabulary import ends, negates, split, undoes
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
     r"|complete|end|collect|extract)"
+    r"|(?:read|readline|readlines|popitem)$|on_"
 )
-"""Names of methods that hand out what is to go for good."""
+"""Names of methods that hand out what is to go for good, as every file's and dict's do; and of handlers."""
 
 LENGTHS = frozenset({"len", "length", "size"})
 """Words in the names of how many something has."""
