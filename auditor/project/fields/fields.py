@@ -43,6 +43,7 @@ from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
+from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -70,7 +71,7 @@ class Fields(CountsAtEnds):
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
-        wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
+        wanted = [lying_in_tables(outcome) for outcome in outcomes if not outcome.acquisition.opened]
         self.wanted = wanted
         self.takings = []
         self.places = {}
