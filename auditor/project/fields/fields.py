@@ -18,6 +18,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.at_birth import lost_after_birth
+from auditor.project.fields.cleared_beside_others import clears_beside_others
 from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.exits import ENTERS
@@ -155,8 +156,10 @@ class Fields(CountsAtEnds):
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         """By the field that is released, where two hold it: a stream's reader and its writer."""
         first = self._describe(outcome, node, path)
-        if first.released_by or first.escapes or len(path) != 2:
+        if first.released_by or first.escapes or (len(path) != 2 and path[2:] != (ANY_ITEM,)):
             return first
+        if path[2:] == (ANY_ITEM,):
+            return self._by_another_table(outcome, node, path) or first
         if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
             return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
         if any(other[0].startswith("@") for other in outcome.beside):
@@ -170,6 +173,15 @@ class Fields(CountsAtEnds):
                 if described.released_by or described.escapes:
                     return described
         return first
+
+    def _by_another_table(self, outcome: Outcome, node: int, path: Path) -> StoredField | None:
+        """`self.rows[key] = cell`, `self.order.append(cell)`: who goes over the one sees to those of both."""
+        for other in sorted({shortened(each) for each in outcome.beside} - {path}):
+            if other[2:] == (ANY_ITEM,) and own_field(outcome.function, other):
+                described = self._describe(outcome, node, other)
+                if described.released_by and not described.drops:
+                    return described
+        return None
 
     def _of_the_pool(self, outcome: Outcome) -> bool:
         """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life; not
@@ -270,9 +282,7 @@ class Fields(CountsAtEnds):
             ):
                 escapes = True
             elif (
-                answer.dropped
-                and method is not outcome.function
-                and forgets(method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol))
+                answer.dropped and method is not outcome.function and self._throws_away(outcome, method, path)
             ):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.foreign
@@ -281,6 +291,13 @@ class Fields(CountsAtEnds):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
         return released_by, escapes, lost_after_birth(self.project, drops, family)
+
+    def _throws_away(self, outcome: Outcome, method: Function, path: Path) -> bool:
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        alone = {place[:2] for place in outcome.beside} <= {path[:2]}
+        closes = alone and CLOSING.fullmatch(method.name) is not None
+        attribute = path[1][1:]
+        return forgets(method, attribute, ends) or (closes and clears_beside_others(method, attribute, ends))
 
     def _is_only_filled(self, outcome: Outcome, path: Path) -> bool:
         """The number lies in this table alone, and nobody takes one out of that."""

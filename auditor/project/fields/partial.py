@@ -153,7 +153,7 @@ class _Method:
         return cut.upper is not None and (_is_number(cut.upper) or self._is_told(cut.upper))
 
     def _is_told(self, bound: ast.expr) -> bool:
-        """By a parameter, by a field that is set at birth, or reckoned from such: `self.pages_for(tokens)`."""
+        """By a parameter, a field that is set at birth, or reckoned from such: `self.pages_for(tokens)`."""
         match bound:
             case ast.Call(func=ast.Attribute() as way, args=[_, *_] as args, keywords=[]):
                 return self._only_reckons(way) and all(map(self._is_told, args))
