@@ -215,7 +215,7 @@ class Passing(Perhaps):
             self.endings.kept.add(node)
             return None
         if treatment.moved_to is not None:
-            if treatment.moved_to[:1] in self._watched:
+            if self._watched.get(treatment.moved_to[:1], node) < node:
                 self.endings.taken.add(node)
                 return None
             if (to := self._for_others(node, treatment.moved_to)) is not None:
@@ -243,10 +243,11 @@ class Passing(Perhaps):
         return contexts
 
     @cached_property
-    def _watched(self) -> frozenset[Path]:
-        """`with closing_all(files):` has the list, and sees to what is put into it later."""
-        entered = (op for op in self.graph.ops if isinstance(op, Call) and op.entered)
-        return frozenset(path for op in entered for path, _ in op.args)
+    def _watched(self) -> dict[Path, int]:
+        """`with closing_all(files):` has the list, and sees to what is put into it further on: from which node
+        on, of those that stand in the order of the lines."""
+        calls = [(node, op) for node, op in enumerate(self.graph.ops) if isinstance(op, Call) and op.entered]
+        return {path: node for node, op in reversed(calls) for path, _ in op.args}
 
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition
