@@ -244,8 +244,8 @@ class Passing(Perhaps):
 
     @cached_property
     def _watched(self) -> dict[Path, int]:
-        """`with closing_all(files):` has the list, and sees to what is put into it further on: from which node
-        on, of those that stand in the order of the lines."""
+        """`with closing_all(files):` has the list, and sees to what is put into it further on: from which
+        node on, in the order of the lines."""
         calls = [(node, op) for node, op in enumerate(self.graph.ops) if isinstance(op, Call) and op.entered]
         return {path: node for node, op in reversed(calls) for path, _ in op.args}
 
