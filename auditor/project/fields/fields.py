@@ -37,6 +37,7 @@ from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
+from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
@@ -114,6 +115,12 @@ class Fields(CountsAtEnds):
                 outcome, list(self.family_of(cls)), lambda each: self._known_releases(outcome, each)
             )
 
+    def _over_in_records(self, outcome: Outcome) -> Iterator[StoredField]:
+        around = self._those_around(outcome.function)
+        yield from over_in_records(
+            outcome, around, self.project, lambda each: self._known_releases(outcome, each)
+        )
+
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
         self.whole = {shortened(path): path for _, path in outcome.stored}
@@ -126,7 +133,7 @@ class Fields(CountsAtEnds):
                 yield self._judged(outcome, node, path)
                 yield from self._lost_further_on(outcome, path)
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
-        yield from self._of_given_objects(outcome)
+        yield from (*self._of_given_objects(outcome), *self._over_in_records(outcome))
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
