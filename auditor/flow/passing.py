@@ -18,6 +18,9 @@ from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
+MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})
+"""Methods of a list after which an element may stand elsewhere."""
+
 CONVERTING = frozenset({"to", "cpu", "cuda"})
 """Methods of a tensor whose result is itself where it is so already."""
 
@@ -32,6 +35,7 @@ class Passing(Perhaps):
         if edge in RAISING and self.effects.only_releases(call):
             self._pass(node, call, held, edge)
             return ()
+        held = _without_positions(call, held)
         if node == self.site:
             self._note_kept(node, held)
             held = replace(held, stale=True)
@@ -211,7 +215,7 @@ class Passing(Perhaps):
             self.endings.kept.add(node)
             return None
         if treatment.moved_to is not None:
-            if treatment.moved_to[:1] in self._watched:
+            if self._watched.get(treatment.moved_to[:1], node) < node:
                 self.endings.taken.add(node)
                 return None
             if (to := self._for_others(node, treatment.moved_to)) is not None:
@@ -239,10 +243,11 @@ class Passing(Perhaps):
         return contexts
 
     @cached_property
-    def _watched(self) -> frozenset[Path]:
-        """`with closing_all(files):` has the list, and sees to what is put into it later."""
-        entered = (op for op in self.graph.ops if isinstance(op, Call) and op.entered)
-        return frozenset(path for op in entered for path, _ in op.args)
+    def _watched(self) -> dict[Path, int]:
+        """`with closing_all(files):` has the list, and sees to what is put into it further on: from which
+        node on, in the order of the lines."""
+        calls = [(node, op) for node, op in enumerate(self.graph.ops) if isinstance(op, Call) and op.entered]
+        return {path: node for node, op in reversed(calls) for path, _ in op.args}
 
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition
@@ -314,6 +319,22 @@ def _without_removed(call: Call, held: Held) -> Held:
     found = (below(place, call.args[0][0]) for place in held.places)
     gone = {(*call.receiver, ANY_ITEM, *rest) for rest in found if rest is not None}
     return replace(held, places=held.places - gone)
+
+
+def _without_positions(call: Call, held: Held) -> Held:
+    """`pair.pop()`: what was `pair[0]` may be another one, or gone."""
+    if call.method not in MOVING or call.receiver is None:
+        return held
+    whole = len(call.receiver)
+    lying = {
+        place
+        for place in held.places
+        if place[:whole] == call.receiver and place[whole : whole + 1] and place[whole][1:-1].isdecimal()
+    }
+    if not lying:
+        return held
+    somewhere = {(*call.receiver, ANY_ITEM, *place[whole + 1 :]) for place in lying}
+    return replace(held, places=held.places - lying | somewhere)
 
 
 def _waits(call: Call) -> bool:

@@ -231,6 +231,8 @@ class Forgetting:
     def _assume(self, node: int, op: Assume, held: Untouched) -> Untouched:
         if op.kind == "none" and not op.says_absent and op.subject in held.places:
             return held  # `if slot is None: return None`: there is one
+        if isinstance(op.at, ast.BoolOp) and not held.boxed:
+            return held  # its parts have been asked: `if first is None or second is None:`
         if held.boxed or op.names & held.roots or (op.subject or ("",))[0] in held.roots:
             return replace(held, asked=node)
         if held.asked >= 0:

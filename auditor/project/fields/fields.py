@@ -18,6 +18,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.at_birth import lost_after_birth
+from auditor.project.fields.cleared_beside_others import clears_beside_others
 from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.exits import ENTERS
@@ -36,6 +37,7 @@ from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
+from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
@@ -43,6 +45,7 @@ from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
+from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -70,7 +73,7 @@ class Fields(CountsAtEnds):
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
         """For each outcome (by id of its call) the fields of its own object that it was stored in."""
-        wanted = [outcome for outcome in outcomes if not outcome.acquisition.opened]
+        wanted = [lying_in_tables(outcome) for outcome in outcomes if not outcome.acquisition.opened]
         self.wanted = wanted
         self.takings = []
         self.places = {}
@@ -112,6 +115,12 @@ class Fields(CountsAtEnds):
                 outcome, list(self.family_of(cls)), lambda each: self._known_releases(outcome, each)
             )
 
+    def _over_in_records(self, outcome: Outcome) -> Iterator[StoredField]:
+        around = self._those_around(outcome.function)
+        yield from over_in_records(
+            outcome, around, self.project, lambda each: self._known_releases(outcome, each)
+        )
+
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
         self.whole = {shortened(path): path for _, path in outcome.stored}
@@ -124,7 +133,7 @@ class Fields(CountsAtEnds):
                 yield self._judged(outcome, node, path)
                 yield from self._lost_further_on(outcome, path)
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
-        yield from self._of_given_objects(outcome)
+        yield from (*self._of_given_objects(outcome), *self._over_in_records(outcome))
         if not outcome.stored:
             yield from self._entered(outcome)
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
@@ -154,8 +163,10 @@ class Fields(CountsAtEnds):
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         """By the field that is released, where two hold it: a stream's reader and its writer."""
         first = self._describe(outcome, node, path)
-        if first.released_by or first.escapes or len(path) != 2:
+        if first.released_by or first.escapes or (len(path) != 2 and path[2:] != (ANY_ITEM,)):
             return first
+        if path[2:] == (ANY_ITEM,):
+            return self._by_another_table(outcome, node, path) or first
         if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
             return replace(first, escapes=True)  # `fd = self._lock_file()`: the caller unlocks what he gets
         if any(other[0].startswith("@") for other in outcome.beside):
@@ -169,6 +180,15 @@ class Fields(CountsAtEnds):
                 if described.released_by or described.escapes:
                     return described
         return first
+
+    def _by_another_table(self, outcome: Outcome, node: int, path: Path) -> StoredField | None:
+        """`self.rows[key] = cell`, `self.order.append(cell)`: who goes over the one sees to those of both."""
+        for other in sorted({shortened(each) for each in outcome.beside} - {path}):
+            if other[2:] == (ANY_ITEM,) and own_field(outcome.function, other):
+                described = self._describe(outcome, node, other)
+                if described.released_by and not described.drops:
+                    return described
+        return None
 
     def _of_the_pool(self, outcome: Outcome) -> bool:
         """What a pool takes from itself, such as a block that stands for nothing, it keeps for its life; not
@@ -269,9 +289,7 @@ class Fields(CountsAtEnds):
             ):
                 escapes = True
             elif (
-                answer.dropped
-                and method is not outcome.function
-                and forgets(method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol))
+                answer.dropped and method is not outcome.function and self._throws_away(outcome, method, path)
             ):
                 found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
                 declared = outcome.acquisition.foreign
@@ -280,6 +298,13 @@ class Fields(CountsAtEnds):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
         return released_by, escapes, lost_after_birth(self.project, drops, family)
+
+    def _throws_away(self, outcome: Outcome, method: Function, path: Path) -> bool:
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        alone = {place[:2] for place in outcome.beside} <= {path[:2]}
+        closes = alone and CLOSING.fullmatch(method.name) is not None
+        attribute = path[1][1:]
+        return forgets(method, attribute, ends) or (closes and clears_beside_others(method, attribute, ends))
 
     def _is_only_filled(self, outcome: Outcome, path: Path) -> bool:
         """The number lies in this table alone, and nobody takes one out of that."""

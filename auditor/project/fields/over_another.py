@@ -26,7 +26,7 @@ from auditor.project.fields.looked_up import (
 )
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
 from auditor.project.fields.put_over import Way, lent_into
-from auditor.project.fields.reckoning import others_look_first, told_by_its_caller
+from auditor.project.fields.reckoning import others_look_first, speaking_for, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.replacing import works_first
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
@@ -145,7 +145,8 @@ class OverAnother(Refilling):
             return False
         pairs = comes_in_pairs(way.method.name)
         again = not has_gone_to_the_caller(outcome) and self._comes_again(filling, way.family)
-        return again or (not pairs and others_look_first(filling, way.call, way.family))
+        alike = speaking_for(filling, way.family, self.model)
+        return again or (not pairs and others_look_first(filling, way.call, alike))
 
     def _is_filled_again(self, way: Way, outcome: Outcome) -> bool:
         """`self.anchor = node.pin()`, where another method looks before it fills its field; of what is stored
@@ -153,7 +154,8 @@ class OverAnother(Refilling):
         if outcome.stored or comes_in_pairs(way.method.name) or not may_be_called_again(way.method):
             return False
         place = (way.filling.owner, f".{way.filling.field}")
-        looked_at = others_look_first(way.filling, outcome.call, way.family)
+        alike = speaking_for(way.filling, way.family, self.model)
+        looked_at = others_look_first(way.filling, outcome.call, alike)
         return looked_at and not self._handed_on(outcome, list(way.family), place)
 
     def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:

@@ -12,6 +12,7 @@ AROUND = frozenset({"list", "tuple", "sorted", "reversed", "iter"})
 ENDS = frozenset({"pop", "popleft", "popitem"})
 EMPTY = frozenset({"list()", "dict()", "set()", "deque()", "[]", "{}", "None"})
 ADDING = frozenset({"append", "extend", "appendleft"})
+RECKONING = frozenset({"min", "max", "abs", "int", "ceil", "floor"})
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -152,6 +153,13 @@ class _Method:
         return cut.upper is not None and (_is_number(cut.upper) or self._is_told(cut.upper))
 
     def _is_told(self, bound: ast.expr) -> bool:
+        """By a parameter, a field that is set at birth, or reckoned from such: `self.pages_for(tokens)`."""
+        match bound:
+            case ast.Call(func=ast.Attribute() as way, args=[_, *_] as args, keywords=[]):
+                return self._only_reckons(way) and all(map(self._is_told, args))
+            case ast.BinOp(left=left, right=right):
+                both = (left, right)
+                return all(_is_number(each) or self._is_told(each) for each in both)
         name = own_attribute(bound, self.own)
         if name is None or self.method.cls is None:
             return isinstance(bound, ast.Name) and bound.id in self.method.parameters
@@ -162,6 +170,17 @@ class _Method:
             if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Store)
         ]
         return written == ["__init__"]
+
+    def _only_reckons(self, way: ast.Attribute) -> bool:
+        """A method of the object's own that asks none of its tables how many there are."""
+        name = own_attribute(way, self.own) or ""
+        asked = self.method.cls.methods.get(name) if self.method.cls is not None else None
+        return asked is not None and not any(
+            isinstance(node, ast.Subscript)
+            or (isinstance(node, ast.Call) and last_part(node.func) not in RECKONING)
+            for statement in asked.statements
+            for node in walk(statement)
+        )
 
     def _asks_only(self, test: ast.expr, turn: str) -> bool:
         """`if turn % 2 == 0:`"""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import assigned_by, given_to, own_attribute
 from auditor.project.code.field_paths import mentions
+from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import (
     Filling,
@@ -114,6 +115,15 @@ def _empties(node: ast.Assign, own: str, field: str) -> bool:
 
 def _is_nothing(value: ast.expr) -> bool:
     return is_none(value) or (isinstance(value, (ast.List, ast.Tuple)) and not value.elts)
+
+
+def speaking_for(filling: Filling, family: Sequence[Function], model: Lineage) -> list[Function]:
+    """Not methods of a derived class that have to do with fields of their own, of which its base knows
+    nothing."""
+    if filling.method.cls is None:
+        return list(family)
+    bases = model.lineage(filling.method.cls)
+    return [each for each in family if each.cls in bases or mentions(each, filling.field)]
 
 
 def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:

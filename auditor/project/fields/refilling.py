@@ -61,6 +61,7 @@ from auditor.project.fields.reckoning import (
     makes_known,
     others_look_first,
     puts_in,
+    speaking_for,
     takes_out,
     told_by_its_caller,
     turns_over,
@@ -159,7 +160,7 @@ class Refilling(ForgottenFields):
         self, filling: Filling, outcome: Outcome, family: list[Function], enders: list[Function]
     ) -> bool:
         """`plan(n)`, which anybody may call twice, as against `begin()` and `start()`."""
-        if others_look_first(filling, outcome.call, family):
+        if others_look_first(filling, outcome.call, speaking_for(filling, family, self.model)):
             return True
         if any(in_turns(filling.method.name, ender.name) for ender in enders):
             return False
@@ -176,7 +177,8 @@ class Refilling(ForgottenFields):
         if replaces_what_is_known(filling, family):
             return True
         comes = comes_in_pairs(filling.method.name)
-        alike = [each for each in family if not (comes and makes_known(filling, each, family))]
+        known = speaking_for(filling, family, self.model)
+        alike = [each for each in known if not (comes and makes_known(filling, each, family))]
         again = known_elsewhere(filling) or known_under_it(filling)
         again = again or others_look_first(filling, outcome.call, alike)
         shown = has_gone_to_the_caller(outcome)

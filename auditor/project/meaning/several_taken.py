@@ -25,23 +25,26 @@ def each_taken(function: Function, source: Source) -> Source:
 
 
 def _taken_at_once(function: Function) -> int:
-    """How many are in the tuple, where every return of one that says anything has as many."""
+    """How many are in the tuple or list, where every return of one that says anything has as many."""
     returned = (node.value for node in function.statements if isinstance(node, ast.Return))
-    tuples = [each.elts for each in returned if isinstance(each, ast.Tuple) and not _says_none(each)]
+    listed = (each for each in returned if isinstance(each, ast.Tuple | ast.List))
+    tuples = [each.elts for each in listed if not _says_none(each)]
     sizes = {len(parts) for parts in tuples}
     every = all(_is_taken(function, part) for parts in tuples for part in parts)
     return sizes.pop() if every and len(sizes) == 1 else 0
 
 
-def _says_none(answer: ast.Tuple) -> bool:
-    return all(isinstance(part, ast.Constant) for part in answer.elts)
+def _says_none(answer: ast.Tuple | ast.List) -> bool:
+    """Not by an empty list, which callers may measure."""
+    return isinstance(answer, ast.Tuple) and all(isinstance(part, ast.Constant) for part in answer.elts)
 
 
 def _is_taken(function: Function, part: ast.expr) -> bool:
-    """`self.idle.pop()`, or a name for that and nothing else."""
+    """`self.idle.pop()`, or a name for that and nothing else, unless it is None."""
     match part:
         case ast.Name(id=name):
             given = [way for value in given_to(function, name) for way in ways(value)]
+            given = [way for way in given if getattr(way, "value", way) is not None]
             return (
                 bool(given)
                 and not any(isinstance(each, ast.Name) for each in given)

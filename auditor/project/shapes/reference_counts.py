@@ -115,7 +115,8 @@ def _of_users_itself(begins: Function, ends: Function, count: str) -> bool:
 def _decides(ends: Function, count: str, told: bool) -> bool:
     """Somebody asks whether anybody needs the object; visits to a user's groups are no references to him."""
     text = ends.cls.text if ends.cls is not None else ""
-    asked = re.search(rf"\.{count}\b\s*(?:==|!=|<=|>)|not (?:\w+\.)+{count}\b", text) is not None
+    named = rf"(?:\.{count}\b|\[['\"]{count}['\"]\])"
+    asked = re.search(rf"{named}\s*(?:==|!=|<=|>)|not (?:\w+\.)+{count}\b", text) is not None
     words = set(split(count))
     return bool(REFERENCES & words) or (asked and (not told or bool(USERS & words)))
 
@@ -199,13 +200,23 @@ def _the_same(method: Function, parameter: str) -> set[str]:
 
 
 def _counts_of_names(function: Function, way: type[ast.operator]) -> Iterator[tuple[str, str]]:
-    """`worker` and `load` of `worker.load += 1`."""
+    """`worker` and `load` of `worker.load += 1`, or of `worker["load"] += 1`."""
     own = function.owner
     for node in function.statements:
-        match node:
-            case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=count), op=op):
-                if isinstance(op, way) and name != own:
-                    yield name, count
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, way):
+            name, count = _part_of_record(node.target)
+            if name and name != own:
+                yield name, count
+
+
+def _part_of_record(target: ast.expr) -> tuple[str, str]:
+    match target:
+        case (
+            ast.Attribute(value=ast.Name(id=name), attr=count)
+            | ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as count))
+        ):
+            return name, count
+    return "", ""
 
 
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
@@ -214,13 +225,7 @@ def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     told |= {name for parameter in told for name in _each_of(method, parameter)}
     perhaps = _set_by_choice(method)
     targets = [target for target, op in changed(method) if isinstance(op, way) and id(target) not in perhaps]
-    of_object = {
-        target.attr
-        for target in targets
-        if isinstance(target, ast.Attribute)
-        and isinstance(target.value, ast.Name)
-        and target.value.id in told
-    }
+    of_object = {count for name, count in map(_part_of_record, targets) if name in told}
     in_table = {own for target in targets if (own := _table_of_told(method, target)) is not None}
     return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}
 
