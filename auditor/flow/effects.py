@@ -131,6 +131,9 @@ class Effects(Protocol):
     def is_ended_through(self, field: str, protocol: str) -> bool:
         """Whether somebody who has to do with a field of this name, `.active`, ends such leases."""
 
+    def ends_its_keys(self, field: str, protocol: str) -> bool:
+        """Whether somebody who goes over a table in a field of this name ends such leases by its keys."""
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""
 
