@@ -11,6 +11,7 @@ from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.project.fields.beside_another_table import known_beside
 from auditor.project.fields.drawn_keys import drawn_by_its_callers
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
@@ -130,7 +131,7 @@ class Refilling(ForgottenFields):
         if method.name in INITIAL or ends:
             return None
         found = fillings(method, path[0], path[1][1:])
-        if len(found) != 1:
+        if len(found) != 1 or known_beside(found[0], family):
             return None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
         known = known or replaces_what_it_saw(found[0], (), self._ends(outcome))
