@@ -234,6 +234,9 @@ class Ownership(Yielding):
         return stored_under_shared_keys(self.graph)
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
+        if op.operand[:-1] in held.places and self.effects.is_absorbed(op.at, self.acquisition.protocol):
+            self.endings.taken.add(node)
+            return None
         if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):
             return held
         sure, maybe = self._copied(held, (*op.target, "[*]"), (*op.operand, "[*]"))

@@ -51,7 +51,7 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
 
 
 def _told_key(function: Function, source: Source, outcome: Outcome) -> str:
-    """`slot = self.cache.pin(key)` and `return slot`, of a key that the caller has told: he may unpin that."""
+    """`slot = self.cache.pin(key)` and `return slot`, of a key that the caller told: he may unpin that."""
     own = (place[0] for place in outcome.acquisition.places if len(place) == 1)
     return next((name for name in own if source.by_key and name in function.parameters), "")
 

@@ -20,6 +20,7 @@ from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
+from auditor.project.meaning.absorbed import is_absorbed
 from auditor.project.meaning.ended_as_keys import ends_its_keys
 from auditor.project.meaning.ended_through import is_ended_through
 from auditor.project.meaning.entered import owed_behind_its_with
@@ -73,6 +74,9 @@ class OutsideEffects:
 
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         return ends_its_keys(self.recogniser, field, protocol)
+
+    def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
+        return is_absorbed(self.recogniser, self.function, added, protocol)
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)

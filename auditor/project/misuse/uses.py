@@ -165,6 +165,9 @@ class FunctionUses:
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         return self.effects.ends_its_keys(field, protocol)
 
+    def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
+        return self.effects.is_absorbed(added, protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 
