@@ -171,7 +171,12 @@ def _only_lent(domain: Ownership, solution: Solution[Held], edges: frozenset[Edg
     """Calls of unknown functions that were only lent the lease: afterwards, along such edges, this function
     gives it back, returns it or hands it on. What was lent on one way was lent on the others."""
     endings = domain.endings
-    pending = list(endings.released.items())
+    pending = [
+        (node, held)
+        for node, first in endings.released.items()
+        for held in (first, *solution.states.get(node, ()))
+        if held.places == first.places  # however it came there, it is given back
+    ]
     handed_on = (*endings.returned, *sorted(endings.taken))
     pending += [(node, held) for node in handed_on for held in solution.states.get(node, ())]
     seen = set(pending)
