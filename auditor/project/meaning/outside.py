@@ -21,6 +21,7 @@ from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.absorbed import is_absorbed
+from auditor.project.meaning.answering import answers_as_a_borrower
 from auditor.project.meaning.ended_as_keys import ends_its_keys
 from auditor.project.meaning.ended_through import is_ended_through
 from auditor.project.meaning.entered import owed_behind_its_with
@@ -114,6 +115,8 @@ class OutsideEffects:
                 return SAME  # `number = int(slot)`
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
+        if position != -1 and dotted is None and answers_as_a_borrower(self.recogniser, self.function, call):
+            return UNKNOWN
         if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
         for found in (
