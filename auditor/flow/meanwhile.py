@@ -1,6 +1,6 @@
-"""What others may have done while one waits: `if key in self.tasks: return`, `session = await pool.take()`, and
-`if key in self.tasks: return` once more, of a table that the function then fills. A lock that is entered again
-is such a wait."""
+"""What others may have done while one waits: `if key in self.tasks: return`, `session = await pool.take()`,
+and `if key in self.tasks: return` once more, of a table that the function then fills. A lock that is entered
+again is such a wait."""
 
 import re
 
