@@ -155,7 +155,7 @@ def _may_be_there(filling: Filling, name: str, surely: bool) -> bool:
 
 
 def _asked(node: ast.AST) -> set[str]:
-    """Names of which a test asks whether there is anything: `old.handle if old is not None else take()`, too."""
+    """Names of which a test asks whether there is anything: `old.key if old is not None else take()`, too."""
     test = node.test if isinstance(node, ast.If | ast.While | ast.IfExp) else None
     return {each.id for part in _parts(test) for each in (_of_none(part),) if isinstance(each, ast.Name)}
 
