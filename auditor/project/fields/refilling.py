@@ -66,6 +66,7 @@ from auditor.project.fields.reckoning import (
     told_by_its_caller,
     turns_over,
 )
+from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -165,6 +166,8 @@ class Refilling(ForgottenFields):
         if any(in_turns(filling.method.name, ender.name) for ender in enders):
             return False
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
+        if only_closed and reckons_with_another_turn(filling):
+            return True
         if only_closed and has_gone_to_the_caller(outcome):
             return False
         return not comes_in_pairs(filling.method.name) or puts_in(filling)
