@@ -24,12 +24,12 @@ def as_many(graph: Graph, lists: frozenset[Path]) -> frozenset[Path]:
                 known = named in EACH and starred is (named == "gather") and first in found
             case _:
                 continue
-        if known and (is_temporary(op.target) or _written(graph, op.target) == 1):
+        if known and (is_temporary(op.target) or written(graph, op.target) == 1):
             found.add(op.target)
     return frozenset(found)
 
 
-def _written(graph: Graph, name: Path) -> int:
+def written(graph: Graph, name: Path) -> int:
     """How often; what a comprehension is called inside is forgotten at its end."""
     if "~" in name[0]:
         return 1

@@ -1,5 +1,6 @@
 """What calls do to the leases that reach them: the questions the ownership domain asks of the project."""
 
+import ast
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -130,6 +131,12 @@ class Effects(Protocol):
 
     def is_ended_through(self, field: str, protocol: str) -> bool:
         """Whether somebody who has to do with a field of this name, `.active`, ends such leases."""
+
+    def ends_its_keys(self, field: str, protocol: str) -> bool:
+        """Whether somebody who goes over a table in a field of this name ends such leases by its keys."""
+
+    def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
+        """Whether `grant.tokens += extra.tokens` makes one lease of two."""
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""

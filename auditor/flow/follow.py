@@ -7,6 +7,7 @@ from auditor.flow.effects import Acquisition, Effects, Handle
 from auditor.flow.held import Endings, Held
 from auditor.flow.kept_beside import kept_beside
 from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.flow.measured_by import measured_by
 from auditor.flow.measured_only import only_measured
 from auditor.flow.ownership import Ownership
 from auditor.flow.places import GIVEN, named
@@ -103,7 +104,9 @@ def follow_acquire(
     """From an acquire call on, inside loops with these heads, with what others have shown. Raises
     `solve.TooManyStates`."""
     acquisition = replace(acquisition, listed=_marked_in_turns(graph, acquisition, loops))
-    held = replace(starting(acquisition), seen=loops, noted=_looped_over(graph, loops))
+    keyed = acquisition.handle is Handle.ARGUMENT
+    noted = _looped_over(graph, loops) | (measured_by(graph, site) if keyed else frozenset())
+    held = replace(starting(acquisition), seen=loops, noted=noted)
     start = [(target, held, known) for target, edge in graph.successors[site] if edge is Edge.NORMAL]
     return _follow(graph, effects, acquisition, site, lends, start, edges, shown)
 
@@ -168,7 +171,12 @@ def _only_lent(domain: Ownership, solution: Solution[Held], edges: frozenset[Edg
     """Calls of unknown functions that were only lent the lease: afterwards, along such edges, this function
     gives it back, returns it or hands it on. What was lent on one way was lent on the others."""
     endings = domain.endings
-    pending = list(endings.released.items())
+    pending = [
+        (node, held)
+        for node, first in endings.released.items()
+        for held in (first, *solution.states.get(node, ()))
+        if held.places == first.places  # however it came there, it is given back
+    ]
     handed_on = (*endings.returned, *sorted(endings.taken))
     pending += [(node, held) for node in handed_on for held in solution.states.get(node, ())]
     seen = set(pending)

@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 
 from auditor.flow.clauses import Fact, clause, decided, is_clause, literals, where_ways_meet
+from auditor.flow.meanwhile import still_known, waits
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     Assume,
@@ -55,6 +56,8 @@ def join(left: Knowledge, right: Knowledge) -> Knowledge:
 
 def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
     """What is known after `op`; None when the branch it assumes contradicts what is known."""
+    if known and waits(op):
+        known = still_known(graph, known)
     match op:
         case Assume():
             return _assume(op, known)

@@ -204,6 +204,9 @@ class Ownership(Yielding):
         return self.site < 0 and len(op.source) == 1 and op.source[0] in self.parameters
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
+        if op.key in held.places and self._is_kept_as_a_key(op):
+            self.endings.taken.add(node)
+            return None
         value = self.acquisition.value
         if op.sliced and (value is Value.TENSOR or self._copies_into_another(op, held)):
             return held
@@ -215,11 +218,25 @@ class Ownership(Yielding):
             sure = frozenset({target})
         return self._put(node, held, target, sure, maybe)
 
+    def _is_kept_as_a_key(self, op: Store) -> bool:
+        """`self.waiting[index] = job`, where somebody gives back the keys of `waiting`."""
+        field = op.target[-2] if len(op.target) > 2 else ""
+        of_field = field.startswith(".") and self.acquisition.value is not Value.TENSOR
+        return (
+            of_field
+            and self._outlives(op.target)
+            and not self.acquisition.keyed
+            and self.effects.ends_its_keys(field, self.acquisition.protocol)
+        )
+
     @cached_property
     def _shared_keys(self) -> frozenset[int]:
         return stored_under_shared_keys(self.graph)
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
+        if op.operand[:-1] in held.places and self.effects.is_absorbed(op.at, self.acquisition.protocol):
+            self.endings.taken.add(node)
+            return None
         if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):
             return held
         sure, maybe = self._copied(held, (*op.target, "[*]"), (*op.operand, "[*]"))

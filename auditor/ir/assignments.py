@@ -118,7 +118,8 @@ class AssignmentLowering(ExpressionLowering):
             return
         if not isinstance(target.slice, (ast.Constant, ast.Name)):
             self.value(target.slice)
-        self.builder.emit(Store(target, (*base, item_component(target.slice)), source, part=part))
+        key = self.value(target.slice) if isinstance(target.slice, ast.Name) else ()
+        self.builder.emit(Store(target, (*base, item_component(target.slice)), source, part=part, key=key))
 
     def _unpack(self, target: ast.Tuple | ast.List, source: Path, part: str) -> None:
         plain = not any(isinstance(element, ast.Starred) for element in target.elts)

@@ -145,12 +145,14 @@ class Call(Op):
 
 @dataclass(slots=True, eq=False)
 class Store(Op):
-    """`target` (an attribute or item path) = source. `sliced` tells `a[i:j] = x`, which copies elements."""
+    """`target` (an attribute or item path) = source. `sliced` tells `a[i:j] = x`, which copies elements;
+    `key` is the name that an item is put under."""
 
     target: Path
     source: Path
     sliced: bool = False
     part: str = ""  # as of a Move
+    key: Path = ()
 
 
 @dataclass(slots=True, eq=False)

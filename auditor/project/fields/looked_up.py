@@ -117,7 +117,7 @@ def records_looked_up(filling: Filling, inside: Set[str], ending: Set[str]) -> f
     return frozenset(
         id(table)
         for name, table, surely in _lookups(filling)
-        if _may_be_there(filling, name, surely) and _only_read(filling, name, ending)
+        if _may_be_there(filling, name, surely) and _only_read(filling, name, ending, carries=True)
         if not any(own_attribute(node, name) in inside for node in attributes_in(filling.method.node))
     )
 
@@ -150,13 +150,13 @@ def _may_be_there(filling: Filling, name: str, surely: bool) -> bool:
     nodes = [at for at, op in enumerate(graph.ops) if isinstance(op, Store) and op.at is filling.target]
     known = known_at_nodes(graph) if nodes else {}
     missing = {(f"{name} is None", True), (name, False)}
-    asked = surely or any(name in _asked(node) for node in filling.method.statements)
+    asked = surely or any(name in _asked(node) for node in filling.method.nodes)
     return asked and any(missing.isdisjoint(known[at]) for at in nodes if at in known)
 
 
-def _asked(statement: ast.stmt) -> set[str]:
-    """Names of which a test asks whether there is anything."""
-    test = statement.test if isinstance(statement, ast.If | ast.While) else None
+def _asked(node: ast.AST) -> set[str]:
+    """Names of which a test asks whether there is anything: `old.key if old is not None else take()`, too."""
+    test = node.test if isinstance(node, ast.If | ast.While | ast.IfExp) else None
     return {each.id for part in _parts(test) for each in (_of_none(part),) if isinstance(each, ast.Name)}
 
 
@@ -178,19 +178,29 @@ def _of_none(test: ast.expr) -> ast.expr:
     return test
 
 
-def _only_read(filling: Filling, name: str, ending: Set[str], aside: Set[int] = frozenset()) -> bool:
+def _only_read(
+    filling: Filling, name: str, ending: Set[str], aside: Set[int] = frozenset(), carries: bool = False
+) -> bool:
     """It is asked for, compared, and its fields are read; none of them is kept, handed on or ended. What is
-    `aside` is on other ways."""
+    `aside` is on other ways. `carries`: the new one may go on with what the old one had, if there was one."""
     harmless = set(aside)
     for node in filling.method.nodes:
         match node:
-            case ast.If(test=test) | ast.While(test=test):
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 harmless |= {id(_of_none(part)) for part in _parts(test)}
             case ast.Attribute(value=ast.Name(id=read) as of) if read == name:
                 harmless.add(id(of))
     loads = [n for n in filling.method.nodes if isinstance(n, ast.Name) and n.id == name]
     unread = [n for n in loads if isinstance(n.ctx, ast.Load) and id(n) not in harmless]
-    return not unread and not any(_goes_on(node, name, ending) for node in filling.method.nodes)
+    instead = not carries and any(_goes_on_instead(node, name) for node in filling.method.nodes)
+    return not (unread or instead or any(_goes_on(node, name, ending) for node in filling.method.nodes))
+
+
+def _goes_on_instead(node: ast.AST, name: str) -> bool:
+    """`handle = old.handle if old is not None else take()`"""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.IfExp):
+        return False
+    return any(_is_field(each, name) for each in (node.value.body, node.value.orelse))
 
 
 def _goes_on(node: ast.AST, name: str, ending: Set[str]) -> bool:

@@ -26,7 +26,7 @@ from auditor.project.fields.looked_up import (
 )
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
 from auditor.project.fields.put_over import Way, lent_into
-from auditor.project.fields.reckoning import others_look_first, speaking_for, told_by_its_caller
+from auditor.project.fields.reckoning import SETTING, others_look_first, speaking_for, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.replacing import works_first
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
@@ -155,8 +155,10 @@ class OverAnother(Refilling):
             return False
         place = (way.filling.owner, f".{way.filling.field}")
         alike = speaking_for(way.filling, way.family, self.model)
-        looked_at = others_look_first(way.filling, outcome.call, alike)
-        return looked_at and not self._handed_on(outcome, list(way.family), place)
+        marked = outcome.acquisition.handle is Handle.ARGUMENT  # `set_hot(names)`, each of which is pinned
+        again = marked and SETTING.match(way.method.name) is not None
+        again = again or others_look_first(way.filling, outcome.call, alike)
+        return again and not self._handed_on(outcome, list(way.family), place)
 
     def _ends_of(self, outcome: Outcome, filling: Filling) -> Iterator[Function]:
         """Functions that give back what is in a field so named, or in a record that is put there."""

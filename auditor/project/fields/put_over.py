@@ -13,6 +13,7 @@ from auditor.ir.ops import Call, Store
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.fields.beside_another_table import known_beside
 from auditor.project.fields.fallbacks import kept_for_want_of_another
 from auditor.project.fields.filling_again import (
     LEAVING,
@@ -117,7 +118,9 @@ class Way:
 
     def is_free(self) -> bool:
         """Nothing is there, on all ways to the store."""
-        if self._is_looked_for() or comes_from_another_table(self.filling, self.family):
+        if self._is_looked_for() or known_beside(self.filling, self.family):
+            return True
+        if comes_from_another_table(self.filling, self.family):
             return True
         place = ast.unparse(self.filling.target)
         absent = {(f"{place} is None", True), (place, False)}

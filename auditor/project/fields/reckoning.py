@@ -3,7 +3,7 @@ theirs, what is put in, who empties it."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import assigned_by, given_to, own_attribute
 from auditor.project.code.field_paths import mentions
@@ -167,6 +167,26 @@ def _under_alike(one: Filling, other: Filling) -> bool:
     )
 
 
+def _each_told(node: ast.stmt, told: Set[str]) -> Iterator[str]:
+    """`unit` of `for unit in units:`, or of some of them, `name` of `for name, part in parts.items():`."""
+    match node:
+        case ast.For(target=ast.Name(id=name), iter=ast.Name(id=over)):
+            pass
+        case ast.For(
+            target=ast.Name(id=name), iter=ast.Subscript(value=ast.Name(id=over), slice=ast.Slice())
+        ):
+            pass
+        case ast.For(
+            target=ast.Tuple(elts=[ast.Name(id=name), _]),
+            iter=ast.Call(func=ast.Attribute(value=ast.Name(id=over), attr="items"), args=[]),
+        ):
+            pass
+        case _:
+            return
+    if over in told:
+        yield name
+
+
 def told_by_its_caller(filling: Filling) -> bool:
     """The key is what a parameter says, or one of several, and no number that the method draws."""
     bound = {
@@ -175,12 +195,7 @@ def told_by_its_caller(filling: Filling) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     told = set(filling.method.parameters[1:]) - bound
-    told |= {
-        node.target.id
-        for node in filling.method.statements
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
-        if isinstance(node.iter, ast.Name) and node.iter.id in told
-    }
+    told |= {name for node in filling.method.statements for name in _each_told(node, told)}
     key = filling.key
     for part in key.elts if isinstance(key, ast.Tuple) else [key]:
         while isinstance(part, ast.Attribute | ast.Call):

@@ -11,6 +11,7 @@ from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.project.fields.beside_another_table import known_beside
 from auditor.project.fields.drawn_keys import drawn_by_its_callers
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
@@ -66,6 +67,7 @@ from auditor.project.fields.reckoning import (
     told_by_its_caller,
     turns_over,
 )
+from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -131,7 +133,7 @@ class Refilling(ForgottenFields):
         if method.name in INITIAL or ends:
             return None
         found = fillings(method, path[0], path[1][1:])
-        if len(found) != 1:
+        if len(found) != 1 or known_beside(found[0], family):
             return None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
         known = known or replaces_what_it_saw(found[0], (), self._ends(outcome))
@@ -165,6 +167,8 @@ class Refilling(ForgottenFields):
         if any(in_turns(filling.method.name, ender.name) for ender in enders):
             return False
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
+        if only_closed and reckons_with_another_turn(filling):
+            return True
         if only_closed and has_gone_to_the_caller(outcome):
             return False
         return not comes_in_pairs(filling.method.name) or puts_in(filling)

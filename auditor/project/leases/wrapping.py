@@ -43,9 +43,17 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         second_hand=source.second_hand or lists_what_it_counts(outcome),
         proposed=source.proposed,
         from_zero=outcome.acquisition.from_zero,
+        by_key=source.by_key,
+        told=_told_key(function, source, outcome),
         fresh=not (outcome.stored or outcome.beside)
         and (_out_of_a_queue(source, outcome) or made_for_caller(recogniser, function, outcome.returned)),
     )
+
+
+def _told_key(function: Function, source: Source, outcome: Outcome) -> str:
+    """`slot = self.cache.pin(key)` and `return slot`, of a key that the caller told: he may unpin that."""
+    own = (place[0] for place in outcome.acquisition.places if len(place) == 1)
+    return next((name for name in own if source.by_key and name in function.parameters), "")
 
 
 def _out_of_a_queue(source: Source, outcome: Outcome) -> bool:

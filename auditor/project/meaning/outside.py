@@ -20,6 +20,9 @@ from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
+from auditor.project.meaning.absorbed import is_absorbed
+from auditor.project.meaning.answering import answers_as_a_borrower
+from auditor.project.meaning.ended_as_keys import ends_its_keys
 from auditor.project.meaning.ended_through import is_ended_through
 from auditor.project.meaning.entered import owed_behind_its_with
 from auditor.project.meaning.outside_words import (
@@ -70,6 +73,12 @@ class OutsideEffects:
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return is_ended_through(self.recogniser, field, protocol)
 
+    def ends_its_keys(self, field: str, protocol: str) -> bool:
+        return ends_its_keys(self.recogniser, field, protocol)
+
+    def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
+        return is_absorbed(self.recogniser, self.function, added, protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)
 
@@ -107,6 +116,8 @@ class OutsideEffects:
                 return SAME  # `number = int(slot)`, `number = int(pool.allocate(1)[0])`
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
+        if position != -1 and dotted is None and answers_as_a_borrower(self.recogniser, self.function, call):
+            return UNKNOWN
         if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
         for found in (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.spelled import spelled
-from auditor.ir.ops import Call, Path
+from auditor.ir.ops import Call, Path, is_temporary
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
@@ -293,7 +293,10 @@ class Recogniser(Releases):
         if source.into:
             return places_in_argument(self.calls.targets(function, call.at)[0], function, call, source)
         if source.handle is Handle.RESULT:
-            return in_result(self.calls.model, function, call, source.rest, *source.too)
+            places = in_result(self.calls.model, function, call, source.rest, *source.too)
+            targets = self.calls.targets(function, call.at)[0] if source.told else ()
+            key = given_as(targets, call, source.told) if targets else None
+            return (*places, key) if key is not None and not is_temporary(key) else places
         if source.handle is Handle.RECEIVER:
             if call.receiver is None:
                 return (PROCESS,)
@@ -336,6 +339,7 @@ def _discovered(pair: Pair, half: Half) -> Source:
         rest=rest,
         counts=counts,
         proposed=pair.proposed,
+        by_key=half.by_key,
     )
 
 

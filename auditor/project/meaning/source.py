@@ -21,7 +21,9 @@ class Source:
     around it was made for the caller. `opened`: it holds something open. `from_zero`: the number may be 0.
     `also` are further leases in it. `into`: the parameter of whose argument `rest` is a place, not of the
     result. `second_hand`: others have put it into the queue that it came out of. `proposed`: its
-    pair is. `helped`: a function of the tree takes it and leaves it held, and answers what it likes.
+    pair is. `by_key`: what is told stands for it as well as the result, `told` by the name of a parameter of
+    a function that returns it. `helped`: a function of the tree takes it and leaves it held, and answers what
+    it likes.
     """
 
     protocol: str
@@ -46,5 +48,7 @@ class Source:
     second_hand: bool = False
     proposed: bool = False
     helped: bool = False
+    by_key: bool = False
+    told: str = ""
     also: tuple[Source, ...] = ()
     too: tuple[Path, ...] = ()

@@ -52,7 +52,7 @@ def _opposed(fact: Fact, other: Knowledge) -> bool:
 
 def asked_of(graph: Graph, call: Call) -> bool:
     """Whether the function decides by what the call returned, and by nothing that cannot be followed."""
-    names = _names_of(graph, call)
+    names = names_of_answer(graph, call)
     asked = [op for op in graph.ops if isinstance(op, Assume)]
     about = [op for op in asked if not names.isdisjoint(op.names) or (op.subject or ("",))[0] in names]
     plain = [op.key for op in about if not isinstance(op.at, ast.BoolOp)]
@@ -65,7 +65,7 @@ def ignored(graph: Graph, call: Call) -> bool:
     return all(isinstance(op, Move) and op.target == RESULT for op in read)
 
 
-def _names_of(graph: Graph, call: Call) -> set[str]:
+def names_of_answer(graph: Graph, call: Call) -> set[str]:
     names = {call.target[0]}
     for op in graph.ops:
         if isinstance(op, Move | Await) and op.source[0] in names and len(op.source) == 1:

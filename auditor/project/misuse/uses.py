@@ -162,6 +162,12 @@ class FunctionUses:
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return self.effects.is_ended_through(field, protocol)
 
+    def ends_its_keys(self, field: str, protocol: str) -> bool:
+        return self.effects.ends_its_keys(field, protocol)
+
+    def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
+        return self.effects.is_absorbed(added, protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 

@@ -34,6 +34,7 @@ from auditor.project.shapes.reference_counts import (
     hands_out_a_key,
     returns_what_it_is_told,
 )
+from auditor.project.shapes.under_keys import answers_what_lies_there
 from auditor.project.shapes.use_counts import lowered_by, returns_the_count
 from auditor.project.shapes.use_flags import marks_an_entry, marks_itself
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
@@ -47,8 +48,9 @@ LENDING = frozenset({"contextmanager", "asynccontextmanager", "property", "cache
 @dataclass(frozen=True, slots=True)
 class Half:
     """A method that acquires or releases, and how; `by_shape` where its name did not say so, `echo` where it
-    returns what it was told, or the object itself: `pages = store.share(pages)`, `node = node.lock()`; `part`
-    which of those that it returns the lease is: of `node, used = tree.match(key)` the first."""
+    returns what it was told, or the object itself: `pages = store.share(pages)`, `node = node.lock()`;
+    `by_key` where it returns what lies under the key that its end is told; `part` which of those that it
+    returns the lease is: of `node, used = tree.match(key)` the first."""
 
     function: Function
     name: Name
@@ -57,6 +59,7 @@ class Half:
     value: Value = Value.OBJECT
     by_shape: bool = False
     echo: bool = False
+    by_key: bool = False
     part: int | None = None
 
 
@@ -158,7 +161,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
     if marks_argument:
         converts = bool(name.kind) and not counts_references(function)  # `pin_memory(tensor)`
         echo = not converts and returns_what_it_is_told(function)
-        return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo)
+        by_key = echo and answers_what_lies_there(function) and shared_key(function, partners) == 0
+        return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo, by_key=by_key)
     handle = Handle.NONE if _of_module(function) else Handle.RECEIVER
     return Half(function, name, handle, 0, Value.OBJECT, echo=returns_itself(function))
 

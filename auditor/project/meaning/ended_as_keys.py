@@ -1,0 +1,61 @@
+"""Tables whose keys are leases: `self.waiting[index] = job`, and elsewhere `for index in list(self.waiting):`
+gives the index back. Most tables under a number say something of it, and end nothing."""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.project.code.modules import Function
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.sites import last_name
+
+COPIES = frozenset({"list", "tuple", "sorted", "set", "reversed", "frozenset"})
+
+
+def ends_its_keys(recogniser: Recogniser, field: str, protocol: str) -> bool:
+    """Whether a function goes over a field of this name and gives back what it finds as keys there."""
+    names = recogniser.ending_names(protocol)
+    for module in recogniser.calls.model.project.parsed() if names else ():
+        for function in module.by_node.values() if field in module.text else ():
+            keys = set(_keys_of(function, field[1:])) if field in function.text else ()
+            if keys and any(_is_told(call, keys) for call in function.calls if last_name(call) in names):
+                return True
+    return False
+
+
+def _is_told(call: ast.Call, keys: set[str]) -> bool:
+    told = (*call.args, *(keyword.value for keyword in call.keywords))
+    return any(isinstance(each, ast.Name) and each.id in keys for each in told)
+
+
+def _keys_of(function: Function, field: str) -> Iterator[str]:
+    """Names that a loop, or `popitem()`, gives to keys of the table."""
+    for node in function.nodes:
+        match node:
+            case ast.For(target=target, iter=over) | ast.AsyncFor(target=target, iter=over):
+                of_pairs = _goes_over(over, field)
+            case ast.comprehension(target=target, iter=over):
+                of_pairs = _goes_over(over, field)
+            case ast.Assign(
+                targets=[target],
+                value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr=table), attr="popitem")),
+            ) if table == field:
+                of_pairs = True
+            case _:
+                continue
+        match target:
+            case ast.Tuple(elts=[ast.Name(id=name), _]) if of_pairs:
+                yield name
+            case ast.Name(id=name) if of_pairs is False:
+                yield name
+
+
+def _goes_over(over: ast.expr, field: str) -> bool | None:
+    """True where it gives keys with what is under them, False where it gives keys, None of other things."""
+    match over:
+        case ast.Call(func=ast.Name(id=copy), args=[inner]) if copy in COPIES:
+            return _goes_over(inner, field)
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=table), attr="items" | "keys" as way)):
+            return way == "items" if table == field else None
+        case ast.Attribute(attr=table) if table == field:
+            return False
+    return None

@@ -1,0 +1,34 @@
+"""Marks that answer with what lies under the key: `slot = cache.pin(key)`, ended by `cache.unpin(key)`."""
+
+import ast
+
+from auditor.project.code.bindings import given_to
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.pool_state import own_parameters
+
+
+def answers_what_lies_there(method: Function) -> bool:
+    """Not `return node`, of a node that was looked up and is what its end is told; the end's own parameter
+    says which of them it is."""
+    key = own_parameters(method)[:1]
+    answers = [value for value in field_work(method).returned if not isinstance(value, ast.Constant)]
+    return bool(key and answers) and all(_lies_under(method, value, key[0]) for value in answers)
+
+
+def _lies_under(method: Function, value: ast.expr, key: str) -> bool:
+    match value:
+        case ast.Name(id=name) if name != key:
+            found = list(given_to(method, name))
+            return bool(found) and all(_is_looked_up(each, key) for each in found)
+    return _is_looked_up(value, key)
+
+
+def _is_looked_up(value: ast.expr, key: str) -> bool:
+    match value:
+        case (
+            ast.Subscript(value=ast.Attribute(), slice=ast.Name(id=told))
+            | ast.Call(func=ast.Attribute(value=ast.Attribute(), attr="get"), args=[ast.Name(id=told), *_])
+        ):
+            return told == key
+    return False
