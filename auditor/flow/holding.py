@@ -22,6 +22,7 @@ from auditor.ir.ops import (
     Path,
     Store,
     Unpack,
+    is_temporary,
 )
 
 OWN_OBJECT = frozenset({("self",), ("this",)})
@@ -160,8 +161,17 @@ class Holding:
         """What others call the place; None where nobody else knows it."""
         known = self._known(node, place)
         if known is None:
-            return place if self._outlives(place) else None
+            return place if self._outlives(place) or self._of_another(place) else None
         return (*known, *place[1:]) if known else place
+
+    def _of_another(self, place: Path) -> bool:
+        """`stash().reservation = lease`: a field of what a call answers with, and does not make."""
+        return len(place) > 1 and place[0] in self._answered
+
+    @cached_property
+    def _answered(self) -> frozenset[str]:
+        calls = (op for op in self.graph.ops if isinstance(op, Call) and is_temporary(op.target))
+        return frozenset(op.target[0] for op in calls if not op.method.lstrip("_")[:1].isupper())
 
     def _known(self, node: int, place: Path) -> Path | None:
         return self.known_before.place(place[0], node) if len(place) > 1 else None

@@ -29,10 +29,12 @@ class ControlFlowLowering(AssignmentLowering):
         subject = self.value(node.subject)
         after: list[End] = []
         for case in node.cases:
+            of_class, missed = self._of_class(node.subject, case.pattern)
             fork = self.builder.emit(Nop(case.pattern))
             self.builder.ends = [(fork, Edge.NORMAL)]
             self._pattern(case.pattern, subject)
-            missed: list[End] = [] if _irrefutable(case.pattern) else [(fork, Edge.NORMAL)]
+            if not (_irrefutable(case.pattern) or of_class):
+                missed = [*missed, (fork, Edge.NORMAL)]
             if case.guard is not None:
                 yes, no = self.branch(case.guard)
                 missed += no
@@ -41,6 +43,15 @@ class ControlFlowLowering(AssignmentLowering):
             after += self.builder.ends
             self.builder.ends = missed
         self.builder.ends += after
+
+    def _of_class(self, subject: ast.expr, pattern: ast.pattern) -> tuple[bool, list[End]]:
+        """`case Granted():` asks what `isinstance` asks: whether that is all it asks, and where it misses."""
+        if not isinstance(pattern, ast.MatchClass) or not isinstance(subject, ast.Name):
+            return False, []
+        test = ast.Call(ast.Name("isinstance", ast.Load()), [subject, pattern.cls], [])
+        yes, no = self.branch(ast.fix_missing_locations(ast.copy_location(test, pattern)))
+        self.builder.ends = yes
+        return not (pattern.patterns or pattern.kwd_patterns), no
 
     def _pattern(self, pattern: ast.pattern, subject: Path) -> None:
         """Names bound by a pattern may be the subject or a part of it."""
