@@ -70,6 +70,7 @@ SETS = (
     "deputies",
     "stokers",
     "brokers",
+    "sextons",
     "pilots",
     "auditors",
 )

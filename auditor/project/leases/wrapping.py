@@ -22,6 +22,8 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
     if source.handle is Handle.NONE or special or known:
         return None
     assert outcome.returned is not None
+    if getattr(getattr(function.node, "returns", None), "id", "") == "bool":
+        return None  # `return self.acquire_lock(key)`, which says whether it has: the key is its callers'
     if OVER in outcome.returned:
         return None  # `return csv.reader(open(path))`: its callers have the reader, and no way to the file
     if outcome.recorded and (source.opened or sees_to_its_records(recogniser, outcome)):

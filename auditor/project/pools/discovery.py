@@ -252,7 +252,7 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
         acquiring = take_apart(function.name, ACQUIRE_WORDS)
         if acquiring is not None:
             acquires.append((function, acquiring))
-        releasing = take_apart(function.name, RELEASE_WORDS)
+        releasing = take_apart(function.name, RELEASE_WORDS) if _may_release(function) else None
         if releasing is not None and not _restores_what_was_put_away(releasing, functions):
             releases.append((function, releasing))
     halves = _behaving(acquires, releases)
@@ -263,6 +263,12 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
         got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
         if got and given:
             yield Pair(f"{name}.{kind}" if kind else name, owner, got, given)
+
+
+def _may_release(function: Function) -> bool:
+    """`with reserve_free_port() as port:` gives back nothing: what it reserves is free."""
+    begins = take_apart(split(function.name)[0], ACQUIRE_WORDS) if split(function.name) else None
+    return LENDING.isdisjoint(function.decorators) and begins is None
 
 
 def _restores_what_was_put_away(releasing: Name, functions: list[Function]) -> bool:

@@ -198,8 +198,18 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
 def _of_other_stores(function: Function, partners: list[Function]) -> bool:
     """`get_next()` takes results out of one field, and `push(actor)` puts idle actors into another."""
     taken = {field for field, _ in field_work(function).taken}
-    filled = {put.field for partner in partners for put in field_work(partner).put}
+    filled = {put.field for each in _with_helpers(partners) for put in field_work(each).put}
     return bool(taken and filled) and taken.isdisjoint(filled)
+
+
+def _with_helpers(methods: list[Function]) -> list[Function]:
+    asked = [
+        method.cls.methods.get(own_attribute(call.func, method.owner or "") or "")
+        for method in methods
+        if method.cls is not None
+        for call in method.calls
+    ]
+    return [*methods, *(each for each in asked if each is not None)]
 
 
 def only_passes(function: Function) -> bool:

@@ -50,7 +50,7 @@ from auditor.protocols.vocabulary import ends, negates, split, undoes
 ENDING = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
     r"|complete|end|collect|extract)"
-    r"|(?:read|readline|readlines|popitem)$|on_"
+    r"|(?:read|readline|readlines|popitem|sample)$|on_"
 )
 """Names of methods that hand out what is to go for good, as every file's and dict's do; and of handlers."""
 
