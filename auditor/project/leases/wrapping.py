@@ -1,5 +1,7 @@
 """Functions that return a lease which they got: whoever calls one acquires."""
 
+import ast
+
 from auditor.flow.effects import Handle
 from auditor.flow.indirect import OVER
 from auditor.ir.ops import ANY_ITEM
@@ -54,8 +56,11 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
 
 def _told_key(function: Function, source: Source, outcome: Outcome) -> str:
     """`slot = self.cache.pin(key)` and `return slot`, of a key that the caller told: he may unpin that."""
-    own = (place[0] for place in outcome.acquisition.places if len(place) == 1)
-    return next((name for name in own if source.by_key and name in function.parameters), "")
+    if not source.by_key:
+        return ""
+    own = [place[0] for place in outcome.acquisition.places if len(place) == 1]
+    own += [arg.id for arg in outcome.call.args[:1] if isinstance(arg, ast.Name)]
+    return next((name for name in own if name in function.parameters), "")
 
 
 def _out_of_a_queue(source: Source, outcome: Outcome) -> bool:

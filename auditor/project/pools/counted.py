@@ -8,7 +8,7 @@ from auditor.flow.effects import Handle, Value
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.bodies import hands_out_what_ends, returns_itself
+from auditor.project.pools.bodies import hands_out_what_ends, returns_itself, shared_key
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import lock_pairs
@@ -25,6 +25,7 @@ from auditor.project.shapes.reference_counts import (
     reference_counts,
     returns_what_it_is_told,
 )
+from auditor.project.shapes.under_keys import answers_what_lies_there
 from auditor.project.shapes.use_counts import capacities, permits, use_counts
 from auditor.protocols.vocabulary import Name
 
@@ -43,7 +44,9 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
-        if returns_what_it_is_told(begins):
+        if answers_what_lies_there(begins) and shared_key(begins, [ends]) == 0:
+            half = replace(half, echo=True, by_key=True)
+        elif returns_what_it_is_told(begins):
             half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
         elif hands_out_a_key(begins, ends):
             half = replace(half, handle=Handle.RESULT, value=Value.INDEX)

@@ -199,7 +199,8 @@ def _of_other_stores(function: Function, partners: list[Function]) -> bool:
     """`get_next()` takes results out of one field, and `push(actor)` puts idle actors into another."""
     taken = {field for field, _ in field_work(function).taken}
     filled = {put.field for each in _with_helpers(partners) for put in field_work(each).put}
-    return bool(taken and filled) and taken.isdisjoint(filled)
+    apart = bool(taken and filled) and taken.isdisjoint(filled)
+    return apart and not any(f".{field}" in function.text for field in filled)  # `self._free = self._dirty`
 
 
 def _with_helpers(methods: list[Function]) -> list[Function]:

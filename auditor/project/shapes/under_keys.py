@@ -19,9 +19,17 @@ def answers_what_lies_there(method: Function) -> bool:
 def _lies_under(method: Function, value: ast.expr, key: str) -> bool:
     match value:
         case ast.Name(id=name) if name != key:
-            found = list(given_to(method, name))
-            return bool(found) and all(_is_looked_up(each, key) for each in found)
+            found = [_is_looked_up(each, key) for each in given_to(method, name)]
+            return any(found) and (all(found) or _is_put_there(method, name, key))
     return _is_looked_up(value, key)
+
+
+def _is_put_there(method: Function, name: str, key: str) -> bool:
+    """`self.slot_of[name] = slot`, of one that is new."""
+    return any(
+        getattr(put.value, "id", "") == name and getattr(put.key, "id", "") == key
+        for put in field_work(method).put
+    )
 
 
 def _is_looked_up(value: ast.expr, key: str) -> bool:
