@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.flow.effects import Position
+from auditor.flow.places import OWN_ENDS
 from auditor.ir.ops import (
     Await,
     Call,
@@ -26,11 +27,6 @@ from auditor.ir.ops import (
 
 PROCESS_POSITION = "<process>"
 """Stands for the operand of calls that end what the whole process holds."""
-
-OWN_ENDS = frozenset(
-    {".close", ".release", ".free", ".dispose", ".give_back", ".put_back", ".recycle", ".drop"}
-)
-"""Methods of a lease, or of what it lies in, that end it."""
 
 KEEPING = frozenset({"append", "appendleft", "add", "add_done_callback"})
 """Calls that keep a function for whoever calls it."""

@@ -12,7 +12,7 @@ from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, operands, tells_of
 from auditor.flow.perhaps import Perhaps
-from auditor.flow.places import below, part
+from auditor.flow.places import OWN_ENDS, below, part
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
@@ -253,6 +253,8 @@ class Passing(Perhaps):
         acquisition = self.acquisition
         if keeps_its_end(call, position, operand) and below(place, operand[:-1]) is not None:
             return TAKEN
+        if acquisition.handle is Handle.RECEIVER and position != -1 and operand in _own_ends(place):
+            return TAKEN  # `response.on_close(gate.release)`: whoever was given the end has it to call
         rest = below(place, operand)
         if rest is not None and operand[-1] == ANY_ITEM and (named := _under_a_key(call, operand, place)):
             position = named
@@ -335,6 +337,10 @@ def _without_positions(call: Call, held: Held) -> Held:
         return held
     somewhere = {(*call.receiver, ANY_ITEM, *place[whole + 1 :]) for place in lying}
     return replace(held, places=held.places - lying | somewhere)
+
+
+def _own_ends(place: Path) -> frozenset[Path]:
+    return frozenset((*place, end) for end in OWN_ENDS)
 
 
 def _waits(call: Call) -> bool:

@@ -25,8 +25,9 @@ DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".co
 not the file."""
 
 
-OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS})
-"""No tensor has these: `stack.callback(lease.release)` of what a pool lent that is called a tensor pool."""
+OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"put_back", "drop"}})
+"""Methods of a lease, or of what it lies in, that end it: no tensor has them, so `stack.callback(lease.release)`
+says that what is called a tensor pool lends something else."""
 
 NUMBERS = re.compile(r"(?:^\.|_)(?:ids?|idxs?|index|indexes|indices|numbers?|blocks?|pages?|slots?|rows?)$")
 """Fields of an object that stands for numbers: `group.page_ids`."""
