@@ -26,7 +26,7 @@ not the file."""
 
 
 OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"put_back", "drop"}})
-"""Methods of a lease, or of what it lies in, that end it: no tensor has them, so `stack.callback(lease.release)`
+"""Methods of a lease, or of what it lies in, that end it. No tensor has them: `stack.callback(lease.release)`
 says that what is called a tensor pool lends something else."""
 
 NUMBERS = re.compile(r"(?:^\.|_)(?:ids?|idxs?|index|indexes|indices|numbers?|blocks?|pages?|slots?|rows?)$")
