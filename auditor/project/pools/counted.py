@@ -44,9 +44,10 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
-        if answers_what_lies_there(begins) and shared_key(begins, [ends]) == 0:
+        echoes = returns_what_it_is_told(begins)
+        if echoes and answers_what_lies_there(begins) and shared_key(begins, [ends]) == 0:
             half = replace(half, echo=True, by_key=True)
-        elif returns_what_it_is_told(begins):
+        elif echoes:
             half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
         elif hands_out_a_key(begins, ends):
             half = replace(half, handle=Handle.RESULT, value=Value.INDEX)
