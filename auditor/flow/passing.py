@@ -85,6 +85,9 @@ class Passing(Perhaps):
             return ()
         if place is not None and edge not in RAISING and gives(call, place):
             after = replace(after, places=after.places | {call.target})
+        if node in self._ended_by_key:
+            ended = self._ended(node, held, edge, Fate.RELEASE)
+            return (ended,) if ended is not None else ()
         split = False
         given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
         for position, operand in given:

@@ -162,6 +162,9 @@ class FunctionUses:
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return self.effects.is_ended_through(field, protocol)
 
+    def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
+        return self.effects.ends_what_was_asked(call, begun, protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 
