@@ -99,7 +99,11 @@ class Fields(CountsAtEnds):
             kept = taken_at_birth(outcome.call, outcome.function)
             fields = () if kept else tuple(self._fields_of(outcome))
             if not kept and all(map(_is_seen_to, fields)):
-                fields += tuple(self._forgotten_by_another_end(outcome)) or tuple(self._still_on_it(outcome))
+                fields += (
+                    tuple(self._forgotten_by_another_end(outcome))
+                    or tuple(self._still_on_it(outcome))
+                    or tuple(self._forgotten_on_a_way(outcome))
+                )
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
             if fields:

@@ -169,7 +169,7 @@ class RecordEnds(NothingOver):
             elif told:
                 found = found or (is_over(method) and takes_from(method, place.tables))
             elif place.sure or split(method.name)[0] in OVER:
-                ways = list(_left(method, followed, start[0][:2]))
+                ways = list(left_on(method, followed, start[0][:2]))
                 if any(self._is_given_away(method, way) for way in ways):
                     return False
                 found = found or bool(ways)
@@ -270,7 +270,7 @@ def _is_anywhere_else(path: Path, start: tuple[Path, ...], method: Function) -> 
     return not at_hand and path[:2] not in {each[:2] for each in start}
 
 
-def _left(method: Function, followed: Followed, table: Path) -> Iterator[WayOut]:
+def left_on(method: Function, followed: Followed, table: Path) -> Iterator[WayOut]:
     """Ways on which the method has taken such a record out of the table, and leaves it to nobody."""
     ops = method.graph.ops
     ways = [(node, held) for loss, node, held in followed.endings.lost if loss is not Loss.RAISE]
