@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.flow.lease import StoredField
 from auditor.ir.ops import Assume
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.record_ends import RecordEnds, left_on
@@ -47,7 +48,7 @@ class OnOneWay(RecordEnds):
         ways = [way for way in left_on(method, followed, start[0][:2]) if not _is_told_apart(way)]
         for way in ways:
             beside = any(self._ends_beside(way, its, other) for other, its in siblings)
-            if beside and not self._is_given_away(method, way):
+            if beside and _is_at_hand(way) and not self._is_given_away(method, way):
                 yield way
 
     def _ends_beside(self, way: WayOut, place: RecordPlace, other: Outcome) -> bool:
@@ -56,6 +57,14 @@ class OnOneWay(RecordEnds):
         followed = self.followed_all(way.method, start, other.acquisition) if start else None
         released = followed.endings.released if followed is not None else {}
         return any(station.node in released for station in way.since)
+
+
+def _is_at_hand(way: WayOut) -> bool:
+    """`job = self.jobs.pop(key)`: it is this one, and none of those that stay in the table."""
+    names = {place[0] for place in way.held.places}
+    return any(
+        getattr(target, "id", "") in names for target, value in assignments(way.method) if value is way.taken
+    )
 
 
 def _is_told_apart(way: WayOut) -> bool:
