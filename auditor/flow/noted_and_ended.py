@@ -8,9 +8,7 @@ from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Leave, Op
 
 
-def ended_behind(
-    graph: Graph, effects: Effects, acquisition: Acquisition, places: Places, node: int
-) -> bool:
+def ended_behind(graph: Graph, effects: Effects, acquisition: Acquisition, places: Places, node: int) -> bool:
     """Every way on from the node comes by a call that gives it back, unless something is raised."""
     waiting, seen = [node], {node}
     found = False
