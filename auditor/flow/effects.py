@@ -141,6 +141,9 @@ class Effects(Protocol):
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""
 
+    def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
+        """Whether the call ends, by the same key, what the other one lent."""
+
     def only_releases(self, call: Call) -> bool:
         """Whether the call gives something back: such calls are not expected to raise."""
 

@@ -9,6 +9,7 @@ from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import EXTENDING, FILLING, Knowledge
 from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
+from auditor.flow.noted_and_ended import ended_behind
 from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
@@ -255,6 +256,8 @@ class Holding:
             if len(target) > 1 and "[*]" not in target and begins_with(place, target) and place not in sure
         )
         if sure and self.acquisition.keyed and self._outlives(target):
+            if ended_behind(self.graph, self.effects, self.acquisition, held.places, node):
+                return held
             self.endings.unknown.add(node)  # others can reach the object now
             self.endings.kept.add(node)
             return None

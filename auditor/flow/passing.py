@@ -14,6 +14,7 @@ from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, oper
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import OWN_ENDS, below, part
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
+from auditor.flow.sums import sums
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
 
 QUEUEING = frozenset({"put", "put_nowait"})
@@ -84,6 +85,9 @@ class Passing(Perhaps):
             return ()
         if place is not None and edge not in RAISING and gives(call, place):
             after = replace(after, places=after.places | {call.target})
+        if node in self._ended_by_key:
+            ended = self._ended(node, held, edge, Fate.RELEASE)
+            return (ended,) if ended is not None else ()
         split = False
         given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
         for position, operand in given:
@@ -135,18 +139,18 @@ class Passing(Perhaps):
         return (kept, held) if split else (kept,)
 
     def _given_by_what_it_says(self, call: Call, held: Held) -> Iterator[tuple[Position, Path]]:
-        """`pool.free(buffer.data_ptr())`: who goes by what it says gives it back; others have not got it."""
-        for position, operand in operands(call) if call.at.args and self._identities else ():
-            asked = self._identities.get(operand)
-            if asked is None or position == -1:
-                continue
-            treatments = (self._treatment(call, position, asked, place) for place in held.places)
-            if any(each is not None and each.fate is Fate.RELEASE for each in treatments):
-                yield position, asked
+        """`pool.free(buffer.data_ptr())`, `pool.free(pages + more)`: who goes by what it says, or by its
+        items, gives it back; others have not got it."""
+        for position, operand in operands(call) if call.at.args and self._stand_for else ():
+            for asked in self._stand_for.get(operand, ()) if position != -1 else ():
+                treatments = (self._treatment(call, position, asked, place) for place in held.places)
+                if any(each is not None and each.fate is Fate.RELEASE for each in treatments):
+                    yield position, asked
 
     @cached_property
-    def _identities(self) -> dict[Path, Path]:
-        return identities(self.graph.ops)
+    def _stand_for(self) -> dict[Path, tuple[Path, ...]]:
+        ops = self.graph.ops
+        return {path: (asked,) for path, asked in identities(ops).items()} | sums(ops)
 
     def _is_converted(self, operand: Path) -> bool:
         """`buffer.to(device)`, by itself or under a name."""

@@ -24,6 +24,24 @@ class Perhaps(Amounts):
         """Whether an object that outlives the function has it."""
         return any(map(self._outlives, held.places))
 
+    @cached_property
+    def _ended_by_key(self) -> frozenset[int]:
+        """`gateway.end_session(key)` after `row = gateway.open_session(key)`."""
+        ops, acquisition = self.graph.ops, self.acquisition
+        begun = ops[self.site] if self.site >= 0 else None
+        if not isinstance(begun, Call) or acquisition.handle is not Handle.RESULT or not begun.args:
+            return frozenset()
+        told = {path for path, _ in begun.args}
+        later = (
+            (node, op)
+            for node, op in enumerate(ops)
+            if isinstance(op, Call) and op.receiver == begun.receiver and told & {path for path, _ in op.args}
+        )
+        ends = self.effects.ends_what_was_asked
+        return frozenset(
+            node for node, op in later if node != self.site and ends(op, begun, acquisition.protocol)
+        )
+
     def _ends_or_moves(self, treatment: Treatment) -> bool:
         """Somebody else may have it then: also an object made around it (`memoryview(x)` is none), whose
         methods may end it."""

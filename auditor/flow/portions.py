@@ -7,6 +7,7 @@ import ast
 from functools import cache, cached_property
 
 from auditor.flow.lists import GOING_OVER, RELISTING
+from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
 from auditor.ir.iterations import is_one, portion_of
 from auditor.ir.ops import Assume, Call, Constant, EndStatement, Havoc, InPlace, Next, Nop, Path
@@ -57,7 +58,21 @@ class Portions:
         if isinstance(lower, ast.UnaryOp) and isinstance(lower.op, ast.USub):
             return self._may_be_all(lower.operand, name)
         begun = any(_number(value) == 0 for value in self._values(lower))
+        if begun and self._is_counted_apart(lower, name):
+            return False
         return begun or self._may_be_all(lower, name)
+
+    def _is_counted_apart(self, lower: ast.expr, name: str) -> bool:
+        """`accepted += 1` in a loop that has nothing to do with the list: some of it lie before that."""
+        target = (getattr(lower, "id", ""),)
+        counts = [op.at for op in self.graph.ops if isinstance(op, InPlace) and op.target == target]
+        if len(counts) != 1 or not (begins := self._begins(counts[0])):
+            return False
+        lines = range(begins, _where(counts[0])[0] + 1)
+        root = name.split(".")[0]
+        return not any(
+            path[0] == root for op in self.graph.ops if _where(op.at)[0] in lines for path in uses(op)
+        )
 
     def _may_be_all(self, bound: ast.expr, name: str) -> bool:
         """As many as the acquire, or the loop around it, was told to get; as many as there are."""

@@ -31,6 +31,7 @@ from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.closed_early import closed_by_consumers
 from auditor.project.leases.detached import note_detaching
 from auditor.project.leases.filled import note_filled
+from auditor.project.leases.filled_at_first import told_of_what_is_put_over
 from auditor.project.leases.gaps import told_of_gaps
 from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
@@ -295,6 +296,7 @@ class Analysis:
         fields = told_where_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
+        outcomes = told_of_what_is_put_over(outcomes)
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self.relevant, decided)

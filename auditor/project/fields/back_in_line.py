@@ -9,14 +9,14 @@ from auditor.flow.lease import StoredField
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import assignments, given_to, gone_through, own_attribute, told_by_position
 from auditor.project.code.modules import Function
-from auditor.project.fields.record_ends import RecordEnds
+from auditor.project.fields.on_one_way import OnOneWay
 from auditor.project.fields.record_places import RecordPlace, put_into, takes_from
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk
 
 
-class BackInLine(RecordEnds):
+class BackInLine(OnOneWay):
     """Asks each method that puts such records back what becomes of their leases."""
 
     def _still_on_it(self, outcome: Outcome) -> Iterator[StoredField]:

@@ -21,6 +21,7 @@ from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.cleared_beside_others import clears_beside_others
 from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
+from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all
 from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.flag_turned import with_its_flag_turned
 from auditor.project.fields.forgetting import (
@@ -99,7 +100,11 @@ class Fields(CountsAtEnds):
             kept = taken_at_birth(outcome.call, outcome.function)
             fields = () if kept else tuple(self._fields_of(outcome))
             if not kept and all(map(_is_seen_to, fields)):
-                fields += tuple(self._forgotten_by_another_end(outcome)) or tuple(self._still_on_it(outcome))
+                fields += (
+                    tuple(self._forgotten_by_another_end(outcome))
+                    or tuple(self._still_on_it(outcome))
+                    or tuple(self._forgotten_on_a_way(outcome))
+                )
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
             if fields:
@@ -203,13 +208,16 @@ class Fields(CountsAtEnds):
 
     def _entered(self, outcome: Outcome) -> Iterator[StoredField]:
         """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""
-        function, path = outcome.function, outcome.acquisition.places[0]
+        function = outcome.function
+        path = gone_through_by_all(function, outcome.acquisition.places[0])
         if not (outcome.acquisition.keyed and function.name in ENTERS and own_field(function, path)):
             return
         assert function.cls is not None
         family = list(self.family_of(function.cls))
         released_by = self._in_force(function.cls, self._fate(outcome, family, path)[0])
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
+        if path[2:] == (ANY_ITEM,) and asks_what_others_set(family, partly):
+            return
         if partly and partly == released_by:
             field = Field(function.cls.qualname, "".join(path[1:])[1:])
             yield StoredField(field, outcome.lease.span, partly_by=tuple(partly))

@@ -26,7 +26,7 @@ def works_with_what_came_along(filling: Filling, family: Sequence[Function]) -> 
         and getattr(node.value, "id", None) == owner
         and node.lineno < filling.line
         and id(node) not in asked
-    } - {field}
+    } - {field, *_set_above(filling)}
     others = [each for each in family if each is not method and each.name not in INITIAL]
     filled = [set(_filled_together(each)) for each in others if f".{field}" in each.text]
     along = {name for names in filled for owned, name in names if (owned, field) in names}
@@ -37,6 +37,15 @@ def works_with_what_came_along(filling: Filling, family: Sequence[Function]) -> 
         if (owned, field) not in names
     }
     return bool(read & along - alone)
+
+
+def _set_above(filling: Filling) -> Iterator[str]:
+    """`request.prefix, node = self.match(request)`: what the method itself put there says nothing."""
+    for node in filling.method.nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store(), lineno=line):
+                if name == filling.owner and line < filling.line:
+                    yield attr
 
 
 def _filled_together(method: Function) -> Iterator[tuple[str, str]]:

@@ -12,9 +12,9 @@ from auditor.source.nodes import walk
 
 def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mapping[str, bool]:
     """`entry.owned = True`, `Entry(buffer, owned=True)`, and `Entry(buffer, owned)` where the buffer was
-    taken `if owned:`."""
+    taken `if owned:`, or `if entry.owned:`."""
     known = dict(_known_at(function, acquire))
-    flags: dict[str, bool] = {}
+    flags = {name[1:]: says for name, says in known.items() if name.startswith(".")}
     for field, value in (*_assigned(function), *_told(model, function)):
         match value:
             case ast.Constant(value=bool() as says):
@@ -39,10 +39,19 @@ def _told(model: ClassModel, function: Function) -> Iterator[tuple[str, ast.expr
 
 
 def _known_at(function: Function, acquire: ast.Call) -> Iterator[tuple[str, bool]]:
-    """Names that the branches around the call ask for."""
+    """Names, and `.fields` of objects, that the branches around the call ask for."""
     for node in function.statements:
-        match node:
-            case ast.If(test=ast.Name(id=name), body=body, orelse=orelse):
-                for suite, says in ((body, True), (orelse, False)):
-                    if any(part is acquire for each in suite for part in walk(each)):
-                        yield name, says
+        name = _asked(node.test) if isinstance(node, ast.If) else ""
+        if name and isinstance(node, ast.If):
+            for suite, says in ((node.body, True), (node.orelse, False)):
+                if any(part is acquire for each in suite for part in walk(each)):
+                    yield name, says
+
+
+def _asked(test: ast.expr) -> str:
+    match test:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(), attr=field):
+            return f".{field}"
+    return ""

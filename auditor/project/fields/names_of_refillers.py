@@ -14,7 +14,7 @@ AGAIN = (
 
 CHANGING = (
     r"rotate|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|defrag\w*|change|switch|redo"
-    r"|fast_forward|override|overwrite"
+    r"|fast_forward|override|overwrite|exchange|swap(?=_(?!in(?:_|$)|out(?:_|$)))"
 )
 """Done to what is there."""
 

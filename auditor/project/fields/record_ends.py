@@ -5,13 +5,15 @@ forgotten by the one that gives back what lies beside it."""
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from auditor.flow.follow import Followed
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import RAISING, Call, Leave, Next, Path, Store
+from auditor.ir.ops import Call, Leave, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function, last_part
+from auditor.project.fields.comes_by_both import comes_by_both
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
@@ -43,6 +45,8 @@ class RecordEnds(NothingOver):
         siblings = self._siblings(outcome, place)
         family = list(self.family_of(cls))
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
+        if outcome.function in enders and self._is_another(outcome, place):
+            return
         ended = bool(enders) or (bool(siblings) and not self._is_for_others(place, family))
         for method in (*family, *self._strangers(place, family)) if ended else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
@@ -58,12 +62,20 @@ class RecordEnds(NothingOver):
             shared = any(
                 self._gives_back_there(other, its, method)
                 and (not enders or any(self._gives_back_there(other, its, ender) for ender in enders))
-                for other, its in siblings
+                for other, its in _where_this_lies(place, siblings)
             )
             if shared and not self._callers_see_to_it(method, place, enders):
                 field = place.as_field(cls.qualname)
                 yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
                 return
+
+    def _is_another(self, outcome: Outcome, place: RecordPlace) -> bool:
+        """In the place of one that another method put there, of which it is told."""
+        places = (self._record_place(each) for each in self.wanted if each.function is not outcome.function)
+        return any(
+            its is not None and its.field == place.field and its.annotation == place.annotation
+            for its in places
+        )
 
     def _is_for_others(self, place: RecordPlace, family: Sequence[Function]) -> bool:
         """Functions of others read it too: of what no method of its own class gives back they may."""
@@ -169,7 +181,7 @@ class RecordEnds(NothingOver):
             elif told:
                 found = found or (is_over(method) and takes_from(method, place.tables))
             elif place.sure or split(method.name)[0] in OVER:
-                ways = list(_left(method, followed, start[0][:2]))
+                ways = list(left_on(method, followed, start[0][:2]))
                 if any(self._is_given_away(method, way) for way in ways):
                     return False
                 found = found or bool(ways)
@@ -216,34 +228,24 @@ class RecordEnds(NothingOver):
             asked = [call for call in caller.calls if last_name(call) == method.name]
             for call in caller.calls:
                 same = (each for each in asked if set(_told(each)) & set(_told(call)))
-                if last_name(call) in names and any(_both(caller, each, call) for each in same):
+                if last_name(call) in names and any(comes_by_both(caller, each, call) for each in same):
                     return True
         return False
 
 
+def _where_this_lies(
+    place: RecordPlace, siblings: Sequence[tuple[Outcome, RecordPlace]]
+) -> Iterator[tuple[Outcome, RecordPlace]]:
+    """What another class has put into such records lies in them here, too: `job.pages`, which the scheduler
+    fills, where `self.jobs[*].port` lies."""
+    for other, its in siblings:
+        yield other, its
+        if its.annotation and its.annotation == place.annotation and its.tables.isdisjoint(place.tables):
+            yield other, replace(place, field=its.field)
+
+
 def _told(call: ast.Call) -> list[str]:
     return list(map(ast.dump, call.args))
-
-
-def _both(function: Function, one: ast.Call, other: ast.Call) -> bool:
-    """Some way comes by both calls, in one turn of its loops."""
-    ops, found = function.graph.ops, {}
-    for at in (one, other):
-        found[id(at)] = {node for node, op in enumerate(ops) if isinstance(op, Call) and op.at is at}
-    return any(
-        found[id(last)] & set(_following(function, found[id(first)]))
-        for first, last in ((one, other), (other, one))
-    )
-
-
-def _following(function: Function, nodes: set[int]) -> Iterator[int]:
-    graph, seen, waiting = function.graph, set(nodes), list(nodes)
-    while waiting:
-        for node, edge in graph.successors[waiting.pop()]:
-            if node not in seen and edge not in RAISING and not isinstance(graph.ops[node], Next):
-                seen.add(node)
-                waiting.append(node)
-                yield node
 
 
 def _goes_on(method: Function, field: str) -> bool:
@@ -270,7 +272,7 @@ def _is_anywhere_else(path: Path, start: tuple[Path, ...], method: Function) -> 
     return not at_hand and path[:2] not in {each[:2] for each in start}
 
 
-def _left(method: Function, followed: Followed, table: Path) -> Iterator[WayOut]:
+def left_on(method: Function, followed: Followed, table: Path) -> Iterator[WayOut]:
     """Ways on which the method has taken such a record out of the table, and leaves it to nobody."""
     ops = method.graph.ops
     ways = [(node, held) for loss, node, held in followed.endings.lost if loss is not Loss.RAISE]

@@ -168,6 +168,9 @@ class FunctionUses:
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         return self.effects.is_absorbed(added, protocol)
 
+    def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
+        return self.effects.ends_what_was_asked(call, begun, protocol)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 

@@ -90,10 +90,13 @@ def _state_aliases(function: Function, owner: str | None, told: Sequence[str] = 
     when written into."""
     found = set(told)
     for node in function.statements:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            if own_state(node.value, owner) or _leads_from(node.value, found):
-                found.add(node.targets[0].id)
-        elif isinstance(node, ast.For):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if own_state(value, owner) or _leads_from(value, found):
+                found.add(name)
+        if isinstance(node, ast.For):
             found.update(each.id for each in _each([node.target]) if isinstance(each, ast.Name))
     return frozenset(found)
 

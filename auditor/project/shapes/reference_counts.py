@@ -156,6 +156,7 @@ def _raised_of_objects(method: Function) -> dict[str, bool]:
         return {}
     work = field_work(method)
     returned = {value.id for value in work.returned if isinstance(value, ast.Name)}
+    returned |= {*_put_into(method, returned - work.told)}
     if returned & work.told:
         returned = set()  # `add(entry)` returns the entry that was there, or this one
     found = {count: True for name, count in counted if name in work.from_told - returned}
@@ -163,11 +164,21 @@ def _raised_of_objects(method: Function) -> dict[str, bool]:
     return found
 
 
+def _put_into(method: Function, lists: Set[str]) -> Iterator[str]:
+    """`block` of `hit.append(block)`, where `hit` is returned: each of them is one more's."""
+    for call in method.calls:
+        match call:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[ast.Name(id=each)]
+            ) if name in lists:
+                yield each
+
+
 def _lowered_of_told(method: Function) -> Iterator[tuple[str, str]]:
     """`readers` and `entry` of `entry.readers -= 1`, in a helper, too, that is told of the entry."""
     told = own_parameters(method)
     for parameter in told:
-        names = _the_same(method, parameter)
+        names = _the_same(method, parameter) | {*_each_of(method, parameter)}
         yield from ((count, parameter) for name, count in _counts_of_names(method, ast.Sub) if name in names)
     yield from ((count, name) for name, count in _counts_by_helpers(method, ast.Sub) if name in told)
 

@@ -1,0 +1,76 @@
+"""Ends of records that see to all of their leases on one way and forget one on another: `on_sent(key, ok)`
+takes the request out of `self.sending`, gives back its slot where all went well, and its pages alone where it
+did not."""
+
+from collections.abc import Iterator, Sequence
+
+from auditor.flow.lease import StoredField
+from auditor.ir.ops import Assume
+from auditor.project.code.bindings import assignments
+from auditor.project.code.modules import Function
+from auditor.project.fields.forgetting import INITIAL
+from auditor.project.fields.record_ends import RecordEnds, left_on
+from auditor.project.fields.record_places import RecordPlace
+from auditor.project.fields.ways_out import WayOut
+from auditor.project.outcome import Outcome
+
+Siblings = Sequence[tuple[Outcome, RecordPlace]]
+
+
+class OnOneWay(RecordEnds):
+    """Asks each method that gives such leases back of its other ways out."""
+
+    def _forgotten_on_a_way(self, outcome: Outcome) -> Iterator[StoredField]:
+        place, cls = self._record_place(outcome), outcome.function.cls
+        if place is None or cls is None or outcome.acquisition.foreign or not place.sure or place.perhaps:
+            return
+        siblings = self._siblings(outcome, place)
+        for method in self.family_of(cls) if siblings else ():
+            if method is outcome.function or method.owner is None or method.name in INITIAL:
+                continue
+            ways = self._forgetful_ways(outcome, place, method, siblings)
+            if any(True for _ in ways) and not self._callers_see_to_it(method, place, ()):
+                yield StoredField(
+                    place.as_field(cls.qualname), outcome.lease.span, partly_by=(method.qualname,)
+                )
+                return
+
+    def _forgetful_ways(
+        self, outcome: Outcome, place: RecordPlace, method: Function, siblings: Siblings
+    ) -> Iterator[WayOut]:
+        """On which it has taken the record out, and given back what lies beside the lease."""
+        start = place.in_tables(method)
+        if not any(f".{table}" in method.text for table in place.tables):
+            return
+        followed = self.followed_all(method, start, outcome.acquisition)
+        if followed is None or not followed.endings.released or followed.endings.unknown:
+            return
+        ways = [way for way in left_on(method, followed, start[0][:2]) if not _is_told_apart(way)]
+        for way in ways:
+            beside = any(self._ends_beside(way, its, other) for other, its in siblings)
+            if beside and _is_at_hand(way) and not self._is_given_away(method, way):
+                yield way
+
+    def _ends_beside(self, way: WayOut, place: RecordPlace, other: Outcome) -> bool:
+        """Since the record is out, what lies in another field of it goes back on this way."""
+        start = place.in_tables(way.method)
+        followed = self.followed_all(way.method, start, other.acquisition) if start else None
+        released = followed.endings.released if followed is not None else {}
+        return any(station.node in released for station in way.since)
+
+
+def _is_at_hand(way: WayOut) -> bool:
+    """`job = self.jobs.pop(key)`: it is this one, and none of those that stay in the table."""
+    names = {place[0] for place in way.held.places}
+    return any(
+        getattr(target, "id", "") in names for target, value in assignments(way.method) if value is way.taken
+    )
+
+
+def _is_told_apart(way: WayOut) -> bool:
+    """`if request.started:` says which records have the lease at all; that there is a record says nothing."""
+    names = {place[0] for place in way.held.places}
+    asked = (op for station in way.since if isinstance(op := way.ops[station.node], Assume))
+    return way.is_told_apart() or any(
+        op.names & names and any(name.startswith(".") for name in op.names) for op in asked
+    )
