@@ -125,7 +125,7 @@ def test_same_verdict_on_generated_programs(drawn: Program) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@_profile(10_000 if os.environ.get("POOLAUDIT_FUZZ") else 1_500)
+@_profile(10_000 if os.environ.get("POOLAUDIT_FUZZ") else 800)
 @given(programs())
 def test_same_verdict_on_many_generated_programs(drawn: Program) -> None:
     _assert_same_verdicts(drawn)

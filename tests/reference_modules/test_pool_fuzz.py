@@ -1,6 +1,6 @@
 """Nothing corrupts: random programs against a model without a pool.
 
-POOL_FUZZ_PROGRAMS says how many; set, the programs are new ones every time, unset they are the same 2,000.
+POOL_FUZZ_PROGRAMS says how many; set, the programs are new ones every time, unset they are the same 1,000.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from reference_modules.pool import TensorPool, blocks
 from tests.reference_modules.pool_model import Model
 
-PROGRAMS = int(os.environ.get("POOL_FUZZ_PROGRAMS", "2000"))
+PROGRAMS = int(os.environ.get("POOL_FUZZ_PROGRAMS", "1000"))
 STEPS = 30
 
 SHAPES = [(), (0, 3), (1,), (5,), (16,), (4, 5), (2, 3, 4), (16, 17), (8, 8, 8), (1100,)]

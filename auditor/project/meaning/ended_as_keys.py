@@ -15,8 +15,10 @@ def ends_its_keys(recogniser: Recogniser, field: str, protocol: str) -> bool:
     """Whether a function goes over a field of this name and gives back what it finds as keys there."""
     names = recogniser.ending_names(protocol)
     for module in recogniser.calls.model.project.parsed() if names else ():
-        for function in module.by_node.values() if field in module.text else ():
-            keys = set(_keys_of(function, field[1:])) if field in function.text else ()
+        asked = field in module.text and any(f"{name}(" in module.text for name in names)
+        for function in module.by_node.values() if asked else ():
+            both = field in function.text and any(f"{name}(" in function.text for name in names)
+            keys = set(_keys_of(function, field[1:])) if both else ()
             if keys and any(_is_told(call, keys) for call in function.calls if last_name(call) in names):
                 return True
     return False
