@@ -57,6 +57,9 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
+CONTENTS = frozenset({"bytes", "byte", "text", "string", "line", "lines"})
+"""What a `BytesQueueBuffer` hands out, is read and done with."""
+
 PUTTING_AWAY = frozenset({"delete", "remove", "save", "dump", "archive", "backup", "snapshot", "store"})
 """What `restore` undoes, of whatever is named behind it."""
 
@@ -155,6 +158,7 @@ def _by_shape(
 ) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
     passing = not PASSING_ON.isdisjoint(split(name)[-1:])  # a `ChannelRegistry` is no channel
+    passing = passing or not CONTENTS.isdisjoint(split(name))
     if passing or (cls is not None and not may_have_shape(cls.text)):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
