@@ -57,7 +57,7 @@ from auditor.protocols.vocabulary import (
     take_apart,
 )
 
-CONTENTS = frozenset({"bytes", "byte", "text", "string", "line", "lines"})
+CONTENTS = frozenset({"bytes", "byte"})
 """What a `BytesQueueBuffer` hands out, is read and done with."""
 
 PUTTING_AWAY = frozenset({"delete", "remove", "save", "dump", "archive", "backup", "snapshot", "store"})
