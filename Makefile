@@ -5,7 +5,7 @@
 #   make test                     every test (installs torch)
 #   make check                    what a change must pass: lint, format, types, import walls, fast tests, self-audit
 #   make gpu                      the leak tests of the reference modules on a CUDA device, kept in benchmarks/results
-#   make fuzz                     the property tests, with many more examples, and every set of labelled programs
+#   make fuzz                     the property tests, with many more examples, every set of labelled programs, the whole standard library
 #
 # The pool is driven by 100,000 programs in ten processes: what draws them remembers all it drew.
 # Leak tests run by themselves; on a machine with a CUDA device one after the other: another test's worker must
@@ -42,7 +42,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/poolaudit audit auditor rules reports reference_modules
 
 fuzz: $(VENV)/.installed-dev
-	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs or score_of_the_programs" $(PYTEST_ARGS)
+	POOLAUDIT_FUZZ=1 $(BIN)/python -m pytest --timeout 3600 -k "property or generated_programs or score_of_the_programs or whole_standard_library" $(PYTEST_ARGS)
 	for part in 1 2 3 4 5 6 7 8 9 10; do \
 	  POOL_FUZZ_PROGRAMS=10000 $(BIN)/python -m pytest --timeout 7200 tests/reference_modules/test_pool_fuzz.py $(PYTEST_ARGS) || exit; done
 
