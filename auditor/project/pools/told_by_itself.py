@@ -26,6 +26,8 @@ def told_by_itself(model: ClassModel, begins: Function, ends: Sequence[Function]
     private = all(end.name.startswith("_") for end in ends)
     if private and _knows_its_maker(begins):
         return True
+    if any(len(model.project.calling(end.name)) > MOST for end in ends):
+        return False  # so many do not all end themselves
     asking = [each for end in ends for each in _asking(model, end)]
     return bool(asking) and all(_tells_of_itself(*each) for each in asking)
 
@@ -40,8 +42,7 @@ def _asking(model: ClassModel, end: Function) -> Iterator[Asking]:
 
 def _modules(model: ClassModel, end: Function) -> Iterator[Module]:
     yield end.module
-    others = model.project.calling(end.name)
-    for path in others if len(others) <= MOST else ():
+    for path in model.project.calling(end.name):
         if path != end.module.path and (module := model.project.module(path)) is not None:
             yield module
 
@@ -51,10 +52,8 @@ def _tells_of_itself(function: Function, call: ast.Call) -> bool:
     if [getattr(arg, "id", "") for arg in call.args] != [function.owner]:
         return False
     name = function.name
-    asked_to_end = (
-        name in LEASE_METHODS or take_apart(name, RELEASE_WORDS) is not None or name.startswith("__")
-    )
-    return not asked_to_end
+    named = name in LEASE_METHODS or take_apart(name, RELEASE_WORDS) is not None
+    return not (named or name.startswith("__"))
 
 
 def _knows_its_maker(begins: Function) -> bool:
