@@ -13,6 +13,8 @@ from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
 from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Move, Next, Path, Unpack
 
+PUTS = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
+
 
 class Assuming(Passing):
     """The lease as the subject of tests."""
@@ -31,6 +33,8 @@ class Assuming(Passing):
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
         if op.kind == "standard":
+            if op.value and op.subject in held.places and self._is_put_there_otherwise(op):
+                return None
             return held if self._among(op, held) in (op.value, None) else None
         if op.subject is None or not op.says_absent:
             return held
@@ -133,6 +137,16 @@ class Assuming(Passing):
             return None
         perhaps = any(begins_with(place, op.other) for place in held.maybe)
         return None if perhaps or held.parted else (*op.other, ANY_ITEM) in held.places
+
+    def _is_put_there_otherwise(self, op: Assume) -> bool:
+        """`if number not in link.numbers: link.numbers.append(number)`: it lies there on both ways."""
+        return any(
+            isinstance(each, Call)
+            and each.method in PUTS
+            and each.receiver == op.other
+            and (op.subject, False) in each.args
+            for each in self.graph.ops
+        )
 
     @cached_property
     def _lists(self) -> Lists:

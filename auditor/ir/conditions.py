@@ -130,7 +130,7 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     if kind is ast.Is or (kind is ast.Eq and _held_by_another(left, right)):
         return Condition(key, positive, names, left, "same", right)
     stream = asks_for_a_stream(test)
-    among = right if isinstance(right, ast.Name) else None
+    among = right if isinstance(right, ast.Name | ast.Attribute) else None
     return Condition(key, positive, names, left, stream, among) if stream else Condition(key, positive, names)
 
 

@@ -61,7 +61,8 @@ PLAIN = frozenset(
 ASKING = frozenset(
     {"is", "has", "can", "could", "should", "may", "need", "needs", "num", "get", "set", "on", "no", "total",
      "max", "min", "check", "test", "log", "before", "after", "post", "auto", "until", "wait", "with",
-     "without", "to", "mark", "not", "unset", "handle", "estimate", "compute"}
+     "without", "to", "mark", "not", "unset", "handle", "estimate", "compute", "compile", "emit", "trace",
+     "print"}
 )  # fmt: skip
 """First words that make a question, a number or a switch of what follows."""
 

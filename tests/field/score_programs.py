@@ -71,6 +71,8 @@ SETS = (
     "stokers",
     "brokers",
     "sextons",
+    "coopers",
+    "farriers",
     "pilots",
     "auditors",
 )

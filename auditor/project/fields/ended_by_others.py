@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.source.nodes import walk
 
@@ -21,6 +23,8 @@ CONNECTED = re.compile(
 """Base classes that keep a socket, a file or a connection under a name of theirs, and close it."""
 
 THEIRS = frozenset({"sock", "_sock", "socket", "_socket", "file", "fp", "stream", "transport", "connection"})
+
+ENDING_ITSELF = frozenset({"delete", "destroy", "dispose", "close", "free", "release"})
 
 DETACHING = frozenset({"start_new_session", "process_group", "preexec_fn", "creationflags"})
 """How a process is told that it is no part of whatever ends those that its parent started."""
@@ -236,6 +240,18 @@ def reached_through(method: Function, attribute: str) -> bool:
             ) if name == own and attr == attribute:
                 return True
     return False
+
+
+def ended_as_a_whole(calls: Calls, family: Iterable[Function], attribute: str) -> bool:
+    """`self.vertices.delete()`, of an object of who knows what class that was made around what is held."""
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in ENDING_ITSELF
+        and own_attribute(call.func.value, method.owner or "") == attribute
+        and not calls.targets(method, call)[0]
+        for method in family
+        for call in method.calls
+    )
 
 
 def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:

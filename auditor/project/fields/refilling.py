@@ -16,6 +16,7 @@ from auditor.project.fields.drawn_keys import drawn_by_its_callers
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
     destroyed_with_its_maker,
+    ended_as_a_whole,
     has_unknown_base,
     reached_through,
 )
@@ -281,6 +282,7 @@ class Refilling(ForgottenFields):
             or closed_by_its_base(self.model.lineage(function.cls), attribute)
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
             or any(self._ended_where_told(outcome, family, other) for other in outcome.beside)
+            or (len(path) > 2 and ended_as_a_whole(self.recogniser.calls, family, attribute))
         )
 
 

@@ -12,12 +12,16 @@ from auditor.project.code.calls import Calls, accepts, is_bound, parameter_for
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.called_like import called_like_pool
 from auditor.project.pools.halves import Half, Pair
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.pool_state import called
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.vocabulary import LEASE_METHODS, MARKS, RELEASE_WORDS, RELEASING, take_apart
 from auditor.source.imports import dotted_text
 
 FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
 """Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
+
+PUTS = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
 
 
 class Releases:
@@ -46,12 +50,14 @@ class Releases:
             for protocol in protocols
             if protocol.name in self.of_library or _by_methods_alone(protocol)
         }
+        self._stores: dict[str, tuple[Pair, Set[str]]] = {}
         self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self._proposed: dict[tuple[Function, str], tuple[Pair, Half]] = {}  # of which one may end several
         self._ends_of: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
             self._ends_of.setdefault(pair.name, []).extend((pair, half) for half in pair.releases)
+            self._stores[pair.name] = pair, stores_of(pair)
             for half in pair.releases:
                 self.releasing.setdefault(half.function, (pair, half))
                 if pair.proposed:
@@ -107,8 +113,8 @@ class Releases:
         for target in targets:
             if position == -1 and protocol and self.closing.get(target) == protocol:
                 return True
-            if target in self.releasing:
-                pair, half = self._proposed.get((target, protocol)) or self.releasing[target]
+            if (told := self._told_to_end(target, protocol)) is not None:
+                pair, half = told
                 if protocol and half.name.kind != kind_of(protocol):
                     return None
                 if protocol != pair.name and pair.proposed:
@@ -120,10 +126,37 @@ class Releases:
                 return position != -1 and is_told_of_it(half, call, position)
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
+        if not targets and self._put_back_by_hand(function, call, position, protocol):
+            return True
         if not targets and dotted is None and self._ended_like(call, position, protocol):
             return True
         names = names_of(targets, None, dotted)
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
+
+    def _told_to_end(self, target: Function, protocol: str) -> tuple[Pair, Half] | None:
+        """An end, or what overrides one by asking it: `def do_release(self, token): super().do_release(token)`."""
+        if target in self.releasing:
+            return self._proposed.get((target, protocol)) or self.releasing[target]
+        if target.cls is None or target.name not in called(target):
+            return None
+        lineage = self.calls.model.lineage(target.cls)[1:]
+        overridden = (cls.methods[target.name] for cls in lineage if target.name in cls.methods)
+        return next((self.releasing[each] for each in overridden if each in self.releasing), None)
+
+    def _put_back_by_hand(
+        self, function: Function, call: ast.Call, position: Position, protocol: str
+    ) -> bool:
+        """`link.numbers.append(number)`: into what the pool takes from, by somebody else."""
+        pair, stores = self._stores.get(protocol, (None, frozenset()))
+        match call.func:
+            case ast.Attribute(value=ast.Attribute(value=pool, attr=field), attr=method) if pair is not None:
+                if method not in PUTS or field not in stores or position != 0:
+                    return False
+                if isinstance(pool, ast.Name) and pool.id == function.owner:
+                    return False  # the pool's own methods keep its books
+                known = self.calls.model.type_of(function, pool)
+                return called_like_pool(pool, pair) if known is None else known is pair.owner
+        return False
 
     def _ended_like(self, call: ast.Call, position: Position, protocol: str) -> bool:
         """`self.watchdog.stop(key)` of an unknown receiver that is called like the pool that lent it: whoever
@@ -222,6 +255,12 @@ class Releases:
         if position == -1:
             return False
         return RELEASING.fullmatch(name) is not None
+
+
+def stores_of(pair: Pair) -> Set[str]:
+    """The fields out of which what is lent is taken."""
+    lending = (half.function for half in pair.acquires if half.handle is Handle.RESULT)
+    return {field for each in lending for field, _ in field_work(each).taken}
 
 
 def kind_of(protocol: str) -> str:

@@ -7,6 +7,7 @@ another release. A getter that changes nothing, an `allocated_gb`, a `release` w
 halves of anything."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -59,6 +60,15 @@ from auditor.protocols.vocabulary import (
 
 CONTENTS = frozenset({"bytes", "byte"})
 """What a `BytesQueueBuffer` hands out, is read and done with."""
+
+READING = frozenset({"parser", "lexer", "scanner"})
+"""What such an object counts on and back is where it is in a text."""
+
+REPORTED = re.compile(r"_*(?:on|handle)_\w+|\w+_callback")
+"""Names of what is told that something is there: whoever waits for that gets it to keep."""
+
+WORKING = re.compile(r"_*(?:process|handle|execute|run)_")
+"""Names of what works off what it takes: `results = self._process_pending()` are what came of it."""
 
 PUTTING_AWAY = frozenset({"delete", "remove", "save", "dump", "archive", "backup", "snapshot", "store"})
 """What `restore` undoes, of whatever is named behind it."""
@@ -158,15 +168,16 @@ def _by_shape(
 ) -> Iterator[Pair]:
     """Whatever the halves are called, one undoes what the other does."""
     passing = not PASSING_ON.isdisjoint(split(name)[-1:])  # a `ChannelRegistry` is no channel
-    passing = passing or not CONTENTS.isdisjoint(split(name))
+    passing = passing or not (CONTENTS | READING).isdisjoint(split(name))
     if passing or (cls is not None and not may_have_shape(cls.text)):
         return
     acquiring, releasing = Name("acquire", frozenset()), Name("release", frozenset())
     for found in shapes([m for m in methods if LENDING.isdisjoint(m.decorators)]):
-        givers = [each for each in found.givers if not _is_told_no_lease(each)]
-        if all(_asks_all(giver, found.takers) for giver in givers):
+        givers = [g for g in found.givers if not (_is_told_no_lease(g) or REPORTED.fullmatch(g.name))]
+        if not givers or all(_asks_all(giver, found.takers) for giver in givers):
             continue
-        takers = [acquiring_half(m, acquiring, givers, shaped=True) for m in found.takers if m not in paired]
+        taking = [m for m in found.takers if m not in paired and not WORKING.match(m.name)]
+        takers = [acquiring_half(m, acquiring, givers, shaped=True) for m in taking]
         got = tuple(
             replace(half, by_shape=True)
             for half in takers
@@ -309,6 +320,7 @@ def _behaving(
         half = acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
             got.append(half)
+            partners += [each for each in releases if _is_asked_by(partners, each, function)]
             given += [Half(other, its, half.handle, _told_of(other, half)) for other, its in partners]
     if not got:
         return None
@@ -334,6 +346,16 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
     return changes_state(function) or any(
         RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function)
     )
+
+
+def _is_asked_by(
+    releases: list[tuple[Function, Name]], other: tuple[Function, Name], acquires: Function
+) -> bool:
+    """`do_release(token)` beside `do_acquire(token)`: what it does is outside, but `release()` has it done."""
+    began, ended = split(acquires.name), split(other[0].name)
+    undoes = len(began) == len(ended) > 1 and began[:-1] == ended[:-1]
+    known = {function for function, _ in releases}
+    return undoes and other[0] not in known and any(other[0].name in called(each) for each in known)
 
 
 def _is_told_no_lease(function: Function) -> bool:

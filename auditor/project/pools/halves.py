@@ -151,7 +151,7 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
         return None
     if name.verb not in COUNTING and lowered_by(function, partners):
         name = Name("incr", name.affix)  # `get_credit()`, `borrow_credit()`: one user more
-    elif name.verb == "get":
+    elif name.verb in ("get", "pop"):
         return None
     marks_argument = own_parameters(function) and any(own_parameters(partner) for partner in partners)
     if not marks_argument and keeps_what_it_is_told(function):

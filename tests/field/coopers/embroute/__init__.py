@@ -1,0 +1,3 @@
+from .app import App
+
+__all__ = ["App"]

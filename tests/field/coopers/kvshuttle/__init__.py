@@ -1,0 +1,1 @@
+"""KV shuttle between prefill and decode workers."""

@@ -1,0 +1,4 @@
+from .reader import ShardReader
+from .store import ShardStore
+
+__all__ = ["ShardReader", "ShardStore"]

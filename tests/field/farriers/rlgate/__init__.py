@@ -1,0 +1,4 @@
+from .collector import Collector
+from .sandbox import SandboxFarm
+
+__all__ = ["Collector", "SandboxFarm"]
