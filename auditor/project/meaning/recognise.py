@@ -27,6 +27,7 @@ from auditor.project.meaning.releases import Releases, callee_text, names_of
 from auditor.project.meaning.several_taken import each_taken, hands_out_a_list
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
+from auditor.project.meaning.used_as_tensor import used_as_tensor
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
 from auditor.project.pools.called_like import called_like_pool, given_back_near, says_enough
 from auditor.project.pools.echoes import echoed
@@ -246,6 +247,8 @@ class Recogniser(Releases):
         again = source.counts and source.handle is Handle.ARGUMENT and self._says_it_again(function, call)
         if again and is_one_more(function, call.at, self.ending_names(source.protocol)):
             source = replace(source, handle=Handle.RESULT, rest=())
+        if source.value is Value.OBJECT and self._is_tensor(function, source, call):
+            source = replace(source, value=Value.TENSOR)
         places = self._places(function, source, call)
         return Acquisition(
             source.protocol,
@@ -270,6 +273,12 @@ class Recogniser(Releases):
             several=source.value is Value.INDEX and self._in_a_list(function, call.at),
             own_key=source.opened or _made_here(function, source, places),
         )
+
+    def _is_tensor(self, function: Function, source: Source, call: Call) -> bool:
+        """By what is done with it here, where a pool of the tree has not said what it lends."""
+        plain = source.handle is Handle.RESULT and source.origin == "discovered"
+        whole = plain and not (source.rest or source.too or source.into)
+        return whole and used_as_tensor(function, call.at)
 
     def telling(self, protocol: str, *, memory: bool = True) -> frozenset[str]:
         """Of a pool of the tree, the fields of what it lends that lead nobody back to it."""

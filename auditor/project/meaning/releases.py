@@ -134,7 +134,7 @@ class Releases:
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
 
     def _told_to_end(self, target: Function, protocol: str) -> tuple[Pair, Half] | None:
-        """An end, or what overrides one by asking it: `def do_release(self, token): super().do_release(token)`."""
+        """An end, or what overrides one and asks it: `super().do_release(token)`."""
         if target in self.releasing:
             return self._proposed.get((target, protocol)) or self.releasing[target]
         if target.cls is None or target.name not in called(target):

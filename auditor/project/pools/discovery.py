@@ -351,7 +351,7 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
 def _is_asked_by(
     releases: list[tuple[Function, Name]], other: tuple[Function, Name], acquires: Function
 ) -> bool:
-    """`do_release(token)` beside `do_acquire(token)`: what it does is outside, but `release()` has it done."""
+    """`do_release(token)` beside `do_acquire(token)`: what it does is outside; `release()` has it done."""
     began, ended = split(acquires.name), split(other[0].name)
     undoes = len(began) == len(ended) > 1 and began[:-1] == ended[:-1]
     known = {function for function, _ in releases}
