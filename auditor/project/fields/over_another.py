@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence, Set
+from functools import partial
 
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.follow import known_at_nodes
@@ -29,6 +30,7 @@ from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import SETTING, others_look_first, speaking_for, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.replacing import works_first
+from auditor.project.fields.round_after_round import comes_after_all_rounds
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
 from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its_tables
 from auditor.project.meaning.needs import Question
@@ -47,10 +49,11 @@ class OverAnother(Refilling):
         if outcome.lease.releases and not kept:
             return  # `self.shown[name] = buffer.clone()`
         family = self._those_around(function)
+        borrowed = partial(self._borrowed, acquisition)
         for filling in put_in_its_place(function, outcome.call, self._ends(outcome)):
             yield filled(filling, list(self._ends_of(outcome, filling)))
         for filling in lent_into(function, outcome.call, _marked(outcome)):
-            way = Way(filling, outcome.call, family, self._ends(outcome))
+            way = Way(filling, outcome.call, family, self._ends(outcome), borrowed)
             if _lies_elsewhere(outcome, filling):
                 continue
             if told := told_the_former(filling, outcome.call):
@@ -239,6 +242,7 @@ def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
         return False
     uses = Uses(caller, works=frozenset({"append", "extend"}))
     keyed = filling.key is not None and not is_a_position(filling.key)
+    ends = [call for call in caller.calls if last_name(call) in ending]
     reads = [
         node
         for node in caller.nodes
@@ -246,7 +250,7 @@ def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
     ]
     return (
         caller.name in INITIAL
-        or any(last_name(call) in ending for call in caller.calls)
+        or any(not comes_after_all_rounds(caller, told, end) for end in ends)
         or any(keyed or not uses.is_worked_with(node) for node in reads)
         or (bool(reads) and _has_found_none(caller, told, filling.field))
     )

@@ -25,7 +25,7 @@ from auditor.project.fields.filling_again import (
     made_of,
     same,
 )
-from auditor.project.fields.in_others import Uses
+from auditor.project.fields.in_others import Borrowed, Uses
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.outgrown import CLOCKS
@@ -91,15 +91,21 @@ class Way:
     """What a method does with the place up to the store."""
 
     def __init__(
-        self, filling: Filling, call: ast.Call, family: Sequence[Function], ends: Set[str] = frozenset()
+        self,
+        filling: Filling,
+        call: ast.Call,
+        family: Sequence[Function],
+        ends: Set[str] = frozenset(),
+        borrowed: Borrowed | None = None,
     ) -> None:
-        """`ends` are what the pool's own ends are called: `self.root.unpin()`."""
+        """`ends` are what the pool's own ends are called: `self.root.unpin()`. What a call only borrows,
+        `self.view(row.span)`, is worked with."""
         self.filling = filling
         self.call = call
         self.family = family
         self.method = filling.method
         self.ends = ends
-        self.uses = Uses(filling.method, ends=ends)
+        self.uses = Uses(filling.method, ends=ends, borrowed=borrowed)
         value = getattr(filling.statement, "value", filling.target)
         self.stored = {id(node) for node in walk(value)}
         self.fallback = kept_for_want_of_another(value, filling.target)
