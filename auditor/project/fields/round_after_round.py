@@ -1,4 +1,4 @@
-"""Callers that tell a method the same in every round of a loop, `for _ in range(steps): mirror.save(weights)`.
+"""Callers that tell a method the same in every round of a loop: `for _ in range(n): mirror.save(weights)`.
 What they end behind the loop is the last round's."""
 
 import ast
@@ -11,8 +11,8 @@ from auditor.source.nodes import walk
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 ASKING = frozenset({"items", "keys", "values", "parameters", "named_parameters", "buffers", "named_buffers",
-                    "modules", "named_modules", "state_dict", "detach", "cpu", "list", "tuple", "dict", "sorted",
-                    "range", "len", "enumerate", "zip"})  # fmt: skip
+                    "modules", "named_modules", "state_dict", "detach", "cpu", "list", "tuple", "dict",
+                    "sorted", "range", "len", "enumerate", "zip"})  # fmt: skip
 """What answers the same in each round; `self.queue.get()` does not."""
 
 
