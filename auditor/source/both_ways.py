@@ -94,6 +94,7 @@ _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
 _HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
+_RELEASE = re.compile(rb"def (?:release|free|dealloc|deallocate|relinquish|give_back|surrender)\(")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 
@@ -120,7 +121,16 @@ def works_both_ways(text: Searched) -> bool:
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
+        or _numbered(notes, data)
     )
+
+
+def _numbered(notes: Notes, data: bytes) -> bool:
+    """`n = self.number`, `self.handles[n] = "ready"`, and `release(n)`, which strikes it off."""
+    if not _both(notes, ("taken",), ("entered",)) or not _RELEASE.search(data):
+        return False
+    counts = notes["more"] | notes["raised"]
+    return b" = next(self." in data or any(b" = self.%b\n" % count in data for count in counts)
 
 
 def _put_back_by_name(taken: set[bytes], data: bytes) -> bool:

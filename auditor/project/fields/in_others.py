@@ -247,4 +247,5 @@ class Uses:
             node
             for node in self.function.nodes
             if new and isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+            if id(node) not in self.known
         ]

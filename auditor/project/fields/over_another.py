@@ -2,21 +2,21 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from auditor.flow.effects import Fate, Handle, Value
-from auditor.flow.follow import known_at_nodes
 from auditor.flow.lease import StoredField
-from auditor.ir.ops import ANY_ITEM, RESULT, Call
+from auditor.ir.ops import ANY_ITEM, RESULT
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.copied_on_write import put_in_its_place
 from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.ended_where_flagged import may_have_ended
 from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
-from auditor.project.fields.in_others import Uses
 from auditor.project.fields.items_again import filled_in_each_round, filled_where_others_pass_over, in_items
 from auditor.project.fields.looked_up import (
     empty_a_record,
@@ -29,6 +29,7 @@ from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import SETTING, others_look_first, speaking_for, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
 from auditor.project.fields.replacing import works_first
+from auditor.project.fields.seeing_to_it import sees_to_it
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
 from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its_tables
 from auditor.project.meaning.needs import Question
@@ -47,10 +48,11 @@ class OverAnother(Refilling):
         if outcome.lease.releases and not kept:
             return  # `self.shown[name] = buffer.clone()`
         family = self._those_around(function)
+        borrowed = partial(self._borrowed, acquisition)
         for filling in put_in_its_place(function, outcome.call, self._ends(outcome)):
             yield filled(filling, list(self._ends_of(outcome, filling)))
         for filling in lent_into(function, outcome.call, _marked(outcome)):
-            way = Way(filling, outcome.call, family, self._ends(outcome))
+            way = Way(filling, outcome.call, family, self._ends(outcome), borrowed)
             if _lies_elsewhere(outcome, filling):
                 continue
             if told := told_the_former(filling, outcome.call):
@@ -69,12 +71,26 @@ class OverAnother(Refilling):
             if not way.is_untouched(seen) and not (way.is_still_going() and self._stays(outcome, filling)):
                 continue
             enders = list(self._ends_of(outcome, filling))
+            if self._may_have_ended(outcome, way, enders):
+                continue
             if looked_up and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
                 continue
             ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
             working = filling.owner != function.owner and works_first(filling)  # so its callers ended nothing
             if enders and not ended and (working or not self._seen_to(filling, enders)):
                 yield filled(filling, enders)
+
+    def _may_have_ended(self, outcome: Outcome, way: Way, enders: Sequence[Function]) -> bool:
+        """What is passed over for what is asked of it, `if row is not None and row.fit: return row`."""
+        source, its = self.recogniser.source, {each.name for each in way.family}
+
+        def is_lent(function: Function, call: ast.Call) -> bool:
+            return last_name(call) not in its and source(function, call) is not None
+
+        asked, ends = way.asked_where_kept(), self._ends(outcome)
+        if any(node.attr in ender.text for node in asked for ender in enders):
+            return True
+        return bool(asked) and may_have_ended(asked, way.method, self.project, ends, is_lent)
 
     def _stays(self, outcome: Outcome, filling: Filling) -> bool:
         """Followed from the method's entry, what lies in the record that goes is there up to the store, and
@@ -204,7 +220,7 @@ class OverAnother(Refilling):
             if path not in read and speaks(text):
                 return True
             for caller in list(read[path].by_node.values()) if path in read else ():
-                if caller is not filling.method and _sees_to_it(caller, filling, ending):
+                if caller is not filling.method and sees_to_it(caller, filling, ending):
                     return True
         return False
 
@@ -230,60 +246,6 @@ def _follows_its_end(way: Way, enders: Sequence[Function]) -> bool:
         return False
     others = (each for each in way.family if each is not way.method and each.name not in INITIAL)
     return not any(fillings(each, each.owner or "", filling.field) for each in others)
-
-
-def _sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
-    method = filling.method
-    told = [call for call in caller.calls if last_name(call) == method.name and _fits(call, method)]
-    if not told:
-        return False
-    uses = Uses(caller, works=frozenset({"append", "extend"}))
-    keyed = filling.key is not None and not is_a_position(filling.key)
-    reads = [
-        node
-        for node in caller.nodes
-        if isinstance(node, ast.Attribute) and node.attr == filling.field and isinstance(node.ctx, ast.Load)
-    ]
-    return (
-        caller.name in INITIAL
-        or any(last_name(call) in ending for call in caller.calls)
-        or any(keyed or not uses.is_worked_with(node) for node in reads)
-        or (bool(reads) and _has_found_none(caller, told, filling.field))
-    )
-
-
-def is_a_position(key: ast.expr) -> bool:
-    """`pages[-1]`"""
-    inner = key.operand if isinstance(key, ast.UnaryOp) else key
-    return isinstance(inner, ast.Constant) and isinstance(inner.value, int)
-
-
-def _has_found_none(caller: Function, told: Sequence[ast.Call], field: str) -> bool:
-    """`if self.file is None: self.reopen()`."""
-    graph = caller.graph
-    known = known_at_nodes(graph)
-    facts = {
-        fact
-        for node, op in enumerate(graph.ops)
-        if isinstance(op, Call) and op.at in told
-        for fact in known.get(node, ())
-    }
-    none = re.compile(rf"\w+\.{field}(?P<is_none> is None)?")
-    return any(
-        (found := none.fullmatch(key)) is not None and bool(found["is_none"]) is truth for key, truth in facts
-    )
-
-
-def _fits(call: ast.Call, method: Function) -> bool:
-    """By the number of its arguments: `tokens.extend(more)` is no call of `extend(self, request, token)`."""
-    args = method.node.args if not isinstance(method.node, ast.Module) else None
-    if args is None or args.vararg or args.kwarg or any(isinstance(each, ast.Starred) for each in call.args):
-        return True
-    most = len(method.parameters) - (method.owner is not None) + len(args.kwonlyargs)
-    told = len(call.args) + len(call.keywords)
-    return most - len(args.defaults) - len(args.kwonlyargs) <= told <= most or any(
-        each.arg is None for each in call.keywords
-    )
 
 
 def _marked(outcome: Outcome) -> list[str]:

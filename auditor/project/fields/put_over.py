@@ -25,7 +25,7 @@ from auditor.project.fields.filling_again import (
     made_of,
     same,
 )
-from auditor.project.fields.in_others import Uses
+from auditor.project.fields.in_others import Borrowed, Uses
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.outgrown import CLOCKS
@@ -91,19 +91,26 @@ class Way:
     """What a method does with the place up to the store."""
 
     def __init__(
-        self, filling: Filling, call: ast.Call, family: Sequence[Function], ends: Set[str] = frozenset()
+        self,
+        filling: Filling,
+        call: ast.Call,
+        family: Sequence[Function],
+        ends: Set[str] = frozenset(),
+        borrowed: Borrowed | None = None,
     ) -> None:
-        """`ends` are what the pool's own ends are called: `self.root.unpin()`."""
+        """`ends` are what the pool's own ends are called: `self.root.unpin()`. What a call only borrows,
+        `self.view(row.span)`, is worked with."""
         self.filling = filling
         self.call = call
         self.family = family
         self.method = filling.method
         self.ends = ends
-        self.uses = Uses(filling.method, ends=ends)
+        self.elsewhere = frozenset(_on_other_ways(filling))
+        self.uses = Uses(filling.method, known=self.elsewhere, ends=ends, borrowed=borrowed)
         value = getattr(filling.statement, "value", filling.target)
         self.stored = {id(node) for node in walk(value)}
         self.fallback = kept_for_want_of_another(value, filling.target)
-        target = {id(node) for node in walk(filling.target)} | set(_on_other_ways(filling))
+        target = {id(node) for node in walk(filling.target)} | self.elsewhere
         self.nodes = [
             node
             for node in self.method.nodes
@@ -323,6 +330,18 @@ class Way:
         }
         asked = {node.attr for test in self._deciding() for node in attributes_in(test)}
         return not asked.isdisjoint(set_there - {self.filling.field})
+
+    def asked_where_kept(self) -> frozenset[ast.Attribute]:
+        """`row.fit` of `if row is not None and row.fit: return row` above the store."""
+        names = set(self._names_of_it())
+        kept = any(getattr(n, "id", "") in names for n in self.method.nodes if id(n) in self.elsewhere)
+        tests = self._deciding() if kept else ()
+        return frozenset(
+            node
+            for test in tests
+            for node in attributes_in(test)
+            if any(isinstance(each, ast.Name) and each.id in names for each in walk(node.value))
+        )
 
     def _deciding(self) -> Iterator[ast.AST]:
         """Tests on which the store depends."""

@@ -7,7 +7,7 @@ nothing changes."""
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
@@ -207,6 +207,16 @@ def _tabled(question: Question, followed: Followed) -> tuple[Path, ...]:
     return tuple(sorted({path for _, path in put})) if everywhere else ()
 
 
+def _left_in_place(question: Question, followed: Followed) -> Iterator[tuple[int, Held]]:
+    """Where a lease that lies in what the function is told lies there still, and nowhere else."""
+    place = question.place
+    for node, op in enumerate(question.function.graph.ops):
+        if isinstance(op, Leave) and op.way is not Way.RAISE and len(place) > 1:
+            for held in followed.solution.states.get(node, ()):
+                if held.places and all(path[: len(place)] == place for path in held.places | held.maybe):
+                    yield node, held
+
+
 def _conclude(question: Question, followed: Followed) -> Answer:
     endings = followed.endings
     graph = question.function.graph
@@ -234,8 +244,9 @@ def _conclude(question: Question, followed: Followed) -> Answer:
             telling=tells_apart(graph, followed.solution, says, unchanged, True),
         )
     if elsewhere or endings.taken:
-        says = said_by(graph, followed.solution, kept)
-        telling = tells_apart(graph, followed.solution, says, kept, bool(endings.taken))
+        unchanged = [*kept, *_left_in_place(question, followed)]
+        says = said_by(graph, followed.solution, unchanged)
+        telling = tells_apart(graph, followed.solution, says, unchanged, bool(endings.taken))
         return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling)
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`

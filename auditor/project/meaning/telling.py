@@ -60,9 +60,15 @@ def asked_of(graph: Graph, call: Call) -> bool:
 
 
 def ignored(graph: Graph, call: Call) -> bool:
-    """Whether the function does nothing with it but return it."""
-    read = [op for op in graph.ops if any(path[:1] == call.target for path in uses(op))]
-    return all(isinstance(op, Move) and op.target == RESULT for op in read)
+    """Whether the function does nothing with it but return it, at once or under a name that it gives it."""
+    names = names_of_answer(graph, call) - {RESULT[0]}
+    read = [op for op in graph.ops if any(path[0] in names for path in uses(op))]
+    given = [op for op in graph.ops if isinstance(op, Move | Await | Call) and op.target[0] in names]
+    once = len({op.target for op in given}) == len(given)
+    return once and all(
+        isinstance(op, Move | Await) and op.target[0] in names | {RESULT[0]} and len(op.source) == 1
+        for op in read
+    )
 
 
 def names_of_answer(graph: Graph, call: Call) -> set[str]:

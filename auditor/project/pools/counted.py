@@ -16,6 +16,7 @@ from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.credits import credits_taken
+from auditor.project.shapes.part_counted import part_counted
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
     counts_of_itself,
@@ -64,7 +65,7 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
             yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.RECEIVER),))
     methods = [method for method in methods if method not in told]
     for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):
-        half = Half(begins, up, value=value_of(begins), by_shape=True)
+        half = Half(begins, up, value=value_of(begins), by_shape=True, part=part_counted(begins))
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
     plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain)):
@@ -126,5 +127,7 @@ def _counts(cls: Class, begins: Function, ends: Function, parameter: str, of_tol
     handle = Handle.ARGUMENT if of_told and not returns_what_it_is_told(begins) else Handle.RESULT
     echo = of_told and handle is Handle.RESULT
     half = Half(begins, Name("incr", frozenset()), handle, by_shape=True, echo=echo)
+    if handle is Handle.RESULT:
+        half = replace(half, part=part_counted(begins))
     position = 0 if own_parameters(ends)[0] == parameter else parameter
     return Pair(cls.name, cls, (half,), (Half(ends, Name("decr", frozenset()), handle, position),))

@@ -4,7 +4,8 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import given_to
+from auditor.project.code.bindings import given_to, own_attribute
+from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, Put
 from auditor.protocols.vocabulary import undoes
 from auditor.source.nodes import walk
@@ -13,6 +14,11 @@ LISTENERS = re.compile(
     r"call_?back|hook|listen|handler|observ|watch|subscri|func|fn(?:_|$)|plugin|metric|route|event"
 )
 """What is registered for good as often as not."""
+
+RELEASES = frozenset({"release", "free", "dealloc", "deallocate", "relinquish", "give_back", "surrender"})
+"""Names that say that a lease ends, whatever the taking is called."""
+
+CLOSES = re.compile(r"_*(?:close|shut_?down|reset|clear|stop|exit|init|del|abort_all|release_all|free_all)_*")
 
 
 def registers(
@@ -27,6 +33,49 @@ def registers(
                 and any(_records(taker, put) and strikes(giver, put.field) for put in taker.put)
             ):
                 yield taker, giver
+    yield from _under_drawn_numbers(lending, given)
+
+
+def _under_drawn_numbers(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork]
+) -> Iterator[tuple[FieldWork, FieldWork]]:
+    """`n = self.next`, `self.handles[n] = "ready"`, and n is handed out, to be told to `release(n)`; nothing
+    else takes it out of the table, as for what comes to its end by itself."""
+    givers = [work for work in given if work.method.name in RELEASES]
+    for taker in lending if givers else ():
+        for put in taker.put:
+            if put.key is None or not _numbered(taker, put.key) or LISTENERS.search(put.field):
+                continue
+            back = [each for each in givers if each is not taker and strikes(each, put.field)]
+            if back and not _goes_by_itself(back, put.field):
+                yield from ((taker, each) for each in back)
+
+
+def _goes_by_itself(givers: Sequence[FieldWork], field: str) -> bool:
+    cls = givers[0].method.cls
+    ending = [each.method for each in givers]
+    return cls is None or any(
+        method not in ending and not CLOSES.fullmatch(name) and _takes_out(method, field)
+        for name, method in cls.methods.items()
+        if f".{field}" in method.text
+    )
+
+
+def _takes_out(method: Function, field: str) -> bool:
+    own = method.owner or ""
+    for node in method.nodes:
+        match node:
+            case ast.Subscript(value=table, ctx=ast.Del()):
+                pass
+            case ast.Call(func=ast.Attribute(value=table, attr="pop" | "popitem" | "clear")):
+                pass
+            case ast.Attribute(ctx=ast.Store()) as table:
+                pass
+            case _:
+                continue
+        if own_attribute(table, own) == field:
+            return True
+    return False
 
 
 def _records(work: FieldWork, put: Put) -> bool:

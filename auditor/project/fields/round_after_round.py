@@ -1,0 +1,76 @@
+"""Callers that tell a method the same in every round of a loop: `for _ in range(n): mirror.save(weights)`.
+What they end behind the loop is the last round's."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.modules import Function
+from auditor.project.meaning.sites import last_name
+from auditor.project.shapes.pool_state import MUTATORS
+from auditor.source.nodes import walk
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+ASKING = frozenset({"items", "keys", "values", "parameters", "named_parameters", "buffers", "named_buffers",
+                    "modules", "named_modules", "state_dict", "detach", "cpu", "list", "tuple", "dict",
+                    "sorted", "range", "len", "enumerate", "zip"})  # fmt: skip
+"""What answers the same in each round; `self.queue.get()` does not."""
+
+
+def comes_after_all_rounds(caller: Function, told: Sequence[ast.Call], end: ast.Call) -> bool:
+    """`end` is not called before the next round's call of any of those that the caller makes."""
+    return all(
+        any(end.lineno > (loop.end_lineno or loop.lineno) for loop in _rounds(caller, call)) for call in told
+    )
+
+
+def _rounds(caller: Function, call: ast.Call) -> Iterator[ast.stmt]:
+    """Loops each round of which makes the call, with the same arguments, and goes on."""
+    for loop in caller.statements:
+        if not isinstance(loop, LOOPS) or not any(_makes(each, call) for each in loop.body):
+            continue
+        inside = list(walk(loop))
+        leaves = any(isinstance(node, ast.Break | ast.Return | ast.Continue) for node in inside)
+        changed = {*_stored(call, inside), *_called_upon(call, inside)}
+        if not leaves and not _asks_anew(call) and changed.isdisjoint(_read(call)):
+            yield loop
+
+
+def _makes(statement: ast.stmt, call: ast.Call) -> bool:
+    """`off.save(weights)` by itself, or `row = await off.save(weights)`."""
+    value = getattr(statement, "value", None) if isinstance(statement, ast.Expr | ast.Assign) else None
+    return call is (value.value if isinstance(value, ast.Await) else value)
+
+
+def _asks_anew(call: ast.Call) -> bool:
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    inner = (node for each in (call.func, *given) for node in walk(each))
+    return any(isinstance(node, ast.Call) and last_name(node) not in ASKING for node in inner)
+
+
+def _stored(call: ast.Call, inside: Sequence[ast.AST]) -> set[str]:
+    """What the loop gives other values to; names of a comprehension in the call are its own."""
+    own = {id(node) for node in walk(call)}
+    return {
+        ast.unparse(node)
+        for node in inside
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
+        and isinstance(node.ctx, ast.Store)
+        and id(node) not in own
+    }
+
+
+def _called_upon(call: ast.Call, inside: Sequence[ast.AST]) -> Iterator[str]:
+    """What else the loop does with the same object may end what is there, `off.turn()`, and so may
+    `pending.pop()` tell the next round another thing."""
+    own = {id(node) for node in walk(call)}
+    for node in inside:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and id(node) not in own:
+            upon = ast.unparse(node.func.value)
+            if upon == ast.unparse(getattr(call.func, "value", call.func)) or node.func.attr in MUTATORS:
+                yield upon
+
+
+def _read(call: ast.Call) -> set[str]:
+    return {
+        ast.unparse(node) for node in walk(call) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
+    }
