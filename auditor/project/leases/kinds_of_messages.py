@@ -1,4 +1,4 @@
-"""Messages that say by one part what lies in another: `kind, item = inbox.get()`, `if kind == "stop": return`.
+"""Messages that say by one part what lies in another: `kind, item = inbox.get()`, `if kind == "stop":`.
 
 Then not every message has a lease in it, and nobody but its sender knows which."""
 
