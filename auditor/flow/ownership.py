@@ -287,6 +287,8 @@ class Ownership(Yielding):
         if op.way is Way.RAISE and self.acquisition.keyed and self._listed(held):
             return  # of several that were marked one after the other, none is anybody's to undo then
         outside = [] if self.acquisition.keyed else [p for p in sorted(held.places) if self._outlives(p)]
+        if self.acquisition.foreign:  # `writer.transport` of a writer that is held goes with it
+            outside = [place for place in outside if len(place) == 1 or place[:1] not in held.places]
         elsewhere = [place for place in outside if place not in self.acquisition.places]
         fields = [
             place for place in elsewhere or outside if not any(piece.startswith("[") for piece in place)

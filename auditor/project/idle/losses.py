@@ -7,6 +7,7 @@ the pool's own books say why it is passed over (`reasons`)."""
 import ast
 import re
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
 
 from auditor.flow.follow import EDGES, known_at_nodes
 from auditor.flow.lease import Leak, Lease, Loss
@@ -20,6 +21,7 @@ from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.idle.alone import lost_alone
+from auditor.project.idle.best_so_far import best_passed_over
 from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
 from auditor.project.idle.cut_short import cut_short
@@ -67,6 +69,7 @@ OTHER_WAYS = re.compile(
 
 LEAVING = (ast.Return, ast.Raise)
 IN_PART = "some of them are handed out, and the others are nowhere"
+BEATEN = "a better one takes its place, and the best so far is nowhere"
 FORGOTTEN = "the next one is taken, and this one is nowhere"
 
 
@@ -126,6 +129,8 @@ def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
             continue  # of what is not followed nothing is said
         if not leaks and not GETTING_RID.match(work.method.name) and (left := cut_short(judge.here)):
             leaks = (judge.rest_left_at(left),)
+        if not leaks and (better := best_passed_over(judge.here)):
+            leaks = (judge.former_left_at(better),)
         if leaks:
             yield judge.lease(leaks)
 
@@ -278,9 +283,15 @@ class _Judge:
         return Leak(loss, at, self._holder(), (*steps, Step(file, at.line, at.column, words)))
 
     def rest_left_at(self, at: ast.AST) -> Leak:
+        return self._left_at(at, Loss.RETURN, IN_PART)
+
+    def former_left_at(self, at: ast.Name) -> Leak:
+        return replace(self._left_at(at, Loss.REBOUND, BEATEN), holder=at.id)
+
+    def _left_at(self, at: ast.AST, loss: Loss, words: str) -> Leak:
         file, first, last = self.function.module.path, self._span(self.take.shown), self._span(at)
         taken = Step(file, first.line, first.column, "taken out here")
-        return Leak(Loss.RETURN, last, self._holder(), (taken, Step(file, last.line, last.column, IN_PART)))
+        return Leak(loss, last, self._holder(), (taken, Step(file, last.line, last.column, words)))
 
     def _where(self, loss: Loss, node: int, path: list[Station]) -> Span:
         """The `return`, `continue` or `raise`; else the last condition."""

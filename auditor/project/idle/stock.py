@@ -11,6 +11,7 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
+from auditor.project.idle.evicted import evicted_tables
 from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.supply import Supply, comes_back_by_itself, read_off, taken_ids
 from auditor.project.shapes.field_work import FieldWork, field_work
@@ -97,7 +98,8 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     }
     full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name)}
     full = {name for name in full if not _is_only_looked_into(name, later)}
-    fields = _circulating(frozenset(full), later)
+    evicting = evicted_tables(later, frozenset(full))
+    fields = _circulating(frozenset(full) | evicting, later)
     lends = any(taken_ids(work, fields) and work.hands_out(read_off(work, fields)) for work in later) or any(
         puts_back(work, frozenset(), read_off(work, frozenset(full)), fields - full) for work in later
     )
@@ -110,7 +112,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     made_by = {last_part(call.func) for call in _calls_of(stored)}
     makers = made_by - NO_MAKERS
     if not (
-        fields and lends and (givers or fields & given_back_by_objects(cls).keys())
+        fields and lends and (givers or evicting or fields & given_back_by_objects(cls).keys())
     ) or comes_back_by_itself(cls, makers):
         return None
     lending = {work.method.name for work in later if work.hands_out(taken_ids(work, fields))}

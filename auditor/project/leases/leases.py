@@ -39,7 +39,7 @@ from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.told_by_both import told_of_both
-from auditor.project.leases.unnoted import lines_without_a_note
+from auditor.project.leases.unnoted import lines_without_a_note, lost_with_what_says_it
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -106,6 +106,7 @@ class Follower(Afterwards):
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
+        refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)

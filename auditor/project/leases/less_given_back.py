@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
-from auditor.project.code.bindings import told_by_position
+from auditor.project.code.bindings import is_dropped, told_by_position
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import field_told
 from auditor.project.code.modules import Class, Function
@@ -33,7 +33,10 @@ def less_comes_back(
 ) -> bool:
     """In the function itself, or by what it notes down."""
     taken = _told(acquire)
-    if acquisition.value is not Value.AMOUNT or acquisition.handle is not Handle.ARGUMENT or taken is None:
+    by_result = acquisition.handle is Handle.RESULT and is_dropped(function, acquire)  # `await gate.enter(2)`
+    if acquisition.value is not Value.AMOUNT or taken is None:
+        return False
+    if not (acquisition.handle is Handle.ARGUMENT or by_result):
         return False
     names = recogniser.ending_names(acquisition.protocol)
     ending = [call for call in function.calls if last_name(call) in names]

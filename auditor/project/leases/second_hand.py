@@ -14,6 +14,7 @@ from auditor.ir.ops import Path
 from auditor.project.code.bindings import assigned_by, ways
 from auditor.project.code.modules import Function
 from auditor.project.leases.kept_and_ended import is_ended_where_kept
+from auditor.project.leases.kinds_of_messages import says_what_it_is
 from auditor.project.leases.wrapping import lists_what_it_counts
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
@@ -28,6 +29,9 @@ QUEUED = frozenset({"get", "get_nowait", "popleft", "recv"})
 
 MANY = 4
 """Receivers who all forget the same are not mistaken."""
+
+DEEPEST = 3
+"""So many names one after the other are looked through."""
 
 FROM_QUEUES = frozenset({"get", "get_nowait"})
 
@@ -123,19 +127,35 @@ def _given_back(
 def _got(
     recogniser: Recogniser, function: Function, thing: Path, pair: Pair
 ) -> Iterator[tuple[Function, ast.Call, Source]]:
-    bound = list(_bindings(function, thing[0]))
-    if len(bound) != 1 or _told_apart(function, thing[0]):
+    if (bound := _bound(function, thing)) is None:
         return
-    value, rest = bound[0][0], bound[0][1] + thing[1:]
+    value, rest = bound
     for call in ways(value):
         if not isinstance(call, ast.Call):
             continue
         source = _source(pair, rest)
-        if _takes_from_others(function, call, around=bool(thing[1:])):
+        if _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call):
             yield function, call, source
         for target in recogniser.calls.targets(function, call)[0]:
             for inner in _handed_on(target) if target.cls is function.cls else ():
                 yield target, inner, source
+
+
+def _bound(function: Function, thing: Path) -> tuple[ast.expr, Path] | None:
+    """The only value that the name is bound to, and where in it the thing lies. `arena, n = item` leads to
+    what `item` is."""
+    for _ in range(DEEPEST):
+        bound = list(_bindings(function, thing[0]))
+        if len(bound) != 1 or _told_apart(function, thing[0]):
+            return None
+        value, rest = bound[0]
+        if rest and says_what_it_is(function, thing[0], value):
+            return None
+        thing = ("", *rest, *thing[1:])
+        if not (rest and isinstance(value, ast.Name)) or value.id in function.parameters:
+            return value, thing[1:]
+        thing = (value.id, *thing[1:])
+    return None
 
 
 def _source(pair: Pair, rest: Path) -> Source:
@@ -191,6 +211,16 @@ def _takes_from_others(function: Function, call: ast.Call, *, around: bool = Fal
             return (around and call.func.attr in FROM_QUEUES) or not _fills(function, field)
         case ast.Name(id=name):
             return name in function.parameters
+    return False
+
+
+def _takes_from_its(function: Function, call: ast.Call) -> bool:
+    """`self.prefetcher.out.get()`, of a queue that another object has."""
+    match call.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner))), attr=way) if (
+            owner == function.owner
+        ):
+            return way in FROM_QUEUES and _asks_for_next(call)
     return False
 
 

@@ -7,8 +7,10 @@ whoever finds what the way has put into an object since, `self.rows[key] = rows`
 import ast
 from collections.abc import Sequence, Set
 
+from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import Followed
-from auditor.flow.lease import Loss
+from auditor.flow.held import Endings
+from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import Call, InPlace, Op, Store
 from auditor.project.code.answers import NOTHING
@@ -43,6 +45,21 @@ def lines_without_a_note(
         for node, path in left
         if not _fills([graph.ops[station.node] for station in path], roots)
     }
+
+
+def lost_with_what_says_it(
+    function: Function, acquired: Acquisition, ends: Set[str], endings: Endings, leaks: Sequence[Leak]
+) -> tuple[Leak, ...]:
+    """`media = await loader.load(name, size)`, an object made for this function, that says how much was taken
+    for it: nobody knows that who has not the object. It has to be kept on other ways, by which it is owed."""
+    lies_in_it = acquired.fresh and all(len(place) > 1 for place in acquired.places)
+    if acquired.value is not Value.AMOUNT or acquired.handle is not Handle.RESULT or not lies_in_it:
+        return ()
+    if acquired.recorded or not (endings.stored or endings.kept) or endings.released:
+        return ()
+    if any(last_name(call) in ends for call in function.calls):
+        return ()  # `budget.refund(size)`, by the size that it was loaded with
+    return tuple(leak for leak in leaks if leak.loss is Loss.RETURN)
 
 
 def _grants(op: Op) -> bool:

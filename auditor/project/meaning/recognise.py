@@ -36,7 +36,7 @@ from auditor.project.pools.lent_or_keyed import LentOrKeyed
 from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
-from auditor.protocols.result_parts import part_of_result
+from auditor.protocols.result_parts import part_of_result, same_as
 from auditor.protocols.vocabulary import COUNTS, WEAK, split
 
 EMPTYING = re.compile(
@@ -220,14 +220,16 @@ class Recogniser(Releases):
         if (found := self._matched[asked]) is None:
             return None
         protocol, lease = found
+        part = part_of_result(names, text, len(call.args))
         return Source(
             protocol.name,
             protocol.origin,
             protocol.handle,
             protocol.value,
             protocol.argument,
-            part_of_result(names, text, len(call.args)),
+            part,
             lease,
+            too=same_as(part),
         )
 
     def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:

@@ -28,7 +28,10 @@ from auditor.project.shapes.reference_counts import (
 )
 from auditor.project.shapes.under_keys import answers_what_lies_there
 from auditor.project.shapes.use_counts import capacities, permits, use_counts
-from auditor.protocols.vocabulary import Name
+from auditor.protocols.vocabulary import Name, split
+
+WAYS_OF_ASKING = frozenset({"try", "async", "wait", "nowait", "no", "blocking", "maybe", "sync", "now"})
+"""Words that say how something is asked for, and not for what."""
 
 
 def counted_pairs(
@@ -76,13 +79,30 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
             marking = Half(begins, up, value=value_of(begins))
         if marking is not None:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
-    for begins, ends in capacities([m for m in methods if m not in paired]):
-        marking = marking_half(begins, up, [ends]) if asked_in_turn(model, begins, ends) else None
+    for begins, ends in _asked_for(model, list(capacities([m for m in methods if m not in paired]))):
+        marking = marking_half(begins, up, [ends])
         if marking is not None and marking.value is Value.AMOUNT:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+
+
+def _asked_for(
+    model: ClassModel, found: list[tuple[Function, Function]]
+) -> Iterator[tuple[Function, Function]]:
+    """Of these, those that are used as pairs, and `try_reserve(n)` beside a `reserve(n)` that is."""
+    asked = [(begins, ends) for begins, ends in found if asked_in_turn(model, begins, ends)]
+    for begins, ends in found:
+        same = {first for first, last in asked if last is ends}
+        if begins in same or any(_is_a_way_of(begins, each) for each in same):
+            yield begins, ends
+
+
+def _is_a_way_of(one: Function, other: Function) -> bool:
+    """Their names say the same, but for how: whether it waits, or only tries."""
+    words = set(split(one.name)) ^ set(split(other.name))
+    return bool(words) and words <= WAYS_OF_ASKING
 
 
 def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) -> bool:

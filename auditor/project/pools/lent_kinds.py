@@ -25,6 +25,13 @@ NUMBERS = frozenset(
 )
 """Annotations that say that only numbers are handed out."""
 
+TENSORS = frozenset(
+    pattern.format(kind)
+    for kind in ("Tensor", "torch.Tensor")
+    for pattern in ("{}", "Optional[{}]", "typing.Optional[{}]", "{} | None", "None | {}")
+)
+"""Annotations that say that one tensor is handed out, if any."""
+
 TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
                            "new_empty",
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
@@ -38,7 +45,7 @@ def value_of(function: Function) -> Value:
     """What the acquire hands out, from its name, its annotation and what its body makes."""
     returns = getattr(function.node, "returns", None)
     text = ast.unparse(returns) if returns is not None else ""
-    says_so = not text or text in ("Tensor", "torch.Tensor")
+    says_so = not text or text in TENSORS
     if says_so and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
         return Value.TENSOR
     if not text and _keeps_objects(function):

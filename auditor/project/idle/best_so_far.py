@@ -1,0 +1,73 @@
+"""A store that is gone through for the best: `if best is None or each.size > best.size: best = each`, and
+else `each` goes back. The best so far has to go back as well when a better one is found."""
+
+import ast
+from collections.abc import Set
+
+from auditor.project.code.bindings import given_to
+from auditor.project.idle.setting import TakenHere
+from auditor.source.nodes import walk
+
+LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue)
+
+
+def best_passed_over(here: TakenHere) -> ast.Name | None:
+    """The `best = each` by which the former one is in nobody's hands."""
+    name = _name_of(here)
+    for loop in here.loops if name else ():
+        for choice in walk(loop):
+            if isinstance(choice, ast.If) and (best := _chosen(choice, name)) is not None:
+                nothing_yet = any(
+                    isinstance(value, ast.Constant) and value.value is None
+                    for value in given_to(here.function, best.id)
+                )
+                if nothing_yet and _forgets(loop, choice, name, best.id):
+                    return best
+    return None
+
+
+def _name_of(here: TakenHere) -> str:
+    for node in here.function.statements:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is here.take.shown:
+                return name
+    return ""
+
+
+def _chosen(choice: ast.If, name: str) -> ast.Name | None:
+    """`best`, of a condition that compares what was taken with what is known of the best."""
+    if not any(_compares(each, name) for each in _alternatives(choice.test)):
+        return None
+    for node in choice.body:
+        match node:
+            case ast.Assign(targets=[ast.Name() as best], value=ast.Name(id=given)) if given == name:
+                return best
+    return None
+
+
+def _alternatives(test: ast.expr) -> list[ast.expr]:
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
+
+
+def _compares(test: ast.expr, name: str) -> bool:
+    match test:
+        case ast.Compare(ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]):
+            return name in _read(test)
+    return False
+
+
+def _forgets(loop: ast.AST, choice: ast.If, name: str, best: str) -> bool:
+    """Nothing else in the loop has to do with the best, and with the other one only what is in its place."""
+    if any(isinstance(node, LEAVING) for part in choice.body for node in walk(part)):
+        return False
+    asked = {id(node) for node in walk(choice.test)}
+    noting = {id(node) for part in choice.body for node in walk(part) if isinstance(part, ast.Assign)}
+    instead = {id(node) for part in choice.orelse for node in walk(part)}
+    loads = [node for node in walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return all(id(node) in asked for node in loads if node.id == best) and all(
+        id(node) in asked | noting | instead for node in loads if node.id == name
+    )
+
+
+def _read(node: ast.AST) -> Set[str]:
+    return {each.id for each in walk(node) if isinstance(each, ast.Name)}
