@@ -8,7 +8,7 @@ from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Assume, Call, Delete, Op, Path, Store
+from auditor.ir.ops import Assume, Await, Call, Delete, Move, Op, Path, Store
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
@@ -34,6 +34,8 @@ class WayOut:
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
         nodes = [*(station.node for station in self.path), node]
         taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
+        if taking and self._takes_the_next(nodes[taking[-1]]):
+            taking.pop()
         self.taken = self.ops[nodes[taking[-1]]].at if taking else None
         self.since = self.path[taking[-1] + 1 :] if taking else []
 
@@ -45,6 +47,18 @@ class WayOut:
                 return method in TAKING and taken == self.container
             case Delete(target=target) | Store(target=target):
                 return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
+        return False
+
+    def _takes_the_next(self, call: int) -> bool:
+        """`job = self.jobs.get()` in the next turn, where the one before has lost its name by that."""
+        op = self.ops[self.node]
+        source = op.source if isinstance(op, Move) else None
+        for station in reversed(self.path):
+            before = self.ops[station.node]
+            if isinstance(before, Await) and before.target == source:
+                source = before.source
+            if station.node == call:
+                return getattr(before, "target", None) == source
         return False
 
     def taken_again(self) -> ast.Call | None:
