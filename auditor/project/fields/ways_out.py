@@ -37,6 +37,7 @@ class WayOut:
         if taking and self._takes_the_next(nodes[taking[-1]]):
             taking.pop()
         self.taken = self.ops[nodes[taking[-1]]].at if taking else None
+        self.all_at_once = bool(taking) and isinstance(self.ops[nodes[taking[-1]]], Store)
         self.since = self.path[taking[-1] + 1 :] if taking else []
 
     def _takes(self, op: Op) -> bool:
@@ -84,12 +85,19 @@ class WayOut:
 
     def is_worked_with(self, telling: Set[str]) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
-        made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells."""
+        made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
+        `pool.take(len(entry))`."""
         roots = {place[0] for place in self.held.places}
         calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
             id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling
+        }
+        only_tell |= {
+            id(each)
+            for call in nodes
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SAYING
+            for each in call.args
         }
         named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
         return any(each.id in roots for each in named)
@@ -121,6 +129,8 @@ class WayOut:
         if not released:
             return True
         named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
+        if self.all_at_once:
+            return named  # `pending, self.pending = self.pending, []`: they are gone through, or are not
         return named and any(
             id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
         )
