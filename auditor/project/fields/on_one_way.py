@@ -72,8 +72,8 @@ def _is_at_hand(way: WayOut) -> bool:
 
 
 def _is_told_apart(way: WayOut) -> bool:
-    """`if request.started:` says which records have the lease at all; that there is a record says nothing, and
-    `if job.lease.expires < now:` asks the lease itself."""
+    """`if request.started:` says which records have the lease at all; that there is a record says nothing,
+    and `if job.lease.expires < now:` asks the lease itself."""
     names = {place[0] for place in way.held.places}
     asked = (op for station in way.since if isinstance(op := way.ops[station.node], Assume))
     return way.is_told_apart() or any(
