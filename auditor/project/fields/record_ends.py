@@ -51,7 +51,7 @@ class RecordEnds(NothingOver):
         for method in (*family, *self._strangers(place, family)) if ended else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
                 continue
-            if not self._forgets(outcome, place, method):
+            if self._puts_another_there(outcome, place, method) or not self._forgets(outcome, place, method):
                 continue
             if any(_goes_on(method, its.field[0][1:]) for _, its in siblings):
                 continue
@@ -75,6 +75,15 @@ class RecordEnds(NothingOver):
         return any(
             its is not None and its.field == place.field and its.annotation == place.annotation
             for its in places
+        )
+
+    def _puts_another_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
+        """That one is put over what lies there, and tells of it."""
+        return any(
+            its is not None and its.field == place.field
+            for each in self.wanted
+            if each.function is method and each.acquisition.protocol == outcome.acquisition.protocol
+            for its in (self._record_place(each),)
         )
 
     def _is_for_others(self, place: RecordPlace, family: Sequence[Function]) -> bool:
