@@ -13,7 +13,7 @@ from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Call, Leave, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.comes_by_both import comes_by_both
+from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
@@ -232,9 +232,9 @@ class RecordEnds(NothingOver):
         for caller in callers(self.project, method):
             if caller is method:
                 continue
-            if caller in enders or _reads(caller, place.field[0][1:]):
-                return True
             asked = [call for call in caller.calls if last_name(call) == method.name]
+            if caller in enders or reads_beside(caller, asked, place.field[0][1:]):
+                return True
             for call in caller.calls:
                 same = (each for each in asked if set(_told(each)) & set(_told(call)))
                 if last_name(call) in names and any(comes_by_both(caller, each, call) for each in same):
