@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from auditor.ir.ops import RAISING, Call, Next
 from auditor.project.code.modules import Function
-from auditor.source.nodes import walk
 
 
 def comes_by_both(function: Function, one: ast.Call, other: ast.Call) -> bool:
