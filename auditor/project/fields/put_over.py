@@ -97,16 +97,17 @@ class Way:
         family: Sequence[Function],
         ends: Set[str] = frozenset(),
         borrowed: Borrowed | None = None,
+        tensors: bool = False,
     ) -> None:
         """`ends` are what the pool's own ends are called: `self.root.unpin()`. What a call only borrows,
-        `self.view(row.span)`, is worked with."""
+        `self.view(row.span)`, is worked with, and so are `tensors` that are added to others."""
         self.filling = filling
         self.call = call
         self.family = family
         self.method = filling.method
         self.ends = ends
         self.elsewhere = frozenset(_on_other_ways(filling))
-        self.uses = Uses(filling.method, known=self.elsewhere, ends=ends, borrowed=borrowed)
+        self.uses = Uses(filling.method, known=self.elsewhere, ends=ends, borrowed=borrowed, tensors=tensors)
         value = getattr(filling.statement, "value", filling.target)
         self.stored = {id(node) for node in walk(value)}
         self.fallback = kept_for_want_of_another(value, filling.target)
