@@ -43,9 +43,7 @@ def emptied_on_records(
             if only_worked_with(project, table, ends=ends, aside=partial(_aside, filling, method, table)):
                 span = span_of(method.module.path, at, method.module.lines)
                 field = Field(filling.cls.qualname, f"{table}[*]", told)
-                yield StoredField(
-                    field, outcome.lease.span, drops=(Leak(Loss.DROPPED, span, "clear", ()),)
-                )
+                yield StoredField(field, outcome.lease.span, drops=(Leak(Loss.DROPPED, span, "clear", ()),))
                 return
 
 
