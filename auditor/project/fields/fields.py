@@ -40,6 +40,7 @@ from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
+from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
@@ -110,6 +111,7 @@ class Fields(CountsAtEnds):
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
                 fields += tuple(self._emptied_on_records(outcome)) if not fields else ()
+                fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)
