@@ -74,19 +74,19 @@ def check(facts: Facts) -> Iterator[Finding]:
         for stored in lease.fields:
             if "[*]" not in stored.field.path:
                 continue
-            name = stored.field.path.partition("[")[0]
+            name = f"{stored.field.root}.{stored.field.path.partition('[')[0]}"
             drops = [drop for drop in stored.drops if drop.loss in LETTING_GO or not stored.escapes]
             if drops and drops[0].loss is Loss.DELETED:
                 message = (
-                    f"an entry of `self.{name}` goes at line {drops[0].at.line}, and nothing releases it"
+                    f"an entry of `{name}` goes at line {drops[0].at.line}, and nothing releases it"
                 )
             elif drops:
                 how = (
                     "with only a part of them released" if drops[0].parted else "without releasing its leases"
                 )
-                message = f"`self.{name}` is emptied at line {drops[0].at.line} {how}"
+                message = f"`{name}` is emptied at line {drops[0].at.line} {how}"
             elif not (stored.released_by or stored.escapes):
-                message = f"`self.{name}` collects leases of `{lease.text}`, and {_who(stored)}"
+                message = f"`{name}` collects leases of `{lease.text}`, and {_who(stored)}"
             else:
                 continue
             yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))

@@ -18,7 +18,7 @@ def drained_before_drop(case: Case) -> FixOffer | None:
     if lease is None or lease.giving_back is None or not lease.giving_back.call.startswith("self."):
         return None
     stored = next((each for each in lease.fields if each.drops and each.field.path.endswith("[*]")), None)
-    if stored is None:
+    if stored is None or stored.field.root != "self":
         return None
     if any(drop.parted for drop in stored.drops):
         return None  # what is given back already would be given back twice

@@ -1,10 +1,12 @@
 """A lease that is an amount, or goes by a name: whatever is equal to it stands for it."""
 
+import ast
 from dataclasses import replace
 
 from auditor.flow.effects import Value
 from auditor.flow.held import NOWHERE, Held, Places
 from auditor.flow.holding import Holding
+from auditor.flow.measured_anew import measured_anew
 from auditor.flow.places import spelled_out
 from auditor.ir.ops import Call, Constant, Fresh, InPlace
 
@@ -17,6 +19,8 @@ class Amounts(Holding):
         does `close("gather")` of `open("gather")`."""
         named = isinstance(op, Constant) and isinstance(op.value, str)
         same = (named or self.acquisition.value is Value.AMOUNT) and spelled_out(op) in held.places
+        if same and isinstance(op.at, ast.expr) and measured_anew(self.graph, self.site, op.at):
+            return NOWHERE, NOWHERE
         return (frozenset({op.target}) if same else NOWHERE), NOWHERE
 
     def _summed(self, op: InPlace, held: Held) -> Held | None:

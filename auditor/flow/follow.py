@@ -9,6 +9,7 @@ from auditor.flow.kept_beside import kept_beside
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.measured_by import measured_by
 from auditor.flow.measured_only import only_measured
+from auditor.flow.only_told import only_told
 from auditor.flow.ownership import Ownership
 from auditor.flow.places import GIVEN, named
 from auditor.flow.solve import Solution, solve
@@ -148,7 +149,7 @@ def _follow(
     if doubtful(graph, domain.endings):
         back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
         believed = followed(_all_calls(graph), others, believing=True)
-        trusted = _only_lent(*believed, back) | asked_first(graph, *believed)
+        trusted = _only_lent(*believed, back) | asked_first(graph, *believed) | only_told(*believed)
         if trusted:
             others |= kept_beside(*believed)
             domain, solution = followed(trusted | shown.lent, others)

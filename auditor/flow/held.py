@@ -46,6 +46,7 @@ class Endings:
     released: dict[int, Held] = field(default_factory=dict)
     sometimes: set[int] = field(default_factory=set)  # calls that give it back on some of their own ways only
     returned: dict[int, Path] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)  # of those returned: where others have it as well
     stored: dict[int, Path] = field(default_factory=dict)
     beside: set[tuple[int, Path]] = field(default_factory=set)  # where else it lies then, the result included
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here

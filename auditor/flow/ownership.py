@@ -307,6 +307,8 @@ class Ownership(Yielding):
             and self._returned(node, held)
         ):
             endings.beside.update((node, place) for place in outside)
+            if outside:
+                endings.shared.add(node)
             return
         if held.lent or any(ON_EXIT in place and place[0] == RESULT[0] for place in held.places):
             endings.taken.add(node)

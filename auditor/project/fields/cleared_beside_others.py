@@ -15,16 +15,18 @@ RENEWING = frozenset({"clear", "reset", "reset_state", "reset_all", "__init__"})
 LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
 
 
-def clears_beside_others(method: Function, attribute: str, ends: Set[str]) -> bool:
-    """All that it gives back, and there is some, comes out of other fields; and it starts no pool anew."""
-    if not any(_empties(node, method.owner or "", attribute) for node in method.statements):
+def clears_beside_others(method: Function, attribute: str, ends: Set[str], told: str = "") -> bool:
+    """All that it gives back, and there is some, comes out of other fields; and it starts no pool anew.
+    `told` is whose fields they are, if not its own object's."""
+    own = told or method.owner or ""
+    if not any(empties(node, own, attribute) for node in method.statements):
         return False
     sources: list[set[str]] = []
     for call in method.calls:
         if _clears_a_table(call, method):
             continue
         if looks_releasing(call) or last_name(call) in ends | RENEWING:
-            sources.append(set(_fields_behind(call, method)))
+            sources.append(set(_fields_behind(call, method, own)))
     return bool(sources) and all(fields and attribute not in fields for fields in sources)
 
 
@@ -45,17 +47,16 @@ def _is_empty(value: ast.expr) -> bool:
     return ast.unparse(value) in EMPTY
 
 
-def _empties(node: ast.stmt, own: str, attribute: str) -> bool:
+def empties(node: ast.stmt, own: str, attribute: str) -> bool:
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=table, attr="clear"), args=[])):
             return own_attribute(table, own) == attribute
     return any(own_attribute(to, own) == attribute and _is_empty(value) for to, value in assigned_by(node))
 
 
-def _fields_behind(call: ast.Call, method: Function) -> Iterator[str]:
+def _fields_behind(call: ast.Call, method: Function, own: str) -> Iterator[str]:
     """Of the object, from which what the call is told comes, or what it is called on: through local names and
     loops. Not of `self.pool.close()`, which may end everything that is in the others."""
-    own = method.owner or ""
     pending: list[ast.expr] = list(call.args)
     if not pending and isinstance(call.func, ast.Attribute):
         pending += [call.func.value] if own_attribute(call.func.value, own) is None else []

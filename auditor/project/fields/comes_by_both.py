@@ -1,7 +1,7 @@
 """Whether one way through a function comes by two calls."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.ir.ops import RAISING, Call, Next
 from auditor.project.code.modules import Function
@@ -16,6 +16,26 @@ def comes_by_both(function: Function, one: ast.Call, other: ast.Call) -> bool:
         found[id(last)] & set(_following(function, found[id(first)]))
         for first, last in ((one, other), (other, one))
     )
+
+
+def reads_beside(function: Function, calls: Sequence[ast.Call], field: str) -> bool:
+    """Some way that comes by one of these calls reads such a field; what is told a call of another way,
+    `self.drop(job)`, `continue`, and `self.run(job.row)` below, has nothing to do with it."""
+    reads = [n for n in function.nodes if isinstance(n, ast.Attribute) and n.attr == field]
+    return any(
+        isinstance(node.ctx, ast.Load)
+        and not any(_is_told(each, node) and _lies_apart(function, each, calls) for each in function.calls)
+        for node in reads
+    )
+
+
+def _is_told(call: ast.Call, node: ast.AST) -> bool:
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(node is each for each in given)
+
+
+def _lies_apart(function: Function, call: ast.Call, calls: Sequence[ast.Call]) -> bool:
+    return not any(comes_by_both(function, call, each) for each in calls)
 
 
 def _following(function: Function, nodes: set[int]) -> Iterator[int]:

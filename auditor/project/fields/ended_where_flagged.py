@@ -17,6 +17,9 @@ from auditor.source.nodes import walk
 ENDS = re.compile(rf"(?:^|_)(?:{ENDING.pattern})")
 """At the beginning of a word, and not in `send`."""
 
+MEASURES = frozenset({"numel", "nelement", "element_size", "size", "dim"})
+"""Methods of tensors that say how large they are; no end changes that."""
+
 Lent = Callable[[Function, ast.Call], bool]
 """Whether a call takes something out of a pool."""
 
@@ -27,7 +30,9 @@ def may_have_ended(
     """`ends` are the names of what gives back to the pool. Who lent it for himself ends what is his own."""
     names = {node.attr for node in asked}
     called = {id(call.func) for call in method.calls}
-    if any(id(node) in called for node in asked) or CLOCKS & {*_words(method, asked)}:
+    if any(id(node) in called and node.attr not in MEASURES for node in asked) or CLOCKS & {
+        *_words(method, asked)
+    }:
         return True
     functions = [each for module in project.parsed() for each in list(module.by_node.values())]
     if any(each.name in names for each in functions) or _is_set_in_other_files(names, project):

@@ -7,6 +7,7 @@ something so named counts: a missed leak is better than a false one."""
 import ast
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
+from functools import partial
 
 from auditor.flow.effects import Fate, Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -39,6 +40,7 @@ from auditor.project.fields.in_records import Records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
+from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
@@ -47,6 +49,7 @@ from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables
+from auditor.project.fields.tables_on_records import emptied_on_records
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -107,6 +110,8 @@ class Fields(CountsAtEnds):
                 )
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
+                fields += tuple(self._emptied_on_records(outcome)) if not fields else ()
+                fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
                 found[id(outcome.call)] = fields
         records = Records(self.project, self.model, self.recogniser)
@@ -119,6 +124,12 @@ class Fields(CountsAtEnds):
             yield from with_its_flag_turned(
                 outcome, list(self.family_of(cls)), lambda each: self._known_releases(outcome, each)
             )
+
+    def _emptied_on_records(self, outcome: Outcome) -> Iterator[StoredField]:
+        if (cls := outcome.function.cls) is not None:
+            ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+            family, known = list(self.family_of(cls)), partial(self._known_releases, outcome)
+            yield from emptied_on_records(outcome, family, self.project, known, ends)
 
     def _over_in_records(self, outcome: Outcome) -> Iterator[StoredField]:
         around = self._those_around(outcome.function)

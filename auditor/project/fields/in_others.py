@@ -162,9 +162,12 @@ class Uses:
         works: Set[str] = frozenset(),
         borrowed: Borrowed | None = None,
         ends: Set[str] = frozenset(),
+        tensors: bool = False,
     ) -> None:
         """What is read of `others`, and at the expressions `known`, is not asked for. The methods `works` are
-        work, and so is what a call only borrows; `ends` are ends of the pool, `request.handle.let_go()`."""
+        work, and so is what a call only borrows; `ends` are ends of the pool, `request.handle.let_go()`. What
+        `tensors` are added to takes nothing over, as a list may."""
+        self.tensors = tensors
         self.function = function
         self.works = works
         self.borrowed = borrowed
@@ -214,6 +217,8 @@ class Uses:
                 )
             case ast.keyword() | ast.BoolOp() | ast.IfExp():
                 return self.is_worked_with(parent)
+            case ast.AugAssign(value=value):
+                return self.tensors and value is node
             case ast.Assign(targets=[ast.Name(id=name)]):
                 return all(map(self.is_worked_with, self._reads_of(name)))
             case ast.Tuple(elts=elements):

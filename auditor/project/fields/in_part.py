@@ -10,6 +10,7 @@ from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
+from auditor.project.fields.by_word import comes_back_by_word
 from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.entry_ends import Ends, forgotten_by
 from auditor.project.fields.families import Families
@@ -42,7 +43,10 @@ class InPart(Families):
         if path[2:] == (ANY_ITEM,) and whole[-1][1:-1].isdigit():
             answers = {each: self._asked_of(outcome, each, whole) for each in family if each.owner}
             ended = any(answer.fate is not Fate.BORROW or answer.result for answer in answers.values())
-            found = () if ended else taken_apart(method, path[1][1:])
+            elsewhere = any(place[:2] != path[:2] for place in outcome.beside)  # in a queue, too
+            names = self.recogniser.ending_names(outcome.acquisition.protocol)
+            elsewhere = elsewhere or comes_back_by_word(outcome, family, names)
+            found = () if ended or elsewhere else taken_apart(method, path[1][1:])
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
             if whole[2:] == (ANY_ITEM, ANY_ITEM):

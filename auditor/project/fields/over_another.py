@@ -52,7 +52,8 @@ class OverAnother(Refilling):
         for filling in put_in_its_place(function, outcome.call, self._ends(outcome)):
             yield filled(filling, list(self._ends_of(outcome, filling)))
         for filling in lent_into(function, outcome.call, _marked(outcome)):
-            way = Way(filling, outcome.call, family, self._ends(outcome), borrowed)
+            tensors = acquisition.value is Value.TENSOR
+            way = Way(filling, outcome.call, family, self._ends(outcome), borrowed, tensors)
             if _lies_elsewhere(outcome, filling):
                 continue
             if told := told_the_former(filling, outcome.call):

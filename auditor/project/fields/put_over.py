@@ -97,16 +97,17 @@ class Way:
         family: Sequence[Function],
         ends: Set[str] = frozenset(),
         borrowed: Borrowed | None = None,
+        tensors: bool = False,
     ) -> None:
         """`ends` are what the pool's own ends are called: `self.root.unpin()`. What a call only borrows,
-        `self.view(row.span)`, is worked with."""
+        `self.view(row.span)`, is worked with, and so are `tensors` that are added to others."""
         self.filling = filling
         self.call = call
         self.family = family
         self.method = filling.method
         self.ends = ends
         self.elsewhere = frozenset(_on_other_ways(filling))
-        self.uses = Uses(filling.method, known=self.elsewhere, ends=ends, borrowed=borrowed)
+        self.uses = Uses(filling.method, known=self.elsewhere, ends=ends, borrowed=borrowed, tensors=tensors)
         value = getattr(filling.statement, "value", filling.target)
         self.stored = {id(node) for node in walk(value)}
         self.fallback = kept_for_want_of_another(value, filling.target)
@@ -320,16 +321,43 @@ class Way:
 
     def asks_what_ends(self, enders: Sequence[Function]) -> bool:
         """`if not self.closed: return` above, where who ends what is in the field sets `closed`. What is set
-        by one who puts another one there says nothing of that."""
-        set_there = {
-            node.attr
+        by one who puts another one there says nothing of that, and what would turn the method away after the
+        end, `if request.row is None: return`, says that it has not come to that."""
+        ending = [
+            ender
             for ender in enders
             if not any(fillings(ender, owner, self.filling.field) for owner in ender.parameters)
+        ]
+        set_there = {
+            node.attr
+            for ender in ending
             for node in attributes_in(ender.node)
             if isinstance(node.ctx, ast.Store)
         }
         asked = {node.attr for test in self._deciding() for node in attributes_in(test)}
-        return not asked.isdisjoint(set_there - {self.filling.field})
+        told = asked & (set_there - {self.filling.field})
+        return any(not self._is_still_unset(attr, ending) for attr in told)
+
+    def _is_still_unset(self, attr: str, ending: Sequence[Function]) -> bool:
+        """All that such ends set it to is the opposite of what is known of it at the store."""
+        places = {f"{owner}.{attr}" for owner in (self.filling.owner, self.method.owner)}
+        values = [
+            value
+            for ender in ending
+            for target, value in assignments(ender)
+            if isinstance(target, ast.Attribute) and target.attr == attr
+        ]
+        known = [
+            fact for facts in self._known() for fact in facts if fact[0].removesuffix(" is None") in places
+        ]
+        there = any(
+            fact in known for place in places for fact in ((f"{place} is None", False), (place, True))
+        )
+        gone = any(fact in known for place in places for fact in ((f"{place} is None", True), (place, False)))
+        constants = [value.value for value in values if isinstance(value, ast.Constant)]
+        if not constants or len(constants) < len(values) or there == gone:
+            return False
+        return all(bool(value) == gone for value in constants)
 
     def asked_where_kept(self) -> frozenset[ast.Attribute]:
         """`row.fit` of `if row is not None and row.fit: return row` above the store."""

@@ -14,7 +14,7 @@ from auditor.ir.calls import LOGGING
 from auditor.ir.ops import RESULT, Call, Leave, Move, Op, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.comes_by_both import comes_by_both
+from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
@@ -53,7 +53,7 @@ class RecordEnds(NothingOver):
         for method in (*family, *self._strangers(place, family)) if ended else ():
             if method is outcome.function or method in enders or not self._may_forget(method):
                 continue
-            if not self._forgets(outcome, place, method):
+            if self._puts_another_there(outcome, place, method) or not self._forgets(outcome, place, method):
                 continue
             if any(_goes_on(method, its.field[0][1:]) for _, its in siblings):
                 continue
@@ -79,6 +79,15 @@ class RecordEnds(NothingOver):
         return any(
             its is not None and its.field == place.field and its.annotation == place.annotation
             for its in places
+        )
+
+    def _puts_another_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
+        """That one is put over what lies there, and tells of it."""
+        return any(
+            its is not None and its.field == place.field
+            for each in self.wanted
+            if each.function is method and each.acquisition.protocol == outcome.acquisition.protocol
+            for its in (self._record_place(each),)
         )
 
     def _is_for_others(self, place: RecordPlace, family: Sequence[Function]) -> bool:
@@ -230,9 +239,9 @@ class RecordEnds(NothingOver):
         for caller in callers(self.project, method):
             if caller is method:
                 continue
-            if caller in enders or _reads(caller, place.field[0][1:]):
-                return True
             asked = [call for call in caller.calls if last_name(call) == method.name]
+            if caller in enders or reads_beside(caller, asked, place.field[0][1:]):
+                return True
             for call in caller.calls:
                 same = (each for each in asked if set(_told(each)) & set(_told(call)))
                 if last_name(call) in names and any(comes_by_both(caller, each, call) for each in same):

@@ -17,6 +17,7 @@ from auditor.model import Span
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.fields.by_word import comes_back_by_word
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.flags_beside import flags_set
 from auditor.project.fields.forgetting import (
@@ -68,6 +69,8 @@ class TakenOut(InPart):
         if others and not sees_to_its_records(self.recogniser, outcome):
             return
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
+            return
+        if comes_back_by_word(outcome, family, self.recogniser.ending_names(acquisition.protocol)):
             return
         told: set[Span] = set()
         yield from self._lost_in_handlers(outcome, method, path)
@@ -224,7 +227,7 @@ class TakenOut(InPart):
             for other in self.wanted
             if other.call is not outcome.call and other.function is outcome.function
             for place in (*(place for _, place in other.stored), *other.beside)
-            if place[:3] == whole[:3] and len(place) == 4 and place[3] != whole[3]
+            if place[:3] == whole[:3] and len(place) >= 4 and place[3] != whole[3]
         )
 
     def _ended_by_who_says(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
+from auditor.flow.asked_twice import asked_just_before
 from auditor.flow.follow import EDGES, known_at_nodes
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.limits import TooManyStates
@@ -155,7 +156,8 @@ class _Judge:
         place = (self.take.name,) if self.take.name or not isinstance(op, Call) else op.target
         start = Untouched(frozenset({place}), self.take.several)
         known = frozenset(fact for fact in known if not any(name in fact[0] for name in self.here.stock))
-        known |= {("".join(place), True), (f"{''.join(place)} is None", False)}
+        for name in ("".join(place), *self._asked_before(site)):
+            known |= {(name, True), (f"{name} is None", False)}
         entries = [
             (target, start, known) for target, edge in self.graph.successors[site] if edge is Edge.NORMAL
         ]
@@ -164,6 +166,13 @@ class _Judge:
             path = shortest_path(self.graph, solution, node, held)
             if self._is_fault(domain.ends, loss, held, path):
                 yield self._leak(loss, node, path)
+
+    def _asked_before(self, site: int) -> Iterator[str]:
+        """`first` of `first = self.take()`: who had none for the first has none for this one."""
+        for path in asked_just_before(self.graph, site):
+            written = sum(getattr(op, "target", None) == path for op in self.graph.ops)
+            if len(path) == written == 1:
+                yield path[0]
 
     # Whether it is one --------------------------------------------------------------------------------------
 

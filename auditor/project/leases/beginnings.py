@@ -54,13 +54,14 @@ def of_parameters(parameters: tuple[str, ...], known: Knowledge) -> Knowledge:
 
 
 def always_in_a_table(endings: Endings, own: str | None) -> bool:
-    """Wherever it is returned, a container of the method's own object, or of the module, has it as well."""
+    """Wherever it is returned, a container of the method's own object, or of the module, has it as well; not
+    where that has only those which the method passed over before, `self.stale.append(row)`, `continue`."""
     tabled = {
         node
         for node, path in endings.beside
         if (path[0] == own and len(path) > 2) or (path[0].startswith("@") and len(path) > 1)
     }
-    return tabled.issuperset(endings.returned)
+    return (tabled & endings.shared).issuperset(endings.returned)
 
 
 def flags_beside(graph: Graph, followed: Followed) -> frozenset[tuple[str, bool]]:

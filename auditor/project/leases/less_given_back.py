@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
+from auditor.flow.measured_anew import measured_anew
 from auditor.project.code.bindings import is_dropped, told_by_position
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import field_told
@@ -42,6 +43,8 @@ def less_comes_back(
     ending = [call for call in function.calls if last_name(call) in names]
     if not ending:
         return _number(taken) is None and _notes_less(recogniser, function, acquire, names)
+    if _is_measured_anew(function, acquire, ending):
+        return _is_told_nobody(function, acquire, names)
     given = _given_back(recogniser, function, ending[0])
     less = given is not None and given < (_number(taken) or given + 1)
     return (
@@ -50,6 +53,21 @@ def less_comes_back(
         and _surrounding(function, ending[0]) == _surrounding(function, acquire)
         and (less or _is_a_factor(function, _told(ending[0]), taken))
         and _stays_here(function, acquire, names)
+    )
+
+
+def _is_measured_anew(function: Function, acquire: ast.Call, ending: list[ast.Call]) -> bool:
+    """`refund(len(text))` of a text that has become shorter since `draw(len(text))`."""
+    taken, given = _told(acquire), _told(ending[0])
+    site = next((node for node, op in enumerate(function.graph.ops) if op.at is acquire), -1)
+    return (
+        len(ending) == 1
+        and taken is not None
+        and given is not None
+        and ast.unparse(taken) == ast.unparse(given)
+        and _owner(ending[0]) == _owner(acquire)
+        and _surrounding(function, ending[0]) == _surrounding(function, acquire)
+        and measured_anew(function.graph, site, given)
     )
 
 
@@ -103,17 +121,20 @@ def _surrounding(function: Function, call: ast.Call) -> list[int]:
 
 
 def _stays_here(function: Function, acquire: ast.Call, names: frozenset[str]) -> bool:
-    """Nobody is told of the pool, or of how to give back: `spawn(job, done=credits.give)`."""
+    """And no other method of the object gives back."""
+    own = _owner(acquire).split(".")[0] == function.owner
+    others = () if not own or function.cls is None else function.cls.methods.values()
+    return _is_told_nobody(function, acquire, names) and not any(
+        last_name(call) in names for each in others if each is not function for call in each.calls
+    )
+
+
+def _is_told_nobody(function: Function, acquire: ast.Call, names: frozenset[str]) -> bool:
+    """Neither of the pool nor of how to give back: `spawn(job, done=credits.give)`."""
     owner, ends = _owner(acquire), {id(call.func) for call in function.calls if last_name(call) in names}
     given = [each for call in function.calls for each in (*call.args, *(k.value for k in call.keywords))]
-    own = owner.split(".")[0] == function.owner
-    others = () if not own or function.cls is None else function.cls.methods.values()
-    return (
-        not any(ast.unparse(each) in (owner, function.owner) for each in given)
-        and not any(getattr(node, "attr", "") in names and id(node) not in ends for node in function.nodes)
-        and not any(
-            last_name(call) in names for each in others if each is not function for call in each.calls
-        )
+    return not any(ast.unparse(each) in (owner, function.owner) for each in given) and not any(
+        getattr(node, "attr", "") in names and id(node) not in ends for node in function.nodes
     )
 
 
