@@ -26,16 +26,16 @@ class Perhaps(Amounts):
 
     @cached_property
     def _ended_by_key(self) -> frozenset[int]:
-        """`gateway.end_session(key)` after `row = gateway.open_session(key)`."""
+        """`gateway.end_session(key)` after `row = gateway.open_session(key)`, `gate.end_update(None)` after
+        `version = gate.begin_update()`."""
         ops, acquisition = self.graph.ops, self.acquisition
         begun = ops[self.site] if self.site >= 0 else None
-        if not isinstance(begun, Call) or acquisition.handle is not Handle.RESULT or not begun.args:
+        if not isinstance(begun, Call) or acquisition.handle is not Handle.RESULT:
             return frozenset()
-        told = {path for path, _ in begun.args}
         later = (
             (node, op)
             for node, op in enumerate(ops)
-            if isinstance(op, Call) and op.receiver == begun.receiver and told & {path for path, _ in op.args}
+            if isinstance(op, Call) and op.receiver == begun.receiver is not None
         )
         ends = self.effects.ends_what_was_asked
         return frozenset(
