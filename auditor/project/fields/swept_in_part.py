@@ -54,7 +54,9 @@ def _passed_over(body: list[ast.stmt], lease: str, ends: Set[str]) -> Set[str]:
     beside = [each for each in body if each is not branch]
     jumps = [type(each) for each in branch.body if isinstance(each, ast.Continue)]
     within, without = (beside, branch.body) if jumps else (branch.body, beside)
-    if not any(_gives_back(each, lease, ends) for each in within) or any(_reads(each, lease) for each in without):
+    if not any(_gives_back(each, lease, ends) for each in within) or any(
+        _reads(each, lease) for each in without
+    ):
         return frozenset()
     if any(isinstance(node, ast.Break | ast.Return | ast.Raise) for each in body for node in walk(each)):
         return frozenset()

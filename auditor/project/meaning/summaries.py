@@ -263,7 +263,9 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
     if again and same and question.place[1:] == ():
         handed = min(again.values(), key=len), again.keys() != endings.stored.keys()
-        return Answer(result=handed[0], sometimes=handed[1])  # `lease.ids = lease.ids[:k]`, and it is returned
+        return Answer(
+            result=handed[0], sometimes=handed[1]
+        )  # `lease.ids = lease.ids[:k]`, and it is returned
     if endings.returned and (tabled := _tabled(question, followed)):
         says = said_by(graph, followed.solution, kept)
         telling = tells_apart(graph, followed.solution, says, kept, False, frozenset(endings.returned))
