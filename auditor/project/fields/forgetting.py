@@ -149,12 +149,20 @@ def for_good(
     """Nobody who gives things back calls the method to strike them off a table afterwards."""
     name = method.name
     return not any(
-        last_name(call) == name and gives_back(function)
+        last_name(call) == name and not _is_of_an_entry(method, function, call) and gives_back(function)
         for module in project.parsed()
         if f"{name}(" in module.text
         for function in module.by_node.values()
         for call in function.calls
     )
+
+
+def _is_of_an_entry(method: Function, function: Function, call: ast.Call) -> bool:
+    """`job.graph.reset()` in the class whose own `reset()` is asked about."""
+    match call.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=root))):
+            return function.cls is not None and function.cls is method.cls and root != function.owner
+    return False
 
 
 def starts_anew(method: Function, attribute: str, pools: set[str]) -> bool:
