@@ -73,6 +73,8 @@ SETS = (
     "sextons",
     "coopers",
     "farriers",
+    "glaziers",
+    "thatchers",
     "pilots",
     "auditors",
 )

@@ -273,7 +273,8 @@ class Fields(CountsAtEnds):
         numbers = outcome.acquisition.value is Value.INDEX and path[-1] == ANY_ITEM
         attribute = path[1][1:]
         releasing = (looks_releasing(call) for method in family for call in method.calls)
-        escapes = numbers and any(releasing) and not self._is_only_filled(outcome, path)
+        copied = numbers and any(releasing) and not self._is_only_filled(outcome, path)
+        escapes = False
         for method in family:
             escapes = (
                 escaped_by_name(method, attribute) or strikes_off_what_it_freed(method, attribute) or escapes
@@ -307,6 +308,7 @@ class Fields(CountsAtEnds):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
+        escapes = escapes or (copied and not released_by)
         return released_by, escapes, lost_after_birth(self.project, drops, family)
 
     def _throws_away(self, outcome: Outcome, method: Function, path: Path) -> bool:

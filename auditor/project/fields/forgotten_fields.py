@@ -24,6 +24,7 @@ from auditor.project.fields.in_others import (
 from auditor.project.fields.one_end_forgets import Ends
 from auditor.project.fields.only_refilled import ends_for_good, fills_always, reads_before, reads_of
 from auditor.project.fields.siblings import ends_its_siblings
+from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 
 
@@ -70,6 +71,8 @@ class ForgottenFields(FurtherOn):
         targets, constructed, _ = self.recogniser.calls.targets(function, call)
         if constructed is not None or not targets:
             return False
+        if last_name(call) in self.recogniser.ending_names_of_class(acquisition.protocol):
+            return False  # `unpin(block)`, of one that `mint()` lent
         ops = [op for op in function.graph.ops if isinstance(op, Call) and op.at is call]
         told = [position for position, value in told_by_position(call) if value is given]
         treated = [

@@ -2,6 +2,7 @@
 takes the request out of `self.sending`, gives back its slot where all went well, and its pages alone where it
 did not."""
 
+import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.flow.lease import StoredField
@@ -13,6 +14,7 @@ from auditor.project.fields.record_ends import RecordEnds, left_on
 from auditor.project.fields.record_places import RecordPlace
 from auditor.project.fields.ways_out import WayOut
 from auditor.project.outcome import Outcome
+from auditor.source.nodes import walk
 
 Siblings = Sequence[tuple[Outcome, RecordPlace]]
 
@@ -63,14 +65,29 @@ def _is_at_hand(way: WayOut) -> bool:
     """`job = self.jobs.pop(key)`: it is this one, and none of those that stay in the table."""
     names = {place[0] for place in way.held.places}
     return any(
-        getattr(target, "id", "") in names for target, value in assignments(way.method) if value is way.taken
+        getattr(target, "id", "") in names
+        for target, value in assignments(way.method)
+        if (value.value if isinstance(value, ast.Await) else value) is way.taken
     )
 
 
 def _is_told_apart(way: WayOut) -> bool:
-    """`if request.started:` says which records have the lease at all; that there is a record says nothing."""
+    """`if request.started:` says which records have the lease at all; that there is a record says nothing, and
+    `if job.lease.expires < now:` asks the lease itself."""
     names = {place[0] for place in way.held.places}
     asked = (op for station in way.since if isinstance(op := way.ops[station.node], Assume))
     return way.is_told_apart() or any(
-        op.names & names and any(name.startswith(".") for name in op.names) for op in asked
+        op.names & names and any(name.startswith(".") for name in op.names) and not _asks_the_lease(way, op)
+        for op in asked
+    )
+
+
+def _asks_the_lease(way: WayOut, op: Assume) -> bool:
+    fields = {place[1][1:] for place in way.held.places if len(place) == 2}
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in fields
+        and isinstance(node.value.value, ast.Name)
+        for node in walk(op.at)
     )

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from auditor.flow.follow import Followed
+from auditor.flow.held import Held
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Call, Leave, Path, Store
+from auditor.ir.ops import RESULT, Call, Leave, Move, Op, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.comes_by_both import comes_by_both
@@ -25,10 +26,11 @@ from auditor.project.fields.record_places import (
     tables_filled,
     taken_out_of,
     takes_from,
+    without_shown_records,
 )
 from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
-from auditor.project.outcome import Outcome, has_gone_to_the_caller
+from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
 
 
@@ -131,10 +133,11 @@ class RecordEnds(NothingOver):
     def _record_place(self, outcome: Outcome) -> RecordPlace | None:
         key = id(outcome)
         if key not in self.places:
-            paths = {path for _, path in outcome.stored} | set(outcome.beside)
+            paths = without_shown_records(outcome.function, {*(p for _, p in outcome.stored), *outcome.beside})
             paths = paths or set(places_of_key(outcome, self.model))
             function = outcome.function
-            none = function.cls is None or not paths or has_gone_to_the_caller(outcome)
+            shown = outcome.returned is not None or any(path[:1] == RESULT for path in paths)
+            none = function.cls is None or not paths or shown
             self.places[key] = None if none else record_place(function, paths, self._those_around(function))
         return self.places[key]
 
@@ -276,17 +279,24 @@ def left_on(method: Function, followed: Followed, table: Path) -> Iterator[WayOu
     """Ways on which the method has taken such a record out of the table, and leaves it to nobody."""
     ops = method.graph.ops
     ways = [(node, held) for loss, node, held in followed.endings.lost if loss is not Loss.RAISE]
-    left = (node for node in followed.endings.stored if isinstance(ops[node], Leave))
     ways += [
         (node, held)
-        for node in left
+        for node in followed.endings.stored
         for held in followed.solution.states[node]
-        if all(place[0].isidentifier() and place[0] not in method.parameters for place in held.places)
+        if _goes_out_of_hand(method, ops[node], held)
     ]
     for node, held in ways:
         way = WayOut(method, followed, node, held, table)
         if way.taken is not None:
             yield way
+
+
+def _goes_out_of_hand(method: Function, op: Op, held: Held) -> bool:
+    """Only local names have it where the function is left, or where the only name means another record in the
+    next turn. What a comprehension called it, it has no more."""
+    names = {place[0] for place in held.places if "~" not in place[0]}
+    local = bool(names) and all(name.isidentifier() and name not in method.parameters for name in names)
+    return local and (isinstance(op, Leave) or (isinstance(op, Move) and {op.target[0]} == names))
 
 
 def _overwritten(method: Function, followed: Followed) -> Iterator[bool]:

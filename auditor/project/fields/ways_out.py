@@ -8,7 +8,7 @@ from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Assume, Call, Delete, Op, Path, Store
+from auditor.ir.ops import Assume, Await, Call, Delete, Move, Op, Path, Store
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
@@ -34,7 +34,10 @@ class WayOut:
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
         nodes = [*(station.node for station in self.path), node]
         taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
+        if taking and self._takes_the_next(nodes[taking[-1]]):
+            taking.pop()
         self.taken = self.ops[nodes[taking[-1]]].at if taking else None
+        self.all_at_once = bool(taking) and isinstance(self.ops[nodes[taking[-1]]], Store)
         self.since = self.path[taking[-1] + 1 :] if taking else []
 
     def _takes(self, op: Op) -> bool:
@@ -45,6 +48,18 @@ class WayOut:
                 return method in TAKING and taken == self.container
             case Delete(target=target) | Store(target=target):
                 return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
+        return False
+
+    def _takes_the_next(self, call: int) -> bool:
+        """`job = self.jobs.get()` in the next turn, where the one before has lost its name by that."""
+        op = self.ops[self.node]
+        source = op.source if isinstance(op, Move) else None
+        for station in reversed(self.path):
+            before = self.ops[station.node]
+            if isinstance(before, Await) and before.target == source:
+                source = before.source
+            if station.node == call:
+                return getattr(before, "target", None) == source
         return False
 
     def taken_again(self) -> ast.Call | None:
@@ -70,12 +85,19 @@ class WayOut:
 
     def is_worked_with(self, telling: Set[str]) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
-        made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells."""
+        made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
+        `pool.take(len(entry))`."""
         roots = {place[0] for place in self.held.places}
         calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
             id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling
+        }
+        only_tell |= {
+            id(each)
+            for call in nodes
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SAYING
+            for each in call.args
         }
         named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
         return any(each.id in roots for each in named)
@@ -107,6 +129,8 @@ class WayOut:
         if not released:
             return True
         named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
+        if self.all_at_once:
+            return named  # `pending, self.pending = self.pending, []`: they are gone through, or are not
         return named and any(
             id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
         )

@@ -1,0 +1,3 @@
+from .controller import TierController
+
+__all__ = ["TierController"]

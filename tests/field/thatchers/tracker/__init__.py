@@ -1,0 +1,4 @@
+"""Experiment tracking server core."""
+from .runs import RunService
+
+__all__ = ["RunService"]
