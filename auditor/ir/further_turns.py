@@ -54,8 +54,9 @@ def _may_change(limit: ast.expr, nodes: list[ast.AST]) -> bool:
 
 
 def _writes(node: ast.AST, read: set[str]) -> bool:
-    named = isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
-    return named and not isinstance(node.ctx, ast.Load) and ast.unparse(node).partition("[")[0] in read
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Subscript) or isinstance(node.ctx, ast.Load):
+        return False
+    return ast.unparse(node).partition("[")[0] in read
 
 
 def _works_on(node: ast.AST, read: set[str]) -> bool:

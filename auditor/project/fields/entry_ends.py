@@ -1,6 +1,6 @@
 """Two ends of the entries of one table, of which one forgets a lease that the other gives back: `resume(key)`
-gives back `job.room` and refunds `job.cost`, `drop(key)` takes the job out and only refunds; `reset()` goes over
-all jobs, refunds each, and clears the table."""
+gives back `job.room` and refunds `job.cost`, `drop(key)` takes the job out and only refunds; `reset()` goes
+over all jobs, refunds each, and clears the table."""
 
 import ast
 from collections.abc import Iterator, Sequence, Set

@@ -181,7 +181,7 @@ def _renews_another(call: ast.Call, attribute: str) -> bool:
     return isinstance(owner, ast.Attribute) and owner.attr != attribute
 
 
-def escaped_by_name(method: Function, attribute: str) -> bool:
+def escaped_by_name(method: Function, attribute: str | None = None) -> bool:
     """`getattr(self, name)` reaches every field, in a method that releases something, or hands it on; with
     names that a loop spells out, those alone."""
     own = method.owner
@@ -196,7 +196,7 @@ def escaped_by_name(method: Function, attribute: str) -> bool:
         and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
     ]
     spelt = [_spelt_out(method, call) for call in dynamic]
-    if all(names and attribute not in names for names in spelt):
+    if attribute is not None and all(names and attribute not in names for names in spelt):
         return False
     return any(looks_releasing(call) or _is_given_it(method, call) for call in calls)
 

@@ -133,7 +133,9 @@ class RecordEnds(NothingOver):
     def _record_place(self, outcome: Outcome) -> RecordPlace | None:
         key = id(outcome)
         if key not in self.places:
-            paths = without_shown_records(outcome.function, {*(p for _, p in outcome.stored), *outcome.beside})
+            paths = without_shown_records(
+                outcome.function, {*(p for _, p in outcome.stored), *outcome.beside}
+            )
             paths = paths or set(places_of_key(outcome, self.model))
             function = outcome.function
             shown = outcome.returned is not None or any(path[:1] == RESULT for path in paths)
@@ -212,7 +214,7 @@ class RecordEnds(NothingOver):
     def _is_given_away(self, method: Function, way: WayOut) -> bool:
         """`self.after(job)`, of which nothing is known."""
         names = {place[0] for place in way.held.places}
-        calls = (op.at for station in way.since if isinstance(op := way.ops[station.node], Call))
+        calls = (op.at for station in way.in_hand if isinstance(op := way.ops[station.node], Call))
         return any(
             any(getattr(given, "id", None) in names for _, given in told_by_position(call))
             and last_name(call) not in LOGGING | SAYING

@@ -149,7 +149,7 @@ class Refilling(ForgottenFields):
     def _handed_on(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
         """Somebody else may have taken it out before the next call."""
         for method in family:
-            if escaped_by_name(method, path[1][1:]):
+            if escaped_by_name(method):
                 return True
             if method is outcome.function or method.owner is None or not mentions(method, path[1][1:]):
                 continue

@@ -1,5 +1,5 @@
-"""Lists that are gone over for the last time, where some entries are not given back by what they are otherwise:
-`for row, size in self.waiting: if size > 0: ...; self.rows.put(row)`, and then `self.waiting = []`.
+"""Lists that are gone over for the last time, where some entries are not given back by what they are
+otherwise: `for row, size in self.waiting: if size > 0: self.rows.put(row)`, and then `self.waiting = []`.
 
 Entries are tuples, so that nobody has noted in them since that they went already."""
 
@@ -35,6 +35,20 @@ def swept_in_part(
             asked = [names.index(each) for each in tested if each in names]
             if len(tested) == 1 and asked and _is_unasked(storing, attribute, asked[0], names):
                 yield from (each for each in suite[at + 1 :] if _empties(each, method, attribute))
+
+
+def is_swept(method: Function, attribute: str, taken: ast.AST) -> bool:
+    """Whether that is the end of a loop over tuples of which some are asked apart: which of these have a
+    lease at all, their other parts may say."""
+    loops = (node for node in method.statements if isinstance(node, ast.For))
+    asking = any(
+        isinstance(loop.target, ast.Tuple)
+        and own_attribute(loop.iter, method.owner or "") == attribute
+        and any(isinstance(each, ast.If) for each in loop.body)
+        for loop in loops
+    )
+    writes = isinstance(taken, ast.Attribute) and own_attribute(taken, method.owner or "") == attribute
+    return asking and (writes or getattr(getattr(taken, "func", None), "attr", "") == "clear")
 
 
 def _suites(method: Function) -> Iterator[list[ast.stmt]]:
@@ -97,8 +111,8 @@ def _empties(statement: ast.stmt, method: Function, attribute: str) -> bool:
 
 
 def _is_unasked(storing: Function, attribute: str, at: int, names: list[str]) -> bool:
-    """What decides is a measure of what came with the lease, which the storing function has not looked at, and
-    no mark that it puts there, or another method."""
+    """What decides is a measure of what came with the lease, which the storing function has not looked at,
+    and no mark that it puts there, or another method."""
     entries = [entry for method in _family(storing) for entry in _added(method, attribute)]
     own = list(_added(storing, attribute))
     if len(entries) != 1 or len(own) != 1 or len(own[0].elts) != len(names):

@@ -121,7 +121,7 @@ def _may_refuse(
 
 
 def _is_there_already(function: Function, acquire: ast.Call, name: str) -> bool:
-    """`url = self.pick()`, `if url is None: return None` and `self.budgets[url].take(n)`: then there is one."""
+    """`url = self.pick()`, `if url is None: return None`, `self.budgets[url].take(n)`: then there is one."""
     if any(isinstance(each, ast.Name) and each.id == name for each in walk(acquire)):
         return True
     return any(
