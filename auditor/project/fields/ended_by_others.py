@@ -219,6 +219,7 @@ def _always_destroys(method: Function, maker: str) -> bool:
         for call in method.calls
         if isinstance(call.func, ast.Attribute)
         and call.func.attr in DESTROYING
+        and not call.args  # `self.pool.dispose(buffer)` ends one of them
         and isinstance(call.func.value, ast.Attribute)
         and call.func.value.attr == maker
     ]

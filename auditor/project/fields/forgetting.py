@@ -90,7 +90,7 @@ def _takes_out(method: Function, attribute: str) -> bool:
 
 
 def releases_others_only(method: Function, attribute: str) -> bool:
-    return all_from_others(filter(looks_releasing, method.calls), method, attribute)
+    return all_from_others(filter(looks_releasing, method.calls), method, attribute, looped=True)
 
 
 def all_from_others(

@@ -23,13 +23,18 @@ def tables_noting(outcome: Outcome, model: ClassModel) -> Iterator[tuple[str, st
 
 
 def places_of_key(outcome: Outcome, model: ClassModel) -> Iterator[Path]:
-    """Where the key lies on a record: `self.sessions[*].tenant`, or that of `request.slot = slot`."""
+    """Where the key lies on a record: `self.sessions[*].tenant`, or that of `request.slot = slot`, or of
+    `tree.lock(request.node)`."""
     function, call = outcome.function, outcome.call
+    names: set[str]
     match call.args if _marks(outcome) else []:
         case [ast.Name(id=key)]:
             names = {key}
+        case [ast.Attribute(value=ast.Name(id=record), attr=field)] if record != function.owner:
+            yield record, f".{field}"
+            names = set()
         case [_]:
-            names = set[str]()
+            names = set()
         case _:
             return
     names |= {t.id for t, value in assignments(function) if value is call and isinstance(t, ast.Name)}

@@ -57,13 +57,15 @@ class RecordEnds(NothingOver):
                 continue
             if any(_goes_on(method, its.field[0][1:]) for _, its in siblings):
                 continue
-            if place.perhaps and self._comes_with_no_more(method, siblings):
+            wiped = _wipes(method, place.field[0][1:])
+            if place.perhaps and not wiped and self._comes_with_no_more(method, siblings):
                 continue
             if not enders and self._may_end_otherwise(method, outcome, place):
                 continue
+            last = takes_from(method, place.tables) and not any(takes_from(e, place.tables) for e in enders)
             shared = any(
                 self._gives_back_there(other, its, method)
-                and (not enders or any(self._gives_back_there(other, its, ender) for ender in enders))
+                and (last or not enders or any(self._gives_back_there(other, its, ender) for ender in enders))
                 for other, its in _where_this_lies(place, siblings)
             )
             if shared and not self._callers_see_to_it(method, place, enders):
@@ -260,6 +262,17 @@ def _goes_on(method: Function, field: str) -> bool:
         and target.attr == field
         and getattr(target.value, "id", method.owner) != method.owner
         and isinstance(value, ast.Name | ast.Call | ast.Subscript)
+        for target, value in assignments(method)
+    )
+
+
+def _wipes(method: Function, field: str) -> bool:
+    """`seq.draft = None`: there may have been one."""
+    return any(
+        isinstance(target, ast.Attribute)
+        and target.attr == field
+        and getattr(target.value, "id", method.owner) != method.owner
+        and isinstance(value, ast.Constant)
         for target, value in assignments(method)
     )
 

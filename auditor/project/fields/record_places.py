@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from auditor.flow.lease import Field
 from auditor.ir.ops import ANY_ITEM, RESULT, Path
 from auditor.project.code.bindings import assignments, given_to, gone_through, own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
 PUTTING = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
 TAKING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "heappop", "get_nowait"})
+
+TABLES = frozenset({"list", "List", "dict", "Dict", "set", "Set", "deque", "Deque", "OrderedDict",
+                    "defaultdict", "DefaultDict", "Queue"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,18 @@ def _tables_of(family: Sequence[Function], name: str, annotation: str) -> Iterat
             match target, value:
                 case ast.Name(id=made), ast.Call(func=ast.Name(id=of)) if of == annotation:
                     yield from put_into(method, made)
+        yield from _declared(method, annotation) if annotation else ()
+
+
+def _declared(method: Function, annotation: str) -> Iterator[str]:
+    """`self.running: list[Job] = []`, whoever fills it: `self.running.extend(jobs)`."""
+    for node in method.statements:
+        match node:
+            case ast.AnnAssign(target=target, annotation=ast.Subscript(value=kind, slice=of)):
+                named = {each.id for each in walk(of) if isinstance(each, ast.Name)}
+                table = own_attribute(target, method.owner or "")
+                if table is not None and annotation in named and last_part(kind) in TABLES:
+                    yield table
 
 
 def takes_from(method: Function, tables: Iterable[str]) -> bool:
