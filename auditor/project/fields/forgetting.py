@@ -196,7 +196,8 @@ def escaped_by_name(method: Function, attribute: str | None = None) -> bool:
         and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
     ]
     spelt = [_spelt_out(method, call) for call in dynamic]
-    if attribute is not None and all(names and attribute not in names for names in spelt):
+    others = attribute is not None and all(names and attribute not in names for names in spelt)
+    if not dynamic or others:
         return False
     return any(looks_releasing(call) or _is_given_it(method, call) for call in calls)
 
