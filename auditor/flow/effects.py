@@ -138,6 +138,9 @@ class Effects(Protocol):
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         """Whether `grant.tokens += extra.tokens` makes one lease of two."""
 
+    def is_memory(self, table: ast.AST) -> bool:
+        """Whether `table[slot]` is a row of a tensor, which does not say which slot it is."""
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         """Whether `with lease:` leaves it to whoever took it to give it back."""
 

@@ -11,7 +11,7 @@ from auditor.flow.held import Held
 from auditor.flow.indirect import AT, WITHIN, lies_within
 from auditor.flow.operands import operands
 from auditor.flow.places import below
-from auditor.ir.ops import ANY_ITEM, Await, Call, Move, Path, Unpack
+from auditor.ir.ops import ANY_ITEM, Await, Call, Lookup, Move, Path, Unpack
 
 MAKING = re.compile(r"_*(?:make|build|create|wrap|new|view|handle|as|to|from|open|get|bind)(?:_|$)")
 """Functions whose result stands for what they are given."""
@@ -26,16 +26,16 @@ class Perhaps(Amounts):
 
     @cached_property
     def _ended_by_key(self) -> frozenset[int]:
-        """`gateway.end_session(key)` after `row = gateway.open_session(key)`."""
+        """`gateway.end_session(key)` after `row = gateway.open_session(key)`, `gate.end_update(None)` after
+        `version = gate.begin_update()`."""
         ops, acquisition = self.graph.ops, self.acquisition
         begun = ops[self.site] if self.site >= 0 else None
-        if not isinstance(begun, Call) or acquisition.handle is not Handle.RESULT or not begun.args:
+        if not isinstance(begun, Call) or acquisition.handle is not Handle.RESULT:
             return frozenset()
-        told = {path for path, _ in begun.args}
         later = (
             (node, op)
             for node, op in enumerate(ops)
-            if isinstance(op, Call) and op.receiver == begun.receiver and told & {path for path, _ in op.args}
+            if isinstance(op, Call) and op.receiver == begun.receiver is not None
         )
         ends = self.effects.ends_what_was_asked
         return frozenset(
@@ -139,13 +139,24 @@ class Perhaps(Amounts):
         return treatment.fate in (Fate.BORROW, Fate.UNKNOWN) and treatment.moved_to is None
 
     def _made_of_contents(self, call: Call, held: Held) -> bool:
-        """A view of what lies under the number, or an object made around it."""
+        """A view of what lies under the number, or an object made around it; not what a model, or whatever it
+        is, makes of a tensor's rows."""
         return any(
-            self._of_contents(call, position).result is not None
+            self._shows(self._of_contents(call, position), operand, position)
             or (MAKING.match(call.method) is not None and position != -1)
             for position, operand in operands(call)
             if (*operand, AT) in held.maybe
         )
+
+    def _shows(self, treatment: Treatment, operand: Path, position: Position) -> bool:
+        made = treatment.maybe and position != -1 and operand in self._rows
+        return treatment.result is not None and not made
+
+    @cached_property
+    def _rows(self) -> frozenset[Path]:
+        """What is looked up in tensors: no row says which one it is."""
+        lookups = (op for op in self.graph.ops if isinstance(op, Lookup))
+        return frozenset(op.target for op in lookups if self.effects.is_memory(op.at))
 
     def _leads_within(self, call: Call, held: Held) -> bool:
         """`join(join(folder, "part"), "log")` lies in the folder too, and `Archive(join(folder, "part"))` may

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from auditor.flow.operands import operands
 from auditor.flow.solve import Solution
+from auditor.ir.further_turns import FURTHER
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call, Edge, Leave, Nop, Path, Way
 from auditor.ir.turns import FLAG, OWN
@@ -165,8 +166,10 @@ def _note(op: object, edge: Edge) -> str | None:
     match op:
         case Assume(key=key) if key.startswith(FLAG):
             return "in the first turn" if op.value else "in a later turn"
-        case Assume(key=key) if key.startswith(OWN):
+        case Assume(key=key) if key.startswith((OWN, FURTHER)):
             return None
+        case Assume(at=ast.Name(ctx=ast.Store()) | ast.Tuple(ctx=ast.Store())):
+            return None  # what holds in the first turn, asked by nobody
         case Assume():
             return f"when {_asked(op)}"
         case Nop(at=ast.Continue()):

@@ -18,10 +18,12 @@ Reason = str | tuple[str, Raised]
 
 @dataclass(slots=True)
 class LoopFrame:
-    """`own`: the test for a process's own turn, its answer there, and the flag that says the turn was met."""
+    """`own`: the test for a process's own turn, its answer there, and the flag that says the turn was met.
+    `further`: what answers in a turn that another one follows, and the flag that says so."""
 
     head: int
     own: tuple[ast.If, bool, Path] | None = None
+    further: tuple[dict[str, bool], Path] | None = None
     breaks: list[End] = field(default_factory=list)
 
 

@@ -4,10 +4,11 @@ import ast
 
 from auditor.ir.assignments import AssignmentLowering
 from auditor.ir.builder import End, LoopFrame
-from auditor.ir.conditions import called_name, condition
+from auditor.ir.conditions import Condition, called_name, condition
+from auditor.ir.further_turns import FURTHER, further_turn_tests
 from auditor.ir.iterations import part_of
 from auditor.ir.ops import ANY_ITEM, ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
-from auditor.ir.turns import FLAG, OWN, first_turn_tests, own_turn
+from auditor.ir.turns import FLAG, OWN, first_turn_tests, own_turn, ruled_out_at_first
 from auditor.source.nodes import walk
 
 
@@ -71,15 +72,19 @@ class ControlFlowLowering(AssignmentLowering):
         source = self._iterated(node.iter)
         counted = called_name(node.iter) in ("range", "enumerate")
         tests = first_turn_tests(node) if counted else {}
+        ruled_out = ruled_out_at_first(node) if counted else []
         flag = (f"{FLAG}{len(self.graph.ops)}",)
-        if tests:
+        if tests or ruled_out:
             self.builder.emit(Constant(node, flag, True))
         own = self._own_turn(node) if counted else None
+        further = self._further_turns(node) if counted else None
         is_async, part = isinstance(node, ast.AsyncFor), part_of(node.iter)
         head, exits = self.loop_head(node.target, source, is_async, counted, part)
-        if tests:
-            self._told_by_turn(node.target, flag, tests)
-        self._loop(node, LoopFrame(head, own), exits)
+        if tests or ruled_out:
+            self._told_by_turn(node.target, flag, tests, ruled_out)
+        if further is not None:
+            self.builder.emit(Constant(node.target, further[1], False))
+        self._loop(node, LoopFrame(head, own, further), exits)
 
     do_AsyncFor = do_For
 
@@ -91,12 +96,30 @@ class ControlFlowLowering(AssignmentLowering):
         self.builder.emit(Constant(node, flag, False))
         return *found, flag
 
+    def _further_turns(self, node: ast.For | ast.AsyncFor) -> tuple[dict[str, bool], Path] | None:
+        tests = further_turn_tests(node)
+        if not tests:
+            return None
+        flag = (f"{FURTHER}{len(self.graph.ops)}",)
+        self.builder.emit(Constant(node, flag, False))
+        return tests, flag
+
+    def assumed(self, node: ast.expr, asked: Condition, truth: bool) -> None:
+        """Whoever asks whether this is the last turn knows it from there on."""
+        for frame in self.builder.frames:
+            if isinstance(frame, LoopFrame) and frame.further is not None:
+                tests, flag = frame.further
+                if tests.get(asked.key) is truth:
+                    self.builder.emit(Constant(node, flag, True))
+
     def _meets_own_turn(self, node: ast.If, answer: bool) -> None:
         frame = self.builder.frames[-1] if self.builder.frames else None
         if isinstance(frame, LoopFrame) and frame.own is not None and frame.own[:2] == (node, answer):
             self.builder.emit(Constant(node.test, frame.own[2], True))
 
-    def _told_by_turn(self, target: ast.expr, flag: Path, tests: dict[str, bool]) -> None:
+    def _told_by_turn(
+        self, target: ast.expr, flag: Path, tests: dict[str, bool], ruled_out: list[Condition]
+    ) -> None:
         """A branch for the first turn and one for the others, each with what its tests answer."""
         for key, truth in tests.items():
             self.builder.emit(Define(target, flag[0], key, truth, frozenset()))
@@ -105,6 +128,9 @@ class ControlFlowLowering(AssignmentLowering):
         for first in (True, False):
             self.builder.ends = [(fork, Edge.NORMAL)]
             self.builder.emit(Assume(target, flag[0], first, frozenset(flag)))
+            for asked in ruled_out if first else ():
+                self.graph.condition_names[asked.key] = asked.names
+                self.builder.emit(Assume(target, asked.key, False, asked.names))
             ends += self.builder.ends
         self.builder.ends = ends
         self.builder.emit(Constant(target, flag, False))
@@ -131,6 +157,9 @@ class ControlFlowLowering(AssignmentLowering):
         self.builder.close_loop(frame.head)
         self.builder.frames.pop()
         self.builder.ends = exits
+        if frame.further is not None:
+            flag = frame.further[1]
+            self.builder.emit(Assume(node, flag[0], False, frozenset(flag)))
         if frame.own is not None:
             flag = frame.own[2]
             self.builder.emit(Assume(node, flag[0], True, frozenset(flag)))

@@ -116,6 +116,7 @@ class DecisionLowering(Lowering):
             truth = value == asked.positive
             other = self._pure_path(asked.other)
             self.builder.emit(Assume(node, asked.key, truth, asked.names, subject, asked.kind, other))
+            self.assumed(node, asked, truth)
             branches.append(self.builder.ends)
         return branches[0], branches[1]
 

@@ -4,6 +4,7 @@ import ast
 from abc import ABC, abstractmethod
 
 from auditor.ir.builder import Builder, End
+from auditor.ir.conditions import Condition
 from auditor.ir.ops import EndStatement, Fresh, Path
 from auditor.ir.scope import Scope
 
@@ -48,6 +49,10 @@ class Lowering(ABC):
     @abstractmethod
     def branch(self, test: ast.expr) -> Branches:
         """Lower a test for its outcome."""
+
+    @abstractmethod
+    def assumed(self, node: ast.expr, asked: Condition, truth: bool) -> None:
+        """What a branch says beyond its own test."""
 
     @abstractmethod
     def assign(self, target: ast.expr, source: Path) -> None:

@@ -4,7 +4,7 @@ and a process's own among those of all ranks.
 
 import ast
 
-from auditor.ir.conditions import condition
+from auditor.ir.conditions import Condition, called_name, condition
 from auditor.source.nodes import walk
 
 FLAG = "first~"
@@ -16,15 +16,41 @@ OWN = "own~"
 def first_turn_tests(loop: ast.For | ast.AsyncFor) -> dict[str, bool]:
     """Keys of conditions in the body that tell the first turn from the later ones, with their truth in it."""
     counter = _counter(loop)
-    if counter is None:
-        return {}
-    nodes = [node for statement in loop.body for node in walk(statement)]
-    if any(isinstance(node, ast.Name) and node.id == counter and _written(node) for node in nodes):
+    nodes = inside(loop)
+    if counter is None or is_written(counter, nodes):
         return {}
     answers = {f"{counter} == 0": True, f"{counter} < 1": True, f"{counter} > 0": False, counter: False}
+    keys = {each.key for each in asked(nodes)}
+    return {key: truth for key, truth in answers.items() if key in keys}
+
+
+def ruled_out_at_first(loop: ast.For | ast.AsyncFor) -> list[Condition]:
+    """Tests in the body that are false in the first turn, and may be either later: nothing that is counted
+    from 0 is more than a rank or a length then."""
+    counter = _counter(loop)
+    nodes = inside(loop)
+    if counter is None or is_written(counter, nodes):
+        return []
+    sizes = {ast.unparse(node) for node in nodes if _is_rank(node) or is_length(node)}
+    ruled_out = {key for size in sizes for key in (f"{counter} > {size}", f"{size} < {counter}")}
+    return [each for each in asked(nodes) if each.key in ruled_out]
+
+
+def inside(loop: ast.For | ast.AsyncFor) -> list[ast.AST]:
+    """All nodes of its body."""
+    return [node for statement in loop.body for node in walk(statement)]
+
+
+def asked(nodes: list[ast.AST]) -> list[Condition]:
+    """The conditions that branches among them ask."""
     tests = (node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp)))
-    asked = {found.key for test in tests for part in _parts(test) if (found := condition(part)) is not None}
-    return {key: truth for key, truth in answers.items() if key in asked}
+    found = [condition(part) for test in tests for part in _parts(test)]
+    return [each for each in found if each is not None]
+
+
+def is_written(name: str, nodes: list[ast.AST]) -> bool:
+    """Whether any of them binds this name to something else."""
+    return any(isinstance(node, ast.Name) and node.id == name and _written(node) for node in nodes)
 
 
 def own_turn(loop: ast.For | ast.AsyncFor) -> tuple[ast.If, bool] | None:
@@ -41,17 +67,31 @@ def own_turn(loop: ast.For | ast.AsyncFor) -> tuple[ast.If, bool] | None:
                 branch = statement.body if equal else statement.orelse
                 inside = [node for each in branch for node in walk(each)]
                 leaves = any(isinstance(node, (ast.Break, ast.Return, ast.Raise)) for node in inside)
-                if not leaves and _is_rank(left, right, counter):
+                if not leaves and _are_counter_and_rank(left, right, counter):
                     return statement, equal
     return None
 
 
-def _is_rank(left: ast.expr, right: ast.expr, counter: str | None) -> bool:
-    for one, other in ((left, right), (right, left)):
-        if isinstance(one, ast.Name) and one.id == counter and isinstance(other, (ast.Name, ast.Attribute)):
-            name = other.attr if isinstance(other, ast.Attribute) else other.id
-            return "rank" in name.lower().split("_")
-    return False
+def _are_counter_and_rank(left: ast.expr, right: ast.expr, counter: str | None) -> bool:
+    return any(
+        isinstance(one, ast.Name) and one.id == counter and _is_rank(other)
+        for one, other in ((left, right), (right, left))
+    )
+
+
+def _is_rank(node: ast.AST) -> bool:
+    named = isinstance(node, ast.Name | ast.Attribute)
+    return named and "rank" in called_name(node).lower().split("_")  # type: ignore[arg-type]
+
+
+def is_length(node: ast.AST) -> bool:
+    """`len(xs)`."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "len"
+        and len(node.args) == 1
+    )
 
 
 def _counter(loop: ast.For | ast.AsyncFor) -> str | None:

@@ -287,7 +287,9 @@ class Fields(CountsAtEnds):
         copied = numbers and any(releasing) and not self._is_only_filled(outcome, path)
         escapes = False
         for method in family:
-            escapes = escaped_by_name(method) or strikes_off_what_it_freed(method, attribute) or escapes
+            escapes = (
+                escaped_by_name(method, attribute) or strikes_off_what_it_freed(method, attribute) or escapes
+            )
             if method.owner is None or not mentions(method, attribute):
                 continue
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):

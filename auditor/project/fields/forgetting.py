@@ -149,12 +149,20 @@ def for_good(
     """Nobody who gives things back calls the method to strike them off a table afterwards."""
     name = method.name
     return not any(
-        last_name(call) == name and gives_back(function)
+        last_name(call) == name and not _is_of_an_entry(method, function, call) and gives_back(function)
         for module in project.parsed()
         if f"{name}(" in module.text
         for function in module.by_node.values()
         for call in function.calls
     )
+
+
+def _is_of_an_entry(method: Function, function: Function, call: ast.Call) -> bool:
+    """`job.graph.reset()` in the class whose own `reset()` is asked about."""
+    match call.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=root))):
+            return function.cls is not None and function.cls is method.cls and root != function.owner
+    return False
 
 
 def starts_anew(method: Function, attribute: str, pools: set[str]) -> bool:
@@ -173,19 +181,39 @@ def _renews_another(call: ast.Call, attribute: str) -> bool:
     return isinstance(owner, ast.Attribute) and owner.attr != attribute
 
 
-def escaped_by_name(method: Function) -> bool:
-    """`getattr(self, name)` reaches every field, in a method that releases something, or hands it on."""
+def escaped_by_name(method: Function, attribute: str | None = None) -> bool:
+    """`getattr(self, name)` reaches every field, in a method that releases something, or hands it on; with
+    names that a loop spells out, those alone."""
     own = method.owner
     calls = list(method.calls)
-    dynamic = any(
-        last_name(call) in ("getattr", "vars")
+    dynamic = [
+        call
+        for call in calls
+        if last_name(call) in ("getattr", "vars")
         and call.args
         and isinstance(call.args[0], ast.Name)
         and call.args[0].id == own
         and not (len(call.args) > 1 and isinstance(call.args[1], ast.Constant))
-        for call in calls
-    )
-    return dynamic and any(looks_releasing(call) or _is_given_it(method, call) for call in calls)
+    ]
+    spelt = [_spelt_out(method, call) for call in dynamic]
+    others = attribute is not None and all(names and attribute not in names for names in spelt)
+    if not dynamic or others:
+        return False
+    return any(looks_releasing(call) or _is_given_it(method, call) for call in calls)
+
+
+def _spelt_out(method: Function, call: ast.Call) -> set[str]:
+    """`"rows"` and `"lanes"` of `for name in ("rows", "lanes"):`, around `getattr(self, name)`."""
+    asked = call.args[1] if len(call.args) > 1 else None
+    turns = [node for node in method.nodes if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension)]
+    bound = [node for node in turns if getattr(node.target, "id", "") == getattr(asked, "id", None)]
+    match bound:
+        case [ast.For(iter=ast.Tuple(elts=names) | ast.List(elts=names))] | [
+            ast.comprehension(iter=ast.Tuple(elts=names) | ast.List(elts=names))
+        ]:
+            spelt = [each.value for each in names if isinstance(each, ast.Constant)]
+            return {str(each) for each in spelt} if len(spelt) == len(names) else set()
+    return set()
 
 
 def _is_given_it(method: Function, call: ast.Call) -> bool:

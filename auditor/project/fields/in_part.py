@@ -21,6 +21,7 @@ from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.rows_cut import rows_cut
+from auditor.project.fields.swept_in_part import swept_in_part
 from auditor.project.meaning.needs import Question
 from auditor.project.outcome import Outcome
 
@@ -47,6 +48,9 @@ class InPart(Families):
             names = self.recogniser.ending_names(outcome.acquisition.protocol)
             elsewhere = elsewhere or comes_back_by_word(outcome, family, names)
             found = () if ended or elsewhere else taken_apart(method, path[1][1:])
+            if ended and not (outcome.acquisition.foreign or outcome.unknown):
+                part = int(whole[-1][1:-1])
+                found = swept_in_part(method, path[1][1:], part, names, outcome.function)
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
             if whole[2:] == (ANY_ITEM, ANY_ITEM):

@@ -225,7 +225,7 @@ class RecordEnds(NothingOver):
     def _is_given_away(self, method: Function, way: WayOut) -> bool:
         """`self.after(job)`, of which nothing is known."""
         names = {place[0] for place in way.held.places}
-        calls = (op.at for station in way.since if isinstance(op := way.ops[station.node], Call))
+        calls = (op.at for station in way.in_hand if isinstance(op := way.ops[station.node], Call))
         return any(
             any(getattr(given, "id", None) in names for _, given in told_by_position(call))
             and last_name(call) not in LOGGING | SAYING

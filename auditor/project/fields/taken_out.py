@@ -32,6 +32,7 @@ from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
+from auditor.project.fields.swept_in_part import is_swept
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut
 from auditor.project.fields.worked_with import works_with_its_entry
@@ -76,7 +77,7 @@ class TakenOut(InPart):
         yield from self._lost_in_handlers(outcome, method, path)
         flags = flags_set(self.model, outcome.function, outcome.call)
         for way in self._ways(outcome, method, path):
-            if way.taken is None or way.is_told_apart():
+            if way.taken is None or way.is_told_apart() or is_swept(method, path[1][1:], way.taken):
                 continue
             if not way.is_sure() and not (way.is_another() and self._for_good(outcome, method)):
                 continue

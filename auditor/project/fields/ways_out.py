@@ -8,7 +8,7 @@ from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Assume, Await, Call, Delete, Move, Op, Path, Store
+from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Move, Next, Op, Path, Store
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
@@ -39,6 +39,16 @@ class WayOut:
         self.taken = self.ops[nodes[taking[-1]]].at if taking else None
         self.all_at_once = bool(taking) and isinstance(self.ops[nodes[taking[-1]]], Store)
         self.since = self.path[taking[-1] + 1 :] if taking else []
+        self.in_hand = [*self.path[self._begins(taking[-1]) : taking[-1]], *self.since] if taking else []
+
+    def _begins(self, taking: int) -> int:
+        """Where the method has got it: `for job in self.jobs.values():` stands before `self.jobs.clear()`."""
+        names = {place[0] for place in self.held.places}
+        for index in range(min(taking, len(self.path) - 1), -1, -1):
+            op, edge = self.ops[self.path[index].node], self.path[index].edge
+            if isinstance(op, Next) and edge is Edge.BODY and op.target[0] in names:
+                return index + 1
+        return taking + 1
 
     def _takes(self, op: Op) -> bool:
         """Something out of the container, or the container itself."""
@@ -88,7 +98,7 @@ class WayOut:
         made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
         `pool.take(len(entry))`."""
         roots = {place[0] for place in self.held.places}
-        calls = (op for station in self.since if isinstance(op := self.ops[station.node], Call))
+        calls = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
             id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling

@@ -110,12 +110,27 @@ def _may_refuse(
             return acquire in first or bool(asked_beside(function, acquire, answer))
         case ast.Name(id=name):
             given = list(given_to(function, name))
+            if _is_there_already(function, acquire, name):
+                return False
             return len(given) == 1 and _may_refuse(function, calls, acquire, given[0], refusing)
         case ast.Call(func=func) if answer is not acquire and refusing:
             answers = [_answers(each) for each in calls.targets(function, answer)[0]]
             denies = any(refusing & each and not each <= refusing for each in answers)
             return denies or (not answers and last_part(func) == last_part(acquire.func))
     return False
+
+
+def _is_there_already(function: Function, acquire: ast.Call, name: str) -> bool:
+    """`url = self.pick()`, `if url is None: return None`, `self.budgets[url].take(n)`: then there is one."""
+    if any(isinstance(each, ast.Name) and each.id == name for each in walk(acquire)):
+        return True
+    return any(
+        isinstance(node, ast.If)
+        and node.lineno < acquire.lineno
+        and _is_missing(node.test) == name
+        and isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
+        for node in function.statements
+    )
 
 
 def _answers(method: Function) -> set[str]:

@@ -14,6 +14,7 @@ from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import Call, InPlace, Op, Store
 from auditor.project.code.answers import NOTHING
+from auditor.project.code.bindings import given_to
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import last_name
 from auditor.project.shapes.name_bindings import FILLING
@@ -38,12 +39,41 @@ def lines_without_a_note(
     left = [
         (node, shortest_path(graph, followed.solution, node, held))
         for loss, node, held in followed.endings.lost
-        if loss is Loss.RETURN and not _grants(graph.ops[node])
+        if loss is Loss.RETURN
+        and not _grants(graph.ops[node])
+        and not _says_where(function, acquire, graph.ops[node], ends)
     ]
     return {
         graph.ops[node].at.lineno  # type: ignore[attr-defined]  # a return statement
         for node, path in left
         if not _fills([graph.ops[station.node] for station in path], roots)
+    }
+
+
+def _says_where(function: Function, acquire: ast.Call, way_out: Op, ends: Set[str]) -> bool:
+    """`if not self.budgets[url].take(n): return None` and `return url`: whoever asked for `n` knows from then
+    on which budget has it, and another method of the object gives it back there."""
+    known = {each.id for given in acquire.args for each in walk(given) if isinstance(each, ast.Name)}
+    answer = getattr(way_out.at, "value", None)
+    found = _keys_of(function, acquire.func)
+    if not isinstance(answer, ast.expr) or not known <= {*function.parameters} or function.cls is None:
+        return False
+    told = {each.id for each in walk(answer) if isinstance(each, ast.Name)}
+    others = (each for each in function.cls.methods.values() if each is not function)
+    return not told.isdisjoint(found) and any(
+        last_name(call) in ends and _keys_of(other, call.func) for other in others for call in other.calls
+    )
+
+
+def _keys_of(function: Function, asked: ast.expr) -> set[str]:
+    """`url` of `self.budgets[url].take`, and of `budget.take` where `budget = self.budgets[url]`."""
+    owner = asked.value if isinstance(asked, ast.Attribute) else asked
+    values = [owner, *(given_to(function, owner.id) if isinstance(owner, ast.Name) else ())]
+    return {
+        each.slice.id
+        for value in values
+        for each in walk(value)
+        if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Name)
     }
 
 

@@ -25,6 +25,7 @@ from auditor.project.code.put_off import never_run
 from auditor.project.code.release_names import ENDING
 from auditor.project.code.started import as_a_task, started
 from auditor.project.meaning.ended_by_key import ends_what_was_asked
+from auditor.project.meaning.ended_whatever_told import ends_whatever_it_is_told
 from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, stacks_of
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
 from auditor.project.meaning.needs import Question
@@ -62,7 +63,8 @@ class FunctionEffects(OutsideEffects):
         return RELEASING.fullmatch(name) is not None or name in LEASE_METHODS
 
     def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
-        return ends_what_was_asked(self.recogniser, self.function, call.at, begun.at, protocol)
+        asked = self.recogniser, self.function, call.at, begun.at, protocol
+        return ends_what_was_asked(*asked) or ends_whatever_it_is_told(*asked)
 
     def contains_failures(self, node: ast.Call) -> bool:
         """Every function it may reach catches whatever goes wrong in it."""

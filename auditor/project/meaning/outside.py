@@ -33,6 +33,7 @@ from auditor.project.meaning.outside_words import (
     EXPORTING,
     ITSELF,
     LOOKING_UP,
+    MEMORY,
     NUMBERED,
     READING,
     RUNNING,
@@ -78,6 +79,12 @@ class OutsideEffects:
 
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         return is_absorbed(self.recogniser, self.function, added, protocol)
+
+    def is_memory(self, table: ast.AST) -> bool:
+        if not isinstance(table, ast.Subscript):
+            return False
+        held = self.recogniser.calls.model.type_of(self.function, table.value)
+        return isinstance(held, str) and held in MEMORY
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)

@@ -12,6 +12,12 @@ def of_numbers(dotted: str | None) -> bool:
     return dotted is not None and dotted.partition(".")[0] in ("torch", "numpy", "math", "triton")
 
 
+MEMORY = frozenset(
+    {"torch.Tensor", *(f"torch.{made}" for made in ("empty", "zeros", "ones", "full", "randn", "rand"))}
+)
+"""What a table is that says of nothing in it where it lies."""
+
+
 def of_a_tensor(call: ast.Call, dotted: str) -> bool:
     """`rows.view_as(other)` of what is known to be a tensor, not `torch.Tensor.view_as(rows, other)`:
     its first argument is not what the result is a view of."""

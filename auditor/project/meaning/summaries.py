@@ -257,9 +257,15 @@ def _conclude(question: Question, followed: Followed) -> Answer:
             )
         return Answer(result=(AT,) if shown == {(AT,)} else (), sometimes=True)
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
-    again = {node: path[1:] for node, path in sorted(endings.beside) if path[0] == RESULT[0]}
+    beside = sorted(endings.beside, key=lambda each: (each[0], -len(each[1]), each[1]))
+    again = {node: path[1:] for node, path in beside if path[0] == RESULT[0]}
     if again and len(question.place) > 1 and question.place[1].startswith("["):
         return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
+    if again and same and question.place[1:] == ():
+        handed = min(again.values(), key=len), again.keys() != endings.stored.keys()
+        return Answer(
+            result=handed[0], sometimes=handed[1]
+        )  # `lease.ids = lease.ids[:k]`, and it is returned
     if endings.returned and (tabled := _tabled(question, followed)):
         says = said_by(graph, followed.solution, kept)
         telling = tells_apart(graph, followed.solution, says, kept, False, frozenset(endings.returned))

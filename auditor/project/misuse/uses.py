@@ -171,6 +171,9 @@ class FunctionUses:
     def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
         return self.effects.ends_what_was_asked(call, begun, protocol)
 
+    def is_memory(self, table: ast.AST) -> bool:
+        return self.effects.is_memory(table)
+
     def owed_behind_its_with(self, protocol: str) -> bool:
         return self.effects.owed_behind_its_with(protocol)
 
