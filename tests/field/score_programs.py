@@ -75,6 +75,7 @@ SETS = (
     "farriers",
     "glaziers",
     "thatchers",
+    "chandlers",
     "pilots",
     "auditors",
 )

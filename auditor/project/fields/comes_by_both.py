@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.ir.ops import RAISING, Call, Next
 from auditor.project.code.modules import Function
+from auditor.source.nodes import walk
 
 
 def comes_by_both(function: Function, one: ast.Call, other: ast.Call) -> bool:
@@ -12,10 +13,17 @@ def comes_by_both(function: Function, one: ast.Call, other: ast.Call) -> bool:
     ops, found = function.graph.ops, {}
     for at in (one, other):
         found[id(at)] = {node for node, op in enumerate(ops) if isinstance(op, Call) and op.at is at}
+    turns = _are_in_one_loop(function, one, other)
     return any(
-        found[id(last)] & set(_following(function, found[id(first)]))
+        found[id(last)] & set(_following(function, found[id(first)], turns))
         for first, last in ((one, other), (other, one))
     )
+
+
+def _are_in_one_loop(function: Function, one: ast.Call, other: ast.Call) -> bool:
+    """Behind the loop in which the one is, the other comes in no other turn."""
+    loops = (node for node in function.nodes if isinstance(node, ast.For | ast.AsyncFor | ast.While))
+    return any({id(one), id(other)} <= {id(part) for part in walk(loop)} for loop in loops)
 
 
 def reads_beside(function: Function, calls: Sequence[ast.Call], field: str) -> bool:
@@ -38,11 +46,12 @@ def _lies_apart(function: Function, call: ast.Call, calls: Sequence[ast.Call]) -
     return not any(comes_by_both(function, call, each) for each in calls)
 
 
-def _following(function: Function, nodes: set[int]) -> Iterator[int]:
+def _following(function: Function, nodes: set[int], turns: bool) -> Iterator[int]:
     graph, seen, waiting = function.graph, set(nodes), list(nodes)
     while waiting:
         for node, edge in graph.successors[waiting.pop()]:
-            if node not in seen and edge not in RAISING and not isinstance(graph.ops[node], Next):
+            next_turn = turns and isinstance(graph.ops[node], Next)
+            if node not in seen and edge not in RAISING and not next_turn:
                 seen.add(node)
                 waiting.append(node)
                 yield node

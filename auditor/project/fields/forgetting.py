@@ -89,8 +89,8 @@ def _takes_out(method: Function, attribute: str) -> bool:
     )
 
 
-def releases_others_only(method: Function, attribute: str) -> bool:
-    return all_from_others(filter(looks_releasing, method.calls), method, attribute, looped=True)
+def releases_others_only(method: Function, attribute: str, looped: bool = False) -> bool:
+    return all_from_others(filter(looks_releasing, method.calls), method, attribute, looped)
 
 
 def all_from_others(

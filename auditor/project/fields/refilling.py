@@ -251,7 +251,7 @@ class Refilling(ForgottenFields):
             always = begins_always(outcome.function, outcome.call, attribute)
             lost = always and asks_other_things(method, family, attribute, outcome.call)
         else:
-            lost = answer.dropped and releases_others_only(method, attribute)
+            lost = answer.dropped and releases_others_only(method, attribute, looped=True)
         striking = any(
             last_name(call) == method.name
             for function in self._ending(outcome, attribute)

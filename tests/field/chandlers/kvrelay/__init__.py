@@ -1,0 +1,3 @@
+from .client import RelayClient
+from .leases import LeaseBook
+from .server import RelayServer

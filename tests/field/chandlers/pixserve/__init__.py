@@ -1,0 +1,4 @@
+from .engine import PixEngine
+from .slabs import FeatureSlots, PixelSlabs
+
+__all__ = ["PixEngine", "PixelSlabs", "FeatureSlots"]
