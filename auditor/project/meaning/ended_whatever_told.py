@@ -3,10 +3,12 @@ next, and `gate.end_update(None)` that it does not come. The lock is left either
 
 import ast
 
-from auditor.project.code.bindings import given_to, own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.pools.locks_within import LEAVING, TAKING
+
+LOCKS = frozenset({"Lock", "RLock"})
 
 
 def ends_whatever_it_is_told(
@@ -51,7 +53,18 @@ def _left_for_sure(method: Function) -> set[str]:
 
 
 def _lock(method: Function, call: ast.Call, ways: frozenset[str]) -> str | None:
-    """`self._lock.release()`."""
+    """`self._lock.release()`, of a lock and of no semaphore: that counts what is left of a pool."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ways or method.owner is None:
         return None
-    return own_attribute(call.func.value, method.owner)
+    name = own_attribute(call.func.value, method.owner)
+    return name if name is not None and _is_made_a_lock(method, name) else None
+
+
+def _is_made_a_lock(method: Function, name: str) -> bool:
+    methods = method.cls.methods.values() if method.cls is not None else ()
+    return any(
+        isinstance(value, ast.Call) and last_part(value.func) in LOCKS
+        for each in methods
+        for target, value in assignments(each)
+        if own_attribute(target, each.owner or "") == name
+    )
