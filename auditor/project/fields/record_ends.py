@@ -276,13 +276,15 @@ def _goes_on(method: Function, field: str) -> bool:
 
 
 def _wipes(method: Function, field: str) -> bool:
-    """`seq.draft = None`: there may have been one."""
+    """`seq.draft = None`, `seq.pages.clear()`: there may have been one."""
+    given = ((t, v) for t, v in assignments(method) if isinstance(v, ast.Constant))
+    cleared = (call.func.value for call in method.calls
+               if isinstance(call.func, ast.Attribute) and call.func.attr == "clear")  # fmt: skip
     return any(
         isinstance(target, ast.Attribute)
         and target.attr == field
         and getattr(target.value, "id", method.owner) != method.owner
-        and isinstance(value, ast.Constant)
-        for target, value in assignments(method)
+        for target in (*(target for target, _ in given), *cleared)
     )
 
 
@@ -325,4 +327,6 @@ def _goes_out_of_hand(method: Function, op: Op, held: Held) -> bool:
 
 def _overwritten(method: Function, followed: Followed) -> Iterator[bool]:
     for loss, node, _ in followed.endings.lost:
-        yield loss is Loss.OVERWRITTEN and isinstance(method.graph.ops[node], Store)
+        op = method.graph.ops[node]
+        yield loss is Loss.OVERWRITTEN and isinstance(op, Store)
+        yield loss is Loss.DROPPED and isinstance(op, Call) and op.method == "clear"

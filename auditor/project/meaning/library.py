@@ -137,6 +137,10 @@ def container_method(call: Call, position: Position, rest: Path) -> Treatment | 
     return None
 
 
+def empties(call: Call) -> bool:
+    return call.method == "clear" and not call.at.args and not call.at.keywords
+
+
 def _of_a_queue(call: ast.Call) -> bool:
     """`queue.get()`, `queue.get(timeout=1)`, `queue.get(False)`: no key."""
     first = call.args[0] if call.args else ast.Constant(value=True)

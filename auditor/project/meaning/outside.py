@@ -127,6 +127,8 @@ class OutsideEffects:
             return UNKNOWN
         if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
+        if position == -1 and not rest and value is Value.INDEX and library.empties(call):
+            return Treatment(leaves=True)  # numbers have no `clear()`: it is their list
         for found in (
             library.container_method(call, position, rest),
             library.heap(call, position, rest),
