@@ -8,12 +8,12 @@ from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
 
-def comes_by_both(function: Function, one: ast.Call, other: ast.Call) -> bool:
-    """Some way comes by both calls, in one turn of its loops."""
+def comes_by_both(function: Function, one: ast.Call, other: ast.Call, *, behind_loops: bool = False) -> bool:
+    """Some way comes by both calls, in one turn of its loops; or `behind_loops`, where no loop has both."""
     ops, found = function.graph.ops, {}
     for at in (one, other):
         found[id(at)] = {node for node, op in enumerate(ops) if isinstance(op, Call) and op.at is at}
-    turns = _are_in_one_loop(function, one, other)
+    turns = not behind_loops or _are_in_one_loop(function, one, other)
     return any(
         found[id(last)] & set(_following(function, found[id(first)], turns))
         for first, last in ((one, other), (other, one))
@@ -43,7 +43,7 @@ def _is_told(call: ast.Call, node: ast.AST) -> bool:
 
 
 def _lies_apart(function: Function, call: ast.Call, calls: Sequence[ast.Call]) -> bool:
-    return not any(comes_by_both(function, call, each) for each in calls)
+    return not any(comes_by_both(function, call, each, behind_loops=True) for each in calls)
 
 
 def _following(function: Function, nodes: set[int], turns: bool) -> Iterator[int]:
