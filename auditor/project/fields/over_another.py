@@ -17,7 +17,12 @@ from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
-from auditor.project.fields.items_again import filled_in_each_round, filled_where_others_pass_over, in_items
+from auditor.project.fields.items_again import (
+    filled_in_each_round,
+    filled_where_others_pass_over,
+    in_items,
+    tries_until_it_is,
+)
 from auditor.project.fields.looked_up import (
     empty_a_record,
     fields_inside,
@@ -144,7 +149,7 @@ class OverAnother(Refilling):
         if (
             filled_in_each_round(filling)
             or way.asks()
-            or follows_another(way.method.name, filling.key is not None)
+            or (follows_another(way.method.name, filling.key is not None) and not tries_until_it_is(filling))
         ):
             return True
         if is_in_a_list(filling, self.project):

@@ -247,7 +247,7 @@ class Way:
                 return True
             case ast.Compare():  # `request.row < 0`: that may be what stands for none
                 return False
-            case ast.Attribute(attr="get") as way:
+            case ast.Attribute(attr="get" | "setdefault") as way:
                 return self._goes_nowhere(self.uses.parents[id(way)])
             case ast.Call() as over if isinstance(loop := self.uses.parents.get(id(over)), ast.For):
                 name = self._numbered(loop)
