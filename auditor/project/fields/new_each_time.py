@@ -1,5 +1,6 @@
-"""Methods that give their caller another one each time: `self.port = self.ports.reserve()`, `return self.port` in
-`new_round()`. That the caller has it too does not make it his, where the object itself ends the last one."""
+"""Methods that give their caller another one each time: `self.port = self.ports.reserve()` and
+`return self.port` in `new_round()`. That the caller has it too does not make it his, where the object itself ends
+the last one."""
 
 import ast
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ ANOTHER = frozenset({"new", "next", "fresh", "another"})
 
 
 def is_another_one_each_time(filling: Filling, enders: Sequence[Function]) -> bool:
-    """It is told nothing, answers with what is in the field, and each end asks whether there is one, and leaves
-    none there."""
+    """It is told nothing, answers with what is in the field, and each end asks whether there is one, and
+    leaves none there."""
     method = filling.method
     first = next(iter(split(method.name)), "")
     if first not in ANOTHER or filling.key is not None or len(method.parameters) != 1:
