@@ -30,6 +30,7 @@ from auditor.project.fields.looked_up import (
     records_looked_up,
 )
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
+from auditor.project.fields.outgrown import noted
 from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import SETTING, others_look_first, speaking_for, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
@@ -122,8 +123,9 @@ class OverAnother(Refilling):
         self, outcome: Outcome, filling: Filling, family: Sequence[Function]
     ) -> Iterator[StoredField]:
         enders = list(self._ends_of(outcome, filling))
-        again = enders and filled_where_others_pass_over(filling, outcome.call, family, enders)
-        if again and not self._seen_to(filling, enders):
+        outgrown = noted(filling.method, filling.field, filling.owner)
+        again = outgrown or filled_where_others_pass_over(filling, outcome.call, family, enders)
+        if enders and again and not self._seen_to(filling, enders):
             yield filled(filling, enders)
 
     def _stepped_on(self, outcome: Outcome, way: Way, told: frozenset[int]) -> Iterator[StoredField]:
