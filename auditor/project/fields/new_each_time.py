@@ -1,6 +1,6 @@
 """Methods that give their caller another one each time: `self.port = self.ports.reserve()` and
-`return self.port` in `new_round()`. That the caller has it too does not make it his, where the object itself ends
-the last one."""
+`return self.port` in `new_round()`. That the caller has it too does not make it his, where the object itself
+ends the last one."""
 
 import ast
 from collections.abc import Sequence
