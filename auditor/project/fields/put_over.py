@@ -120,10 +120,16 @@ class Way:
         ]
 
     def is_known_to_all(self) -> bool:
-        """The place is of the method's own object, of one that it is given, or that it finds in a table."""
+        """The place is of the method's own object, of one that it is given, or that it finds in a table or
+        in a field of its own: `job = self.current`."""
         owner = self.filling.owner
         given = owner in self.method.parameters and not is_the_new_one(owner)
-        return given or found_in_a_table(self.method, owner) is not None
+        return given or self._is_its_own(owner) or found_in_a_table(self.method, owner) is not None
+
+    def _is_its_own(self, name: str) -> bool:
+        values = [value for to, value in assignments(self.method) if getattr(to, "id", "") == name]
+        own = self.method.owner or ""
+        return len(values) == 1 and own_attribute(values[0], own) is not None
 
     def is_free(self) -> bool:
         """Nothing is there, on all ways to the store."""
