@@ -21,6 +21,7 @@ from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
 from auditor.project.fields.rows_cut import rows_cut
+from auditor.project.fields.starred_away import goes_through, starred_away
 from auditor.project.fields.swept_in_part import swept_in_part
 from auditor.project.meaning.needs import Question
 from auditor.project.outcome import Outcome
@@ -56,6 +57,8 @@ class InPart(Families):
             if whole[2:] == (ANY_ITEM, ANY_ITEM):
                 looking = self._looking_on(outcome, method)
                 found = (*found, *popped_in_part(method, path[1][1:], outcome.function, looking))
+            if whole[2:] == (ANY_ITEM, ANY_ITEM) or any(goes_through(each, path[1][1:]) for each in family):
+                found = (*found, *starred_away(method, path[1][1:]))
         elif len(path) == 2:
             found = self._half_emptied(outcome, family, method, path)
         if len(whole) == 4 and whole[2] == ANY_ITEM and whole[3].startswith("."):

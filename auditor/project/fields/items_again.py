@@ -4,11 +4,12 @@ does so passes over those that have one already."""
 import ast
 from collections.abc import Sequence
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, attributes_in, before, fillings, names_in, tests_in
 from auditor.project.fields.reckoning import lent_alike, takes_out
 from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 LOOPS = (ast.For, ast.AsyncFor)
@@ -75,6 +76,16 @@ def filled_in_each_round(filling: Filling) -> bool:
         and turn.isdisjoint(names_in(inner))
         and not any(own_attribute(n, filling.owner) == filling.field for n in others)
     )
+
+
+def tries_until_it_is(filling: Filling) -> bool:
+    """`for _ in range(tries):` around a store after which it leaves: what a `join_retry()` does again is in
+    its own loop, and stores once."""
+    around = [loop for loop in _loops(filling.method) if any(n is filling.statement for n in walk(loop))]
+    suites = (suite for suite in suites_of(filling.method.node) if filling.statement in suite)
+    leaves = any(isinstance(suite[-1], ast.Return | ast.Break) for suite in suites)
+    counted = [loop for loop in around if names_in(loop.iter) <= {"range", *filling.method.parameters[1:]}]
+    return "retry" in split(filling.method.name) and bool(counted) and leaves
 
 
 def _is_asked_for(over: ast.expr) -> bool:

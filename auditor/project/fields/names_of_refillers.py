@@ -8,7 +8,7 @@ AGAIN = (
     r"re_?(?:open|start|boot|send|pin|draft|hold|dispatch|connect|publish|new|place|load|build|size|fill|try|bind|seat"
     r"|map|locate|alloc\w*|assign|generate|run|do|stage|capture|base|seed|join|launch|target|fork|post|write|encode"
     r"|plan|draw|set|fresh|init\w*|create|make|acquire|attach|register|reserve|warm|grow|pack|submit|lock|fetch|spawn"
-    r"|arm|compile|compute|shard|scale|route|link|match|index|home)"
+    r"|arm|begin|issue|compile|compute|shard|scale|route|link|match|index|home)"
 )
 """Done a second time."""
 

@@ -24,7 +24,7 @@ def outgrown(function: Function, attribute: str, family: list[Function], declare
     """The method itself asks, or another of the class that calls it then; what a library's objects equal may
     be that they have ended."""
     ways = ORDER if declared else LIKENESS
-    if any(True for _ in _asking(function, attribute, ways)) or _noted(function, attribute):
+    if any(True for _ in _asking(function, attribute, ways)) or noted(function, attribute):
         return True
     return any(
         _calls_first(node, function.name, method.owner or "")
@@ -43,19 +43,20 @@ def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...])
                 yield node
 
 
-def _noted(method: Function, attribute: str) -> bool:
+def noted(method: Function, attribute: str, owner: str | None = None) -> bool:
     """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set; or who asks so
-    returns, and they are set below."""
-    own = method.owner or ""
+    returns, or goes on to the next, and they are set below. So it is with the fields of an `owner`."""
+    own = owner or method.owner or ""
     for node in method.statements:
         if not isinstance(node, ast.If):
             continue
         below = [each for each in method.statements if each.lineno > (node.end_lineno or 0)]
-        filling = below if isinstance(node.body[-1], ast.Return) else list(statements_below(node))
+        leaves = isinstance(node.body[-1], ast.Return | ast.Continue)
+        filling = below if leaves else list(statements_below(node))
         written = {own_attribute(to, own) for each in filling for to in _targets(each)}
-        noted = {each for each in written - {attribute} if each and CLOCKS.isdisjoint(split(each))}
+        sizes = {each for each in written - {attribute} if each and CLOCKS.isdisjoint(split(each))}
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-        if attribute in written and any(_compares_what(part, own, noted) for part in parts):
+        if attribute in written and any(_compares_what(part, own, sizes) for part in parts):
             return True
     return False
 
@@ -64,11 +65,11 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
     return (target for target, _ in assigned_by(statement))
 
 
-def _compares_what(test: ast.expr, own: str, noted: set[str]) -> bool:
+def _compares_what(test: ast.expr, own: str, sizes: set[str]) -> bool:
     return (
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ORDER)
-        and any(own_attribute(side, own) in noted for side in (test.left, test.comparators[0]))
+        and any(own_attribute(side, own) in sizes for side in (test.left, test.comparators[0]))
     )
 
 

@@ -17,7 +17,12 @@ from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
-from auditor.project.fields.items_again import filled_in_each_round, filled_where_others_pass_over, in_items
+from auditor.project.fields.items_again import (
+    filled_in_each_round,
+    filled_where_others_pass_over,
+    in_items,
+    tries_until_it_is,
+)
 from auditor.project.fields.looked_up import (
     empty_a_record,
     fields_inside,
@@ -25,6 +30,7 @@ from auditor.project.fields.looked_up import (
     records_looked_up,
 )
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
+from auditor.project.fields.outgrown import noted
 from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import SETTING, others_look_first, speaking_for, told_by_its_caller
 from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
@@ -117,8 +123,9 @@ class OverAnother(Refilling):
         self, outcome: Outcome, filling: Filling, family: Sequence[Function]
     ) -> Iterator[StoredField]:
         enders = list(self._ends_of(outcome, filling))
-        again = enders and filled_where_others_pass_over(filling, outcome.call, family, enders)
-        if again and not self._seen_to(filling, enders):
+        outgrown = noted(filling.method, filling.field, filling.owner)
+        again = outgrown or filled_where_others_pass_over(filling, outcome.call, family, enders)
+        if enders and again and not self._seen_to(filling, enders):
             yield filled(filling, enders)
 
     def _stepped_on(self, outcome: Outcome, way: Way, told: frozenset[int]) -> Iterator[StoredField]:
@@ -144,7 +151,7 @@ class OverAnother(Refilling):
         if (
             filled_in_each_round(filling)
             or way.asks()
-            or follows_another(way.method.name, filling.key is not None)
+            or (follows_another(way.method.name, filling.key is not None) and not tries_until_it_is(filling))
         ):
             return True
         if is_in_a_list(filling, self.project):

@@ -28,6 +28,7 @@ from auditor.project.fields.filling_again import (
 from auditor.project.fields.in_others import Borrowed, Uses
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import is_the_new_one
+from auditor.project.fields.only_says_which import only_says_which
 from auditor.project.fields.outgrown import CLOCKS
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
@@ -119,10 +120,16 @@ class Way:
         ]
 
     def is_known_to_all(self) -> bool:
-        """The place is of the method's own object, of one that it is given, or that it finds in a table."""
+        """The place is of the method's own object, of one that it is given, or that it finds in a table or
+        in a field of its own: `job = self.current`."""
         owner = self.filling.owner
         given = owner in self.method.parameters and not is_the_new_one(owner)
-        return given or found_in_a_table(self.method, owner) is not None
+        return given or self._is_its_own(owner) or found_in_a_table(self.method, owner) is not None
+
+    def _is_its_own(self, name: str) -> bool:
+        values = [value for to, value in assignments(self.method) if getattr(to, "id", "") == name]
+        own = self.method.owner or ""
+        return len(values) == 1 and own_attribute(values[0], own) is not None
 
     def is_free(self) -> bool:
         """Nothing is there, on all ways to the store."""
@@ -247,12 +254,19 @@ class Way:
                 return True
             case ast.Compare():  # `request.row < 0`: that may be what stands for none
                 return False
-            case ast.Attribute(attr="get") as way:
+            case ast.Attribute() as part if only_says_which(
+                part, self.uses.parents, self.filling, self.family, self.ends
+            ):
+                return True
+            case ast.Attribute(attr="get" | "setdefault") as way:
                 return self._goes_nowhere(self.uses.parents[id(way)])
             case ast.Call() as over if isinstance(loop := self.uses.parents.get(id(over)), ast.For):
                 name = self._numbered(loop)
                 return bool(name) and self.uses.only_works_with(name)
         return self._goes_nowhere(node)
+
+    def _says_which(self, part: ast.Attribute) -> bool:
+        return only_says_which(part, self.uses.parents, self.filling, self.family, self.ends)
 
     def _goes_nowhere(self, node: ast.AST) -> bool:
         """A name that is the new one's further down is asked for up to there."""

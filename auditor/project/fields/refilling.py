@@ -56,6 +56,7 @@ from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import in_turns
+from auditor.project.fields.new_each_time import is_another_one_each_time
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
@@ -169,6 +170,8 @@ class Refilling(ForgottenFields):
             return False
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
         if only_closed and reckons_with_another_turn(filling):
+            return True
+        if is_another_one_each_time(filling, enders):
             return True
         if only_closed and has_gone_to_the_caller(outcome):
             return False

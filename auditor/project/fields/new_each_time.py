@@ -1,0 +1,41 @@
+"""Methods that give their caller another one each time: `self.port = self.ports.reserve()` and
+`return self.port` in `new_round()`. That the caller has it too does not make it his, where the object itself
+ends the last one."""
+
+import ast
+from collections.abc import Sequence
+
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import Filling, tests_in
+from auditor.project.fields.reckoning import takes_out
+from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
+
+ANOTHER = frozenset({"new", "next", "fresh", "another"})
+"""First words of what such methods are called."""
+
+
+def is_another_one_each_time(filling: Filling, enders: Sequence[Function]) -> bool:
+    """It is told nothing, answers with what is in the field, and each end asks whether there is one, and
+    leaves none there."""
+    method = filling.method
+    first = next(iter(split(method.name)), "")
+    if first not in ANOTHER or filling.key is not None or len(method.parameters) != 1:
+        return False
+    answers = [node.value for node in method.statements if isinstance(node, ast.Return)]
+    shown = bool(answers) and all(_is_field(each, filling.owner, filling.field) for each in answers)
+    return shown and all(_asks(ender, filling.field) and takes_out(ender, filling.field) for ender in enders)
+
+
+def _is_field(answer: ast.expr | None, owner: str, field: str) -> bool:
+    return answer is not None and own_attribute(answer, owner) == field
+
+
+def _asks(ender: Function, field: str) -> bool:
+    own = ender.owner or ""
+    return any(
+        isinstance(each, ast.expr) and own_attribute(each, own) == field
+        for test in tests_in(list(ender.nodes))
+        for each in walk(test)
+    )
