@@ -148,10 +148,11 @@ class OverAnother(Refilling):
         """By what the method asks, by its name, or because another that fills the table under the key that
         it is told looks first."""
         filling = way.filling
+        keyed = filling.key is not None
         if (
             filled_in_each_round(filling)
             or way.asks()
-            or (follows_another(way.method.name, filling.key is not None) and not tries_until_it_is(filling))
+            or (follows_another(way.method.name, keyed) and (keyed or not tries_until_it_is(filling)))
         ):
             return True
         if is_in_a_list(filling, self.project):
