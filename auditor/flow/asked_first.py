@@ -24,8 +24,8 @@ def asked_first(graph: Graph, domain: Ownership, solution: Solution[Held]) -> fr
     kept = [(node, held) for node, held in at_ends if node in endings.stored or domain.kept_outside(held)]
     if not kept:
         return frozenset()
-    keeping = _leading_to(solution, kept)
-    losing = _leading_to(solution, ((at, held) for loss, at, held in endings.lost if loss not in EXCEPTIONAL))
+    keeping = leading_to(solution, kept)
+    losing = leading_to(solution, ((at, held) for loss, at, held in endings.lost if loss not in EXCEPTIONAL))
     found = set()
     for node in domain.trusting:
         agreed = _agreed(graph, node)
@@ -50,7 +50,7 @@ def _agreed(graph: Graph, node: int) -> set[int]:
     }
 
 
-def _leading_to(solution: Solution[Held], points: Iterable[Point]) -> set[Point]:
+def leading_to(solution: Solution[Held], points: Iterable[Point]) -> set[Point]:
     """States on ordinary ways there."""
     seen = set(points)
     pending = list(seen)

@@ -11,9 +11,8 @@ from auditor.flow.indirect import lies_within
 from auditor.flow.lists import Lists
 from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
+from auditor.ir.calls import PUTTING
 from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Move, Next, Path, Unpack
-
-PUTS = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
 
 
 class Assuming(Passing):
@@ -142,7 +141,7 @@ class Assuming(Passing):
         """`if number not in link.numbers: link.numbers.append(number)`: it lies there on both ways."""
         return any(
             isinstance(each, Call)
-            and each.method in PUTS
+            and each.method in PUTTING
             and each.receiver == op.other
             and (op.subject, False) in each.args
             for each in self.graph.ops

@@ -1,12 +1,13 @@
 """Numbers that are told to somebody far away, `sock.send(("expect", key, pages))`, before the function keeps
 them itself: what goes over the wire is a copy."""
 
+from auditor.flow.asked_first import leading_to
 from auditor.flow.effects import Value
 from auditor.flow.held import Held
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.flow.ownership import Ownership
 from auditor.flow.solve import Solution
-from auditor.ir.ops import RAISING, Call
+from auditor.ir.ops import Call
 
 SENDING = frozenset(
     {"send", "sendall", "send_json", "send_string", "send_multipart", "send_pyobj", "send_text"}
@@ -22,14 +23,8 @@ def only_told(domain: Ownership, solution: Solution[Held]) -> frozenset[int]:
     if not sent or lost or not endings.stored:
         return frozenset()
     own = {node for node, place in endings.stored.items() if place[:1] and place[0] in graph.parameters}
-    pending = [(node, held) for node in own for held in solution.states.get(node, ())]
-    seen = set(pending)
-    while pending:
-        for node, held, edge in solution.came_from.get(pending.pop(), ()):
-            if edge not in RAISING and (node, held) not in seen:
-                seen.add((node, held))
-                pending.append((node, held))
-    return frozenset(sent & {node for node, _ in seen})
+    keeping = ((node, held) for node in own for held in solution.states.get(node, ()))
+    return frozenset(sent & {node for node, _ in leading_to(solution, keeping)})
 
 
 def _sends(domain: Ownership, node: int) -> bool:

@@ -7,6 +7,9 @@ from auditor.ir.ops import Call, Move, Path
 
 LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
 
+PUTTING = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
+"""Methods that put one thing into a list, a set or a queue."""
+
 QUIET_CALLS = frozenset(
     {
         "isinstance", "issubclass", "len", "id", "type", "hasattr", "callable", "print", "range", "repr",

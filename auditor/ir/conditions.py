@@ -74,7 +74,7 @@ def condition(test: ast.expr) -> Condition | None:
     outcome = _outcome(test)
     if outcome is not None:
         return Condition(ast.unparse(test), True, names, outcome[0], "granted" if outcome[1] else "refused")
-    if isinstance(test, ast.Call) and _is_len(test):
+    if isinstance(test, ast.Call) and is_length(test):
         return Condition(ast.unparse(test.args[0]), True, names, test.args[0])
     sort = _sort_asked_for(test)
     if sort is not None:
@@ -142,7 +142,7 @@ def _held_by_another(left: ast.expr, right: ast.expr) -> bool:
 
 def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr, bool] | None:
     """`len(x) > 0` and its kin ask whether x is non-empty."""
-    if not (_is_len(left) and isinstance(right, ast.Constant) and isinstance(right.value, int)):
+    if not (is_length(left) and isinstance(right, ast.Constant) and isinstance(right.value, int)):
         return None
     assert isinstance(left, ast.Call)
     answers = {
@@ -167,7 +167,8 @@ def _below_zero(op: ast.cmpop, right: ast.expr) -> bool | None:
     return answers.get((type(op), bound)) if isinstance(bound, int) and not isinstance(bound, bool) else None
 
 
-def _is_len(node: ast.expr) -> bool:
+def is_length(node: ast.AST) -> bool:
+    """`len(xs)`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

@@ -4,7 +4,8 @@ last, so that the loop does not end behind it.
 
 import ast
 
-from auditor.ir.turns import asked, inside, is_length, is_written
+from auditor.ir.conditions import is_length
+from auditor.ir.turns import asked, inside, is_written
 from auditor.source.nodes import walk
 
 FURTHER = "further~"

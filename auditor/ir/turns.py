@@ -4,7 +4,7 @@ and a process's own among those of all ranks.
 
 import ast
 
-from auditor.ir.conditions import Condition, called_name, condition
+from auditor.ir.conditions import Condition, called_name, condition, is_length
 from auditor.source.nodes import walk
 
 FLAG = "first~"
@@ -82,16 +82,6 @@ def _are_counter_and_rank(left: ast.expr, right: ast.expr, counter: str | None) 
 def _is_rank(node: ast.AST) -> bool:
     named = isinstance(node, ast.Name | ast.Attribute)
     return named and "rank" in called_name(node).lower().split("_")  # type: ignore[arg-type]
-
-
-def is_length(node: ast.AST) -> bool:
-    """`len(xs)`."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "len"
-        and len(node.args) == 1
-    )
 
 
 def _counter(loop: ast.For | ast.AsyncFor) -> str | None:

@@ -12,7 +12,8 @@ PAIRS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
      frozenset({"release", "return", "free", "giveback", "putback", "handback", "recycle", "restore",
                 "unclaim", "revoke", "discard", "relinquish", "surrender"})),
     (frozenset({"get", "take", "fetch"}), frozenset({"put", "putback", "return", "give", "giveback",
-                "handback", "release", "free", "recycle", "push", "restore", "refund"})),
+                "handback", "release", "free", "recycle", "push", "refund"})),
+    (frozenset({"take", "fetch"}), frozenset({"restore"})),  # not of `get_cache`: `restore_caches(saved)`
     (frozenset({"pop"}), frozenset({"push", "putback", "return", "giveback"})),
     (frozenset({"borrow", "checkout"}), frozenset({"return", "giveback", "putback", "handback", "release",
                 "checkin", "discard", "repay", "restore"})),

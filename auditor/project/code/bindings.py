@@ -111,10 +111,11 @@ def ways(value: ast.expr) -> Iterator[ast.expr]:
 
 def is_dropped(function: Function, call: ast.Call) -> bool:
     """Nobody asks for what the call returns."""
-    return any(isinstance(node, ast.Expr) and _awaited(node.value) is call for node in function.statements)
+    return any(isinstance(node, ast.Expr) and awaited(node.value) is call for node in function.statements)
 
 
-def _awaited(value: ast.expr) -> ast.expr:
+def awaited(value: ast.expr) -> ast.expr:
+    """The call of `await call()`, or what is there without that."""
     return value.value if isinstance(value, ast.Await) else value
 
 

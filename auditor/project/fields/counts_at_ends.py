@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Handle
 from auditor.flow.lease import Field, StoredField
-from auditor.ir.calls import LOGGING
+from auditor.ir.calls import LOGGING, PUTTING
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.one_end_forgets import OVER, callers
-from auditor.project.fields.record_places import PUTTING, RecordPlace, put_into, taken_out_of, takes_from
+from auditor.project.fields.record_places import RecordPlace, put_into, taken_out_of, takes_from
 from auditor.project.fields.refused_and_kept import RefusedAndKept
 from auditor.project.fields.ways_out import SAYING
 from auditor.project.meaning.sites import last_name

@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Set
 
-from auditor.project.code.bindings import given_to
+from auditor.project.code.bindings import awaited, given_to
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
@@ -86,6 +86,6 @@ def _is_end(call: ast.Call, ends: Set[str]) -> bool:
 
 def _calls_in(value: ast.expr) -> Iterator[ast.Call]:
     """Of the answer itself, awaited or not."""
-    inner = value.value if isinstance(value, ast.Await) else value
+    inner = awaited(value)
     if isinstance(inner, ast.Call):
         yield inner

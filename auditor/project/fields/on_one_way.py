@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from auditor.flow.lease import StoredField
 from auditor.ir.ops import Assume
-from auditor.project.code.bindings import assignments
+from auditor.project.code.bindings import assignments, awaited
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.record_ends import RecordEnds, left_on
@@ -67,7 +67,7 @@ def _is_at_hand(way: WayOut) -> bool:
     return any(
         getattr(target, "id", "") in names
         for target, value in assignments(way.method)
-        if (value.value if isinstance(value, ast.Await) else value) is way.taken
+        if awaited(value) is way.taken
     )
 
 

@@ -254,9 +254,7 @@ class Way:
                 return True
             case ast.Compare():  # `request.row < 0`: that may be what stands for none
                 return False
-            case ast.Attribute() as part if only_says_which(
-                part, self.uses.parents, self.filling, self.family, self.ends
-            ):
+            case ast.Attribute() as part if self._says_which(part):
                 return True
             case ast.Attribute(attr="get" | "setdefault") as way:
                 return self._goes_nowhere(self.uses.parents[id(way)])

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from auditor.flow.lease import Field
+from auditor.ir.calls import PUTTING
 from auditor.ir.ops import ANY_ITEM, RESULT, Path
 from auditor.project.code.bindings import assignments, given_to, gone_through, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
-PUTTING = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
 TAKING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "heappop", "get_nowait"})
 
 TABLES = frozenset({"list", "List", "dict", "Dict", "set", "Set", "deque", "Deque", "OrderedDict",

@@ -6,14 +6,14 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.flow.lease import StoredField
-from auditor.ir.calls import LOGGING
+from auditor.ir.calls import LOGGING, PUTTING
 from auditor.ir.ops import Leave, Way
 from auditor.project.code.answers import NOTHING
 from auditor.project.code.bindings import gone_through, own_attribute, told_by_position
 from auditor.project.code.modules import Function
 from auditor.project.fields.back_in_line import BackInLine, taken_from
 from auditor.project.fields.one_end_forgets import callers
-from auditor.project.fields.record_places import PUTTING, RecordPlace
+from auditor.project.fields.record_places import RecordPlace
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk

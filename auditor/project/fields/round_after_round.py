@@ -4,6 +4,7 @@ What they end behind the loop is the last round's."""
 import ast
 from collections.abc import Iterator, Sequence
 
+from auditor.project.code.bindings import awaited
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import last_name
 from auditor.project.shapes.pool_state import MUTATORS
@@ -37,8 +38,7 @@ def _rounds(caller: Function, call: ast.Call) -> Iterator[ast.stmt]:
 
 def _makes(statement: ast.stmt, call: ast.Call) -> bool:
     """`off.save(weights)` by itself, or `row = await off.save(weights)`."""
-    value = getattr(statement, "value", None) if isinstance(statement, ast.Expr | ast.Assign) else None
-    return call is (value.value if isinstance(value, ast.Await) else value)
+    return isinstance(statement, ast.Expr | ast.Assign) and call is awaited(statement.value)
 
 
 def _asks_anew(call: ast.Call) -> bool:

@@ -6,10 +6,10 @@ Entries are tuples, so that nobody has noted in them since that they went alread
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, suites_of
 from auditor.project.code.modules import Function
+from auditor.project.fields.cleared_beside_others import empties
 from auditor.project.fields.half_emptied import TELLING
-from auditor.project.fields.partial import EMPTY
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -21,7 +21,7 @@ def swept_in_part(
     method: Function, attribute: str, part: int, ends: Set[str], storing: Function
 ) -> Iterator[ast.stmt]:
     """The statements that let go of those which were passed over. `part` is the lease's place in an entry."""
-    for suite in _suites(method):
+    for suite in suites_of(method.node):
         for at, node in enumerate(suite):
             match node:
                 case ast.For(target=ast.Tuple(elts=elements), iter=over, orelse=[]):
@@ -34,7 +34,7 @@ def swept_in_part(
             tested = _passed_over(node.body, names[part], ends)
             asked = [names.index(each) for each in tested if each in names]
             if len(tested) == 1 and asked and _is_unasked(storing, attribute, asked[0], names):
-                yield from (each for each in suite[at + 1 :] if _empties(each, method, attribute))
+                yield from (each for each in suite[at + 1 :] if empties(each, method.owner or "", attribute))
 
 
 def is_swept(method: Function, attribute: str, taken: ast.AST) -> bool:
@@ -49,14 +49,6 @@ def is_swept(method: Function, attribute: str, taken: ast.AST) -> bool:
     )
     writes = isinstance(taken, ast.Attribute) and own_attribute(taken, method.owner or "") == attribute
     return asking and (writes or getattr(getattr(taken, "func", None), "attr", "") == "clear")
-
-
-def _suites(method: Function) -> Iterator[list[ast.stmt]]:
-    for node in (method.node, *method.statements):
-        for name in ("body", "orelse", "finalbody"):
-            suite = getattr(node, name, None)
-            if isinstance(suite, list):
-                yield suite
 
 
 def _passed_over(body: list[ast.stmt], lease: str, ends: Set[str]) -> Set[str]:
@@ -99,15 +91,6 @@ def _gives_back(statement: ast.stmt, lease: str, ends: Set[str]) -> bool:
 
 def _reads(statement: ast.stmt, name: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == name for node in walk(statement))
-
-
-def _empties(statement: ast.stmt, method: Function, attribute: str) -> bool:
-    match statement:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=whole, attr="clear"), args=[])):
-            return own_attribute(whole, method.owner or "") == attribute
-        case ast.Assign(targets=[target], value=value):
-            return own_attribute(target, method.owner or "") == attribute and ast.unparse(value) in EMPTY
-    return False
 
 
 def _is_unasked(storing: Function, attribute: str, at: int, names: list[str]) -> bool:

@@ -3,7 +3,7 @@ next, and `gate.end_update(None)` that it does not come. The lock is left either
 
 import ast
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.bindings import assignments, awaited, given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.pools.locks_within import LEAVING, TAKING
@@ -32,7 +32,7 @@ def ends_whatever_it_is_told(
 def _is_of_another(function: Function, told: ast.expr, begun: ast.Call) -> bool:
     """What it is told came out of another call like this one: that one is ended."""
     values = given_to(function, told.id) if isinstance(told, ast.Name) else ()
-    inner = [value.value if isinstance(value, ast.Await) else value for value in values]
+    inner = map(awaited, values)
     return any(
         isinstance(each, ast.Call) and each is not begun and ast.dump(each.func) == ast.dump(begun.func)
         for each in inner

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence, Set
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.flow.operands import PROCESS_POSITION
+from auditor.ir.calls import PUTTING
 from auditor.project.code.aliases import Aliases
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import Calls, accepts, is_bound, parameter_for
@@ -20,8 +21,6 @@ from auditor.source.imports import dotted_text
 
 FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
 """Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
-
-PUTS = frozenset({"append", "appendleft", "add", "put", "put_nowait"})
 
 
 class Releases:
@@ -137,11 +136,10 @@ class Releases:
         """An end, or what overrides one and asks it: `super().do_release(token)`."""
         if target in self.releasing:
             return self._proposed.get((target, protocol)) or self.releasing[target]
-        if target.cls is None or target.name not in called(target):
-            return None
-        lineage = self.calls.model.lineage(target.cls)[1:]
+        lineage = self.calls.model.lineage(target.cls)[1:] if target.cls is not None else ()
         overridden = (cls.methods[target.name] for cls in lineage if target.name in cls.methods)
-        return next((self.releasing[each] for each in overridden if each in self.releasing), None)
+        ended = next((self.releasing[each] for each in overridden if each in self.releasing), None)
+        return ended if ended is not None and target.name in called(target) else None
 
     def _put_back_by_hand(
         self, function: Function, call: ast.Call, position: Position, protocol: str
@@ -150,7 +148,7 @@ class Releases:
         pair, stores = self._stores.get(protocol, (None, frozenset()))
         match call.func:
             case ast.Attribute(value=ast.Attribute(value=pool, attr=field), attr=method) if pair is not None:
-                if method not in PUTS or field not in stores or position != 0:
+                if method not in PUTTING or field not in stores or position != 0:
                     return False
                 if isinstance(pool, ast.Name) and pool.id == function.owner:
                     return False  # the pool's own methods keep its books

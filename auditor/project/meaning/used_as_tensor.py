@@ -4,7 +4,7 @@
 import ast
 import re
 
-from auditor.project.code.bindings import assignments
+from auditor.project.code.bindings import assignments, awaited
 from auditor.project.code.modules import Function
 
 IN_PLACE = re.compile(r"[a-z]\w*[a-z0-9]_")
@@ -18,13 +18,9 @@ def used_as_tensor(function: Function, acquire: ast.Call) -> bool:
     names = {
         target.id
         for target, value in assignments(function)
-        if isinstance(target, ast.Name) and _asked(value) is acquire
+        if isinstance(target, ast.Name) and awaited(value) is acquire
     }
     return bool(names) and any(_says_tensor(call, names) for call in function.calls)
-
-
-def _asked(value: ast.expr) -> ast.expr:
-    return value.value if isinstance(value, ast.Await) else value
 
 
 def _says_tensor(call: ast.Call, names: set[str]) -> bool:

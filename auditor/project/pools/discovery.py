@@ -304,7 +304,6 @@ def _behaving(
             (other, its)
             for other, its in partners
             if _gives_back(other, name)
-            and (name.verb, its.verb) != ("get", "restore")  # `restore_caches(manifest)` reads what was saved
             and not (name.verb == "up" and waits_for(other, lowered_by(other, [function])))
             and (
                 marks_an_entry(function, [other])
