@@ -77,9 +77,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             name = f"{stored.field.root}.{stored.field.path.partition('[')[0]}"
             drops = [drop for drop in stored.drops if drop.loss in LETTING_GO or not stored.escapes]
             if drops and drops[0].loss is Loss.DELETED:
-                message = (
-                    f"an entry of `{name}` goes at line {drops[0].at.line}, and nothing releases it"
-                )
+                message = f"an entry of `{name}` goes at line {drops[0].at.line}, and nothing releases it"
             elif drops:
                 how = (
                     "with only a part of them released" if drops[0].parted else "without releasing its leases"
