@@ -94,7 +94,9 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             named = getattr(call.func, "attr", "")
             if any(m.name == named and filling.field in map(_attr, attributes_in(m.node)) for m in family):
                 return True
-        elif calls_who_speaks(call, own, filling.field, family, aside_from):
+        elif not is_told_another_key(call, filling) and calls_who_speaks(
+            call, own, filling.field, family, aside_from
+        ):
             return True
     asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
@@ -133,6 +135,15 @@ def _other_entries(filling: Filling) -> set[int]:
             ):
                 found.add(id(table))
     return found
+
+
+def is_told_another_key(call: ast.Call, filling: Filling) -> bool:
+    """`self.cool(old)` before `self.watch[new]` is filled, both told by the caller."""
+    key, parameters = filling.key, filling.method.parameters
+    names = [each.id for each in call.args if isinstance(each, ast.Name)]
+    if not isinstance(key, ast.Name) or call.keywords or len(call.args) != 1 or not names:
+        return False
+    return key.id in parameters and names[0] in parameters[1:] and names[0] != key.id
 
 
 def _decides(test: ast.AST, filling: Filling) -> bool:

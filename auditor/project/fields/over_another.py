@@ -17,6 +17,7 @@ from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
+from auditor.project.fields.given_objects import others_look_into_it
 from auditor.project.fields.items_again import (
     filled_in_each_round,
     filled_where_others_pass_over,
@@ -162,8 +163,9 @@ class OverAnother(Refilling):
         if filling.owner != way.method.owner:
             if works_first(filling) or works_with_what_came_along(filling, way.family):
                 return True
-            comes = comes_in_pairs(way.method.name)
-            return not comes and is_refused_elsewhere(filling, outcome.call, self.project)
+            known = is_refused_elsewhere(filling, outcome.call, self.project)
+            known = known or others_look_into_it(filling, outcome.call, way.family, comes_in_pairs)
+            return known and not comes_in_pairs(way.method.name)
         if filling.key is None:
             return self._is_filled_again(way, outcome)
         if not told_by_its_caller(filling):

@@ -45,6 +45,7 @@ from auditor.project.fields.given_objects import (
     put_in_its_place,
     tables_filled_with,
 )
+from auditor.project.fields.in_others import Uses
 from auditor.project.fields.known_keys import (
     known_elsewhere,
     known_under_it,
@@ -61,6 +62,7 @@ from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     COMING,
     SETTING,
+    looks_and_takes,
     makes_known,
     others_look_first,
     puts_in,
@@ -156,9 +158,24 @@ class Refilling(ForgottenFields):
                 continue
             answer = self._asked(outcome, method, path)
             taken = answer.result is not None and takes_out(method, path[1][1:])
-            if answer.fate in (Fate.TAKE, Fate.UNKNOWN) or taken:
+            unsure = answer.fate in (Fate.TAKE, Fate.UNKNOWN)
+            if taken or (unsure and not self._is_there_after(outcome, method, path)):
                 return True
         return False
+
+    def _is_there_after(self, outcome: Outcome, method: Function, path: Path) -> bool:
+        """`self.full.append(self.current)` in a method that puts the next one there, and `depot.read(
+        self.current)`, which lends something made of it: the field is no emptier for that."""
+        attribute, own = path[1][1:], method.owner or ""
+        if len(path) != 2:
+            return False
+        if any(looks_and_takes(each, outcome.call) for each in fillings(method, own, attribute)):
+            return not takes_out(method, attribute)
+
+        def borrowed(function: Function, call: ast.Call, _: ast.AST) -> bool:
+            return self.recogniser.source(function, call) is not None
+
+        return Uses(method, borrowed=borrowed).only_works(attribute)
 
     def _field_again(
         self, filling: Filling, outcome: Outcome, family: list[Function], enders: list[Function]

@@ -30,6 +30,7 @@ from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.in_turns import ended_in_a_later_turn
+from auditor.project.leases.left_out import lines_left_out
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.not_granted import of_what_was_granted
@@ -141,17 +142,24 @@ class Follower(Afterwards):
     def _unnoted(
         self, op: Call, acquisition: Acquisition, followed: Followed, leaks: tuple[Leak, ...]
     ) -> tuple[Leak, ...]:
-        """Of an amount or a nameless count, what nobody has heard of."""
-        recogniser = self.effects.recogniser
-        counts = acquisition.handle is Handle.RECEIVER and not acquisition.declared
-        if acquisition.inner or acquisition.helped or not (acquisition.value is Value.AMOUNT or counts):
+        """Of an amount or a count, what nobody has heard of."""
+        if acquisition.inner or acquisition.helped:
             return ()
+        marked = acquisition.keyed and acquisition.handle is Handle.ARGUMENT
+        lines = lines_left_out(self.function, op.at, followed) if marked else set[int]()
+        lines = lines or self._without_a_note(op, acquisition, followed)
+        return tuple(leak for leak in leaks if leak.loss is Loss.RETURN and leak.at.line in lines)
+
+    def _without_a_note(self, op: Call, acquisition: Acquisition, followed: Followed) -> set[int]:
+        counts = acquisition.handle is Handle.RECEIVER and not acquisition.declared
+        recogniser = self.effects.recogniser
         ends = recogniser.ending_names(acquisition.protocol)
         project = recogniser.calls.model.project
+        if not (acquisition.value is Value.AMOUNT or counts):
+            return set()
         if not any(project.calling(name) for name in ends):
-            return ()  # tokens that come back with time
-        lines = lines_without_a_note(self.function, op.at, ends, followed)
-        return tuple(leak for leak in leaks if leak.loss is Loss.RETURN and leak.at.line in lines)
+            return set()  # tokens that come back with time
+        return lines_without_a_note(self.function, op.at, ends, followed)
 
     def _is_others_to_end(
         self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...], ended_here: bool

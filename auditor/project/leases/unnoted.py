@@ -46,7 +46,7 @@ def lines_without_a_note(
     return {
         graph.ops[node].at.lineno  # type: ignore[attr-defined]  # a return statement
         for node, path in left
-        if not _fills([graph.ops[station.node] for station in path], roots)
+        if not fills([graph.ops[station.node] for station in path], roots)
     }
 
 
@@ -98,7 +98,7 @@ def _grants(op: Op) -> bool:
     return isinstance(answer, ast.Constant) and answer.value is True
 
 
-def _fills(way: Sequence[Op], roots: Set[str | None]) -> bool:
+def fills(way: Sequence[Op], roots: Set[str | None]) -> bool:
     """Something is put into the object, or into what the function was told."""
     return any(
         (isinstance(op, Store | InPlace) and len(op.target) > 1 and op.target[0] in roots)

@@ -170,6 +170,8 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
             return Did.OUT, first  # `at = self.head; self.head = self.next[at]`
         case ast.Constant(value=None | False | 0):
             return Did.CLEAR, value
+        case ast.Tuple(elts=ends) | ast.Call(args=ends) if _is_what_is_left(ways, target, ends):
+            return Did.OUT, value
         case _ if joins(value, ast.unparse(target)):
             return Did.IN, value
         case _ if isinstance(target, ast.Subscript) or isinstance(value, ast.Constant):
@@ -177,6 +179,16 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
     if (used := state_of(value)) is not None:
         return (Did.IN if used else Did.CLEAR), value
     return Did.SET, value
+
+
+def _is_what_is_left(ways: Ways, target: Target, ends: Sequence[ast.expr]) -> bool:
+    """`holes[at] = (low + n, high)` of `for at, (low, high) in enumerate(holes):`: a piece is cut off."""
+    moved = [
+        each.left for each in ends if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add | ast.Sub)
+    ]
+    roots = (node.id for each in moved for node in walk(each) if isinstance(node, ast.Name))
+    place = ways.of(target) if isinstance(target, ast.Subscript) else None
+    return place is not None and any(ways.parts.get(root) == place for root in roots)
 
 
 def _shows(ways: Ways, node: ast.expr, target: Target) -> bool:

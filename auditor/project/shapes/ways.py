@@ -42,6 +42,7 @@ class Ways:
         own = function.cls.methods if function.cls is not None else {}
         self.helpers: Helpers = own if helpers is None else helpers
         self.sums: dict[str, ast.BinOp] = {}  # `left = self.used[key] - n`
+        self.parts: dict[str, Way] = {}  # `low` of `for at, (low, high) in enumerate(self.holes):`
         self.of_module = {
             name for node in function.statements if isinstance(node, ast.Global) for name in node.names
         }
@@ -57,6 +58,7 @@ class Ways:
             if (way := self.of(node.iter)) is not None:
                 names = [each.id for each in walk(node.target) if isinstance(each, ast.Name)]
                 self.known.update((name, way) for name in names[-1:])
+                self.parts.update((name, way) for name in names)
             return
         for target, value in assigned_by(node):
             if isinstance(target, ast.Name) and target.id not in self.of_module:
