@@ -62,7 +62,7 @@ class RecordEnds(NothingOver):
                 continue
             if not enders and self._may_end_otherwise(method, outcome, place):
                 continue
-            last = takes_from(method, place.tables) and not any(takes_from(e, place.tables) for e in enders)
+            last = takes_from(method, place.tables) and _no_less_there(place, enders)
             shared = any(
                 self._gives_back_there(other, its, method)
                 and (last or not enders or any(self._gives_back_there(other, its, ender) for ender in enders))
@@ -275,6 +275,13 @@ def _goes_on(method: Function, field: str) -> bool:
         and isinstance(value, ast.Name | ast.Call | ast.Subscript)
         for target, value in assignments(method)
     )
+
+
+def _no_less_there(place: RecordPlace, enders: Sequence[Function]) -> bool:
+    """What is in the table has the lease: those who give it back leave the record there, or take it out as
+    well, and who fills the table puts the lease in."""
+    taking = [takes_from(ender, place.tables) for ender in enders]
+    return not any(taking) or (place.sure and all(taking))
 
 
 def _wipes(method: Function, field: str) -> bool:

@@ -71,6 +71,7 @@ from auditor.project.fields.reckoning import (
     told_by_its_caller,
     turns_over,
 )
+from auditor.project.fields.round_after_round import passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
@@ -228,6 +229,7 @@ class Refilling(ForgottenFields):
                 continue
             for caller in read[path].by_node.values():
                 calls_it = any(last_name(call) == method.name for call in caller.calls)
+                calls_it = calls_it and not passes_over_the_end(caller, method.name, ending)
                 if calls_it and caller is not method and (speaks(caller.text) or caller.name in INITIAL):
                     return True
         return False

@@ -2,7 +2,7 @@
 What they end behind the loop is the last round's."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import awaited
 from auditor.project.code.modules import Function
@@ -74,3 +74,20 @@ def _read(call: ast.Call) -> set[str]:
     return {
         ast.unparse(node) for node in walk(call) if isinstance(node, ast.Name | ast.Attribute | ast.Subscript)
     }
+
+
+def passes_over_the_end(caller: Function, name: str, ending: Set[str]) -> bool:
+    """`for layer in layers: field.prime(k)`, then `if layer.is_local: continue`, and only behind that
+    `field.consume(q)`: the next round primes it again."""
+    for loop in caller.statements:
+        if not isinstance(loop, LOOPS):
+            continue
+        filled = passed = False
+        for statement in loop.body:
+            called = {last_name(call) for call in walk(statement) if isinstance(call, ast.Call)}
+            if passed and not called.isdisjoint(ending):
+                return True
+            goes_on = isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue)
+            passed = passed or (filled and goes_on and called.isdisjoint(ending))
+            filled = filled or (isinstance(statement, ast.Expr) and name in called)
+    return False

@@ -15,6 +15,7 @@ from auditor.project.pools.locks_within import lock_pairs
 from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
+from auditor.project.shapes.born_with_one import entered_with_one
 from auditor.project.shapes.credits import credits_taken
 from auditor.project.shapes.part_counted import part_counted
 from auditor.project.shapes.pool_state import own_parameters
@@ -69,6 +70,9 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     methods = [method for method in methods if method not in told]
     for begins, ends in counts_of_what_is_returned([m for m in methods if m not in paired]):
         half = Half(begins, up, value=value_of(begins), by_shape=True, part=part_counted(begins))
+        yield Pair(cls.name, cls, (half,), (Half(ends, down),))
+    for begins, ends in entered_with_one([m for m in methods if m not in paired]):
+        half = Half(begins, up, value=value_of(begins), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
     plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain)):

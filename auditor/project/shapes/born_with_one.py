@@ -1,5 +1,6 @@
 """Counts that begin at one, since whoever makes the object is its first user: `self.tenants = 1`, `join()`
-raises them, and with the last that `leave()` lowers something is given back. No name has to say so."""
+raises them, and with the last that `leave()` lowers something is given back. No name has to say so. So do
+counts in a table, `self.users[handle] = 1`."""
 
 import ast
 from collections.abc import Iterator
@@ -15,6 +16,55 @@ def counts_from_one(begins: Function, ends: Function, count: str) -> bool:
     cls = ends.cls
     told = own_parameters(begins) or own_parameters(ends)
     return cls is not None and not told and count in _ones(cls) and _does_at_none(ends, count)
+
+
+def entered_with_one(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`self.users[handle] = 1; return handle`, and who lowers the `self.users[handle]` of one that it is
+    told, and strikes it off with the last."""
+    text = methods[0].cls.text if methods and methods[0].cls is not None else ""
+    if "] = 1" not in text or "] -= 1" not in text:
+        return
+    entered = {id(method): set(_entered_and_returned(method)) for method in methods}
+    for ends in methods if any(entered.values()) else ():
+        struck = set(_lowered_and_struck_off(ends))
+        for begins in methods if struck else ():
+            if begins is not ends and entered[id(begins)] & struck:
+                yield begins, ends
+
+
+def _entered_and_returned(method: Function) -> Iterator[str]:
+    """Tables in which it enters a one for what it returns, and was not told."""
+    returned = {
+        node.value.id
+        for node in method.statements
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    } - set(method.parameters)
+    for target, value in assignments(method) if returned else ():
+        match target:
+            case ast.Subscript(value=table, slice=ast.Name(id=key)) if key in returned:
+                if _is_number(value, 1) and (field := own_attribute(table, method.owner or "")) is not None:
+                    yield field
+
+
+def _lowered_and_struck_off(method: Function) -> Iterator[str]:
+    told, own = own_parameters(method), method.owner or ""
+    gone = {
+        own_attribute(node.value, own)
+        for node in method.nodes
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Del)
+    } | {
+        own_attribute(call.func.value, own)
+        for call in method.calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "pop"
+    }
+    for node in method.statements:
+        match node:
+            case ast.AugAssign(
+                target=ast.Subscript(value=table, slice=ast.Name(id=key)), op=ast.Sub(), value=one
+            ) if key in told and _is_number(one, 1):
+                field = own_attribute(table, own)
+                if field is not None and field in gone:
+                    yield field
 
 
 def _ones(cls: Class) -> Iterator[str]:
