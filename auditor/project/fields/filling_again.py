@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
+from auditor.project.fields.told_another_key import is_told_another_key
 from auditor.source.nodes import walk
 
 ONCE = re.compile(r"cache|once|property|lazy|contextmanager|setter|fixture|register|hook")
@@ -94,8 +95,8 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             named = getattr(call.func, "attr", "")
             if any(m.name == named and filling.field in map(_attr, attributes_in(m.node)) for m in family):
                 return True
-        elif not is_told_another_key(call, filling) and calls_who_speaks(
-            call, own, filling.field, family, aside_from
+        elif calls_who_speaks(call, own, filling.field, family, aside_from) and not told_another(
+            call, filling, family
         ):
             return True
     asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
@@ -137,13 +138,10 @@ def _other_entries(filling: Filling) -> set[int]:
     return found
 
 
-def is_told_another_key(call: ast.Call, filling: Filling) -> bool:
-    """`self.cool(old)` before `self.watch[new]` is filled, both told by the caller."""
-    key, parameters = filling.key, filling.method.parameters
-    names = [each.id for each in call.args if isinstance(each, ast.Name)]
-    if not isinstance(key, ast.Name) or call.keywords or len(call.args) != 1 or not names:
-        return False
-    return key.id in parameters and names[0] in parameters[1:] and names[0] != key.id
+def told_another(call: ast.Call, filling: Filling, family: Sequence[Function]) -> bool:
+    """It has to do with what stands under another key that the caller tells."""
+    told = filling.method.parameters[1:]
+    return filling.key is not None and is_told_another_key(call, filling.key, told, filling.field, family)
 
 
 def _decides(test: ast.AST, filling: Filling) -> bool:

@@ -6,7 +6,6 @@ None or self.scratch.size < n:`."""
 import ast
 import re
 from collections.abc import Iterator, Sequence, Set
-from functools import cached_property
 
 from auditor.flow.follow import known_at_nodes
 from auditor.flow.knowledge import Knowledge
@@ -23,9 +22,9 @@ from auditor.project.fields.filling_again import (
     calls_who_speaks,
     fillings,
     found_in_a_table,
-    is_told_another_key,
     made_of,
     same,
+    told_another,
 )
 from auditor.project.fields.in_others import Borrowed, Uses
 from auditor.project.fields.moved_between import comes_from_another_table
@@ -263,33 +262,12 @@ class Way:
             case ast.Call() as over if isinstance(loop := self.uses.parents.get(id(over)), ast.For):
                 name = self._numbered(loop)
                 return bool(name) and self.uses.only_works_with(name)
-        return self._is_copied_over(node) or self._goes_nowhere(node)
+        return self._tells_how_much(node) or self._goes_nowhere(node)
 
-    def _is_copied_over(self, node: ast.AST) -> bool:
-        """`copy(job.lease.ids, fresh.ids)` is told parts of both, and ends neither; nor does `pool.take(
-        job.lease.size)`, which is told a part."""
-        whole = node
-        while isinstance(outer := self.uses.parents.get(id(node)), ast.Attribute | ast.Subscript):
-            node = outer
-        if node is whole or not isinstance(outer, ast.Call) or node not in outer.args:
-            return False
-        if outer is self.call:
-            return True
-        if self._may_end(outer):
-            return False
-        others = (each for each in outer.args if each is not node)
-        return any(
-            isinstance(each, ast.Name) and each.id in self.lent for other in others for each in walk(other)
-        )
-
-    @cached_property
-    def lent(self) -> frozenset[str]:
-        """What the new one is called."""
-        return frozenset(
-            target.id
-            for target, value in assignments(self.method)
-            if isinstance(target, ast.Name) and value is self.call
-        )
+    def _tells_how_much(self, node: ast.AST) -> bool:
+        """`fresh = pool.take(job.lease.size)`: a part of what is there."""
+        part = self.uses.parents.get(id(node))
+        return isinstance(part, ast.Attribute) and any(part is each for each in self.call.args)
 
     def _says_which(self, part: ast.Attribute) -> bool:
         return only_says_which(part, self.uses.parents, self.filling, self.family, self.ends)
@@ -319,7 +297,7 @@ class Way:
         if ends and isinstance(call.func, ast.Attribute) and own_attribute(call.func, filling.owner):
             return True
         speaks = own is not None and calls_who_speaks(call, own, filling.field, self.family)
-        return speaks and not is_told_another_key(call, filling)
+        return speaks and not told_another(call, filling, self.family)
 
     def asks(self) -> bool:
         """A test of the method's own is about whether there is one, or how large it is; or what is there is
