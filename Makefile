@@ -38,7 +38,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/generated $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" --ignore tests/generated --ignore tests/leaktests $(PYTEST_ARGS)
 	$(BIN)/poolaudit audit auditor rules reports reference_modules
 
 fuzz: $(VENV)/.installed-dev

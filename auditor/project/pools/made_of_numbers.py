@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 
+from auditor.ir.calls import PUTTING
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.source.nodes import walk
@@ -85,9 +86,11 @@ def known_by(pool: Class, field: str) -> bool:
         if not (isinstance(node, ast.Attribute) and node.attr == field) or isinstance(node.ctx, ast.Store):
             continue
         table = _key_of(node, parents)
-        if table is not None:
+        if table is not None and not _is_laid_on_a_pile(node, parents):
             tables.add(table)
-        elif isinstance(parents.get(id(node)), ast.Call | ast.Tuple | ast.List | ast.Subscript):
+        elif table is None and isinstance(
+            parents.get(id(node)), ast.Call | ast.Tuple | ast.List | ast.Subscript
+        ):
             return True
     return any(_looked_into_by_others(pool, table, field, parents) for table in tables)
 
@@ -108,6 +111,17 @@ def _key_of(node: ast.expr, parents: dict[int, ast.AST]) -> str | None:
         ) if key is node:
             return table
     return None
+
+
+def _is_laid_on_a_pile(node: ast.expr, parents: dict[int, ast.AST]) -> bool:
+    """`self.spare[line.to].append(line)`"""
+    way = parents.get(id(parents[id(node)]))
+    call = parents.get(id(way))
+    if not (isinstance(way, ast.Attribute) and way.attr in PUTTING and isinstance(call, ast.Call)):
+        return False
+    return isinstance(node, ast.Attribute) and [ast.unparse(arg) for arg in call.args] == [
+        ast.unparse(node.value)
+    ]
 
 
 def _looked_into_by_others(pool: Class, table: str, field: str, parents: dict[int, ast.AST]) -> bool:
