@@ -44,11 +44,12 @@ def _root(counted: ast.expr | None) -> str:
 
 
 def _records(function: Function, acquire: ast.Call, counted: ast.expr) -> Iterator[ast.stmt]:
-    """Stores further down into a table of the object, or into what it was told, of a record around it."""
+    """Stores further down into a table of the object, or of what it was told, of a record around it."""
     text = ast.unparse(counted)
     for node in function.statements:
         for target, value in assigned_by(node) if node.lineno > acquire.lineno else ():
-            if isinstance(target, ast.Subscript) and isinstance(value, ast.Call):
+            of_others = isinstance(target, ast.Subscript) and isinstance(target.value, ast.Attribute)
+            if of_others and isinstance(value, ast.Call):
                 given = [*value.args, *(keyword.value for keyword in value.keywords)]
                 if any(
                     isinstance(n, ast.expr) and ast.unparse(n) == text for each in given for n in walk(each)

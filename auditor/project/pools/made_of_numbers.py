@@ -79,18 +79,18 @@ def _is_number(value: ast.expr | None, counted: frozenset[str]) -> bool:
 def known_by(pool: Class, field: str) -> bool:
     """Whether the pool's code leads from the number back to the object: a list of such numbers, a table that
     is looked into under a number of somebody else's. In `self.busy[buf.bid]`, and no other way, nobody is
-    found but who has the buffer."""
+    found but who has the buffer; in `self.spare[line.to].append(line)` lie those that nobody has."""
     parents = {id(child): node for node in walk(pool.node) for child in ast.iter_child_nodes(node)}
     tables = set()
     for node in walk(pool.node):
         if not (isinstance(node, ast.Attribute) and node.attr == field) or isinstance(node.ctx, ast.Store):
             continue
+        if _is_laid_on_a_pile(node, parents):
+            continue
         table = _key_of(node, parents)
-        if table is not None and not _is_laid_on_a_pile(node, parents):
+        if table is not None:
             tables.add(table)
-        elif table is None and isinstance(
-            parents.get(id(node)), ast.Call | ast.Tuple | ast.List | ast.Subscript
-        ):
+        elif isinstance(parents.get(id(node)), ast.Call | ast.Tuple | ast.List | ast.Subscript):
             return True
     return any(_looked_into_by_others(pool, table, field, parents) for table in tables)
 
@@ -113,15 +113,13 @@ def _key_of(node: ast.expr, parents: dict[int, ast.AST]) -> str | None:
     return None
 
 
-def _is_laid_on_a_pile(node: ast.expr, parents: dict[int, ast.AST]) -> bool:
+def _is_laid_on_a_pile(node: ast.Attribute, parents: dict[int, ast.AST]) -> bool:
     """`self.spare[line.to].append(line)`"""
-    way = parents.get(id(parents[id(node)]))
-    call = parents.get(id(way))
-    if not (isinstance(way, ast.Attribute) and way.attr in PUTTING and isinstance(call, ast.Call)):
-        return False
-    return isinstance(node, ast.Attribute) and [ast.unparse(arg) for arg in call.args] == [
-        ast.unparse(node.value)
-    ]
+    way = parents.get(id(parents.get(id(node))))
+    match way, parents.get(id(way)):
+        case ast.Attribute(attr=put), ast.Call(args=[thing]) if put in PUTTING:
+            return ast.unparse(thing) == ast.unparse(node.value)
+    return False
 
 
 def _looked_into_by_others(pool: Class, table: str, field: str, parents: dict[int, ast.AST]) -> bool:
