@@ -76,6 +76,7 @@ SETS = (
     "glaziers",
     "thatchers",
     "chandlers",
+    "masons",
     "pilots",
     "auditors",
 )

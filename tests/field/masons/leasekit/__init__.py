@@ -1,0 +1,5 @@
+from .core import Lease, Pool
+from .keyed import KeyedPools
+from .workers import WarmWorkers
+
+__all__ = ["KeyedPools", "Lease", "Pool", "WarmWorkers"]
