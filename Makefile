@@ -39,6 +39,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" --ignore tests/generated --ignore tests/leaktests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(LEAK_WORKERS) -m "not slow and not gpu" tests/leaktests $(PYTEST_ARGS)
 	$(BIN)/poolaudit audit auditor rules reports reference_modules
 
 fuzz: $(VENV)/.installed-dev

@@ -20,6 +20,13 @@ def own_attribute(target: ast.expr, owner: str) -> str | None:
     return None
 
 
+def root_of(node: ast.expr) -> str:
+    """`entry` of `entry.blocks[0]`, and nothing of what has no name."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def names_bound(node: ast.stmt) -> Iterator[str]:
     """Names that a statement binds, or says something about."""
     targets: list[ast.expr] = []

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.only_told import SENDING
-from auditor.project.code.bindings import assignments
+from auditor.project.code.bindings import assignments, root_of
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
@@ -21,20 +21,13 @@ def comes_back_by_word(outcome: Outcome, family: Sequence[Function], ends: Set[s
     if not any(last_name(call) in SENDING for call in outcome.function.calls):
         return False
     return any(
-        _root(given) in {*method.parameters[1:], *_received(method)}
+        root_of(given) in {*method.parameters[1:], *_received(method)}
         for method in family
         if method is not outcome.function
         for call in method.calls
         if last_name(call) in ends
         for given in call.args
     )
-
-
-def _root(given: ast.expr) -> str:
-    """`message` of `message.pages`."""
-    while isinstance(given, ast.Attribute | ast.Subscript):
-        given = given.value
-    return given.id if isinstance(given, ast.Name) else ""
 
 
 def _received(method: Function) -> Iterator[str]:

@@ -42,10 +42,9 @@ from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
-from auditor.project.fields.reckoning import OPENING, takes_out
+from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refillers import without_refillers
-from auditor.project.fields.refilling import LOCKING
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables

@@ -3,7 +3,7 @@ the method puts another one there."""
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import own_attribute
@@ -12,7 +12,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import Filling, before, fillings, found_in_a_table
 from auditor.project.fields.names_of_refillers import is_the_new_one
-from auditor.project.fields.reckoning import all_fillings, looks_and_takes, told_by_its_caller
+from auditor.project.fields.reckoning import all_fillings, comes_in_pairs, looks_and_takes, told_by_its_caller
 from auditor.project.meaning.library import REPLACING
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
@@ -135,9 +135,7 @@ def _others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[F
     )
 
 
-def others_look_into_it(
-    filling: Filling, call: ast.Call, family: Sequence[Function], is_first: Callable[[str], bool]
-) -> bool:
+def others_look_into_it(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:
     """Of other methods that are given such an object and fill a table of it under a key, one is called first,
     and one sees to what was there: so there may be one under the key that the caller tells."""
     if filling.owner not in filling.method.parameters or not told_by_its_caller(filling):
@@ -150,7 +148,7 @@ def others_look_into_it(
         for other in fillings(method, name, filling.field)
         if other.key is not None
     ]
-    begun = any(is_first(other.method.name) for other in others)
+    begun = any(comes_in_pairs(other.method.name) for other in others)
     return begun and any(looks_and_takes(other, call) for other in others)
 
 

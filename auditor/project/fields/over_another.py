@@ -33,8 +33,14 @@ from auditor.project.fields.looked_up import (
 from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
 from auditor.project.fields.outgrown import noted
 from auditor.project.fields.put_over import Way, lent_into
-from auditor.project.fields.reckoning import SETTING, others_look_first, speaking_for, told_by_its_caller
-from auditor.project.fields.refilling import Refilling, comes_in_pairs, filled
+from auditor.project.fields.reckoning import (
+    SETTING,
+    comes_in_pairs,
+    others_look_first,
+    speaking_for,
+    told_by_its_caller,
+)
+from auditor.project.fields.refilling import Refilling, filled
 from auditor.project.fields.replacing import works_first
 from auditor.project.fields.seeing_to_it import sees_to_it
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
@@ -164,7 +170,7 @@ class OverAnother(Refilling):
             if works_first(filling) or works_with_what_came_along(filling, way.family):
                 return True
             known = is_refused_elsewhere(filling, outcome.call, self.project)
-            known = known or others_look_into_it(filling, outcome.call, way.family, comes_in_pairs)
+            known = known or others_look_into_it(filling, outcome.call, way.family)
             return known and not comes_in_pairs(way.method.name)
         if filling.key is None:
             return self._is_filled_again(way, outcome)

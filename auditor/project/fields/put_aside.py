@@ -10,7 +10,7 @@ from auditor.flow.lease import Field, StoredField
 from auditor.ir.calls import LOGGING
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Assume, Call
-from auditor.project.code.bindings import assigned_by, given_to, own_attribute
+from auditor.project.code.bindings import assigned_by, given_to, own_attribute, root_of
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.one_end_forgets import Known
 from auditor.project.fields.ways_out import SAYING
@@ -29,7 +29,7 @@ def put_aside(outcome: Outcome, known: Known) -> Iterator[StoredField]:
     if not counted or function.cls is None or not call.args or not outcome.lease.releases:
         return
     key = call.args[0]
-    record = _root(key)
+    record = root_of(key)
     lines = {*_taken_from(function, record)} if record else set()
     if not lines or _is_marked(function, call, record):
         return
@@ -109,12 +109,6 @@ def _closure(starts: Set[int], onward: dict[int, list[int]], barred: Set[int]) -
     return seen
 
 
-def _root(key: ast.expr) -> str:
-    while isinstance(key, ast.Attribute):
-        key = key.value
-    return key.id if isinstance(key, ast.Name) else ""
-
-
 def _taken_from(function: Function, record: str) -> Iterator[str]:
     """`waiting` of `job = self.waiting.popleft()`, where it is given nothing else."""
     given = list(given_to(function, record))
@@ -135,7 +129,7 @@ def _is_marked(function: Function, call: ast.Call, record: str) -> bool:
     stored = {
         node.attr
         for node in function.nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) == record
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and root_of(node) == record
     }
     tests = (node.test for node in function.nodes if isinstance(node, ast.If | ast.While | ast.IfExp))
     return any(

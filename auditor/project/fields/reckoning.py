@@ -20,7 +20,8 @@ from auditor.project.fields.filling_again import (
     same,
 )
 from auditor.project.fields.names_of_refillers import follows_another
-from auditor.protocols.vocabulary import KEEPING
+from auditor.project.fields.told_another_key import looked_up
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, KEEPING, split
 from auditor.source.nodes import walk
 
 LEAVING = (ast.Break, ast.Return, ast.Raise, ast.Continue, ast.Yield, ast.YieldFrom)
@@ -34,10 +35,20 @@ OPENING = re.compile(
 COMING = re.compile(rf"{OPENING.pattern}|_*(?:re_?)?(?:register|add|insert|admit|new)(?:_|$)")
 """Methods that are called for what has not been there."""
 
+LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
+"""Methods whose callers are told by the name that they get something to give back."""
+
 SETTING = re.compile(
     r"_*(?:set|switch|change|select|update|replace|swap|rotate|renew|refresh|resize|rebuild|reload)(?:_|$)"
 )
 """Methods that are there to be called whenever something else is wanted."""
+
+
+def comes_in_pairs(name: str) -> bool:
+    """`start`, `attach`, `reserve`: whoever calls it calls its counterpart before he calls it again."""
+    first = next(iter(split(name)), "")
+    begins = LOCKING.match(name) or COMING.match(name)
+    return begins is not None or first in ACQUIRE_WORDS
 
 
 def puts_in(filling: Filling) -> bool:
@@ -283,12 +294,7 @@ def looks_into(node: ast.AST, other: Filling) -> bool:
     """The field is read; of a table, whether the key is in it, or what stands there."""
     if other.key is None:
         return isinstance(node, ast.Attribute) and own_attribute(node, other.owner) == other.field
-    match node:
-        case ast.Compare(left=asked, ops=[ast.In() | ast.NotIn()], comparators=[table]):
-            pass
-        case ast.Call(func=ast.Attribute(value=table, attr="get" | "pop"), args=[asked, *_]):
-            pass
-        case _:
-            return False
-    asked = made_of(other.method, asked)
-    return own_attribute(table, other.owner) == other.field and same(asked, other.key)
+    return any(
+        own_attribute(table, other.owner) == other.field and same(made_of(other.method, asked), other.key)
+        for table, asked in looked_up(node)
+    )

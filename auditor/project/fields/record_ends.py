@@ -11,7 +11,7 @@ from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Move, Op, Path, Store
+from auditor.ir.ops import RESULT, Call, Leave, Move, Op, Path, Store
 from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
@@ -21,6 +21,7 @@ from auditor.project.fields.nothing_over import NothingOver
 from auditor.project.fields.one_end_forgets import OVER, callers, is_over
 from auditor.project.fields.record_places import (
     RecordPlace,
+    kept_in_tables,
     put_into,
     record_place,
     tables_filled,
@@ -149,8 +150,8 @@ class RecordEnds(NothingOver):
             )
             paths = paths or set(places_of_key(outcome, self.model))
             function = outcome.function
-            kept = {path[3:] for path in paths if path[0] == function.owner and path[2:3] == (ANY_ITEM,)}
-            given = outcome.returned is not None and not (outcome.returned and outcome.returned in kept)
+            kept = kept_in_tables(function, paths) - {()}
+            given = outcome.returned is not None and outcome.returned not in kept
             shown = given or any(path[:1] == RESULT for path in paths)
             none = function.cls is None or not paths or shown
             self.places[key] = None if none else record_place(function, paths, self._those_around(function))

@@ -90,8 +90,13 @@ def record_place(
 
 def without_shown_records(function: Function, places: set[Path]) -> set[Path]:
     """`self.jobs[key] = job`, `return job`: the table keeps the record that the caller is shown."""
-    kept = {path[3:] for path in places if path[0] == function.owner and path[2:3] == (ANY_ITEM,)}
+    kept = kept_in_tables(function, places)
     return {path for path in places if path[:1] != RESULT or len(path) < 2 or path[1:] not in kept}
+
+
+def kept_in_tables(function: Function, places: set[Path]) -> set[Path]:
+    """Where on the records of its own object's tables."""
+    return {path[3:] for path in places if path[0] == function.owner and path[2:3] == (ANY_ITEM,)}
 
 
 def _split(function: Function, path: Path) -> tuple[str, Path] | None:

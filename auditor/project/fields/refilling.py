@@ -60,8 +60,9 @@ from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.new_each_time import is_another_one_each_time
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
-    COMING,
+    LOCKING,
     SETTING,
+    comes_in_pairs,
     looks_and_takes,
     makes_known,
     others_look_first,
@@ -76,10 +77,6 @@ from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
-
-LOCKING = re.compile(r"_*(?:acquire|lock|take|borrow|checkout)(?:_|$)")
-"""Methods whose callers are told by the name that they get something to give back."""
 
 
 class Refilling(ForgottenFields):
@@ -316,10 +313,3 @@ def filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
     return StoredField(
         Field(cls.qualname if cls is not None else "", filling.field), at, names, overwrite=leak
     )
-
-
-def comes_in_pairs(name: str) -> bool:
-    """`start`, `attach`, `reserve`: whoever calls it calls its counterpart before he calls it again."""
-    first = next(iter(split(name)), "")
-    begins = LOCKING.match(name) or COMING.match(name)
-    return begins is not None or first in ACQUIRE_WORDS

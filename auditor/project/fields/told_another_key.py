@@ -36,11 +36,16 @@ def _looks_under_it(method: Function, field: str) -> bool:
     return bool(speaking) and len(speaking) == len(under)
 
 
-def _asked_of(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+def looked_up(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The table, and what is asked for: `key in table`, `table.get(key)`, `table.pop(key, None)`."""
     match node:
-        case ast.Subscript(value=table, slice=asked):
-            yield table, asked
         case ast.Call(func=ast.Attribute(value=table, attr="get" | "pop"), args=[asked, *_]):
             yield table, asked
         case ast.Compare(left=asked, ops=[ast.In() | ast.NotIn()], comparators=[table]):
             yield table, asked
+
+
+def _asked_of(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(node, ast.Subscript):
+        yield node.value, node.slice
+    yield from looked_up(node)

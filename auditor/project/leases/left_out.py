@@ -11,7 +11,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.operands import operands
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import Call, Op
-from auditor.project.code.bindings import assigned_by
+from auditor.project.code.bindings import assigned_by, root_of
 from auditor.project.code.modules import Function
 from auditor.project.leases.unnoted import fills
 from auditor.source.nodes import walk
@@ -21,7 +21,7 @@ def lines_left_out(function: Function, acquire: ast.Call, followed: Followed) ->
     """Of returns that say no more than the others do, on ways that neither put anything into the object nor
     hand on what was counted."""
     counted = acquire.args[0] if len(acquire.args) == 1 and not acquire.keywords else None
-    root = _root(counted)
+    root = root_of(counted) if counted is not None else ""
     if counted is None or root in ("", function.owner) or not any(_records(function, acquire, counted)):
         return set()
     graph, roots = function.graph, {function.owner, *function.parameters}
@@ -34,13 +34,6 @@ def lines_left_out(function: Function, acquire: ast.Call, followed: Followed) ->
         if not fills(way, roots) and not _hands_on(way, acquire, root):
             found.add(out.lineno)
     return found
-
-
-def _root(counted: ast.expr | None) -> str:
-    """`entry` of `entry.blocks`."""
-    while isinstance(counted, ast.Attribute):
-        counted = counted.value
-    return counted.id if isinstance(counted, ast.Name) else ""
 
 
 def _records(function: Function, acquire: ast.Call, counted: ast.expr) -> Iterator[ast.stmt]:

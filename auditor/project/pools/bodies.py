@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from auditor.flow.effects import Position
 from auditor.ir.calls import is_quiet
-from auditor.project.code.bindings import given_to, ways
+from auditor.project.code.bindings import given_to, root_of, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.pool_state import own_parameters, own_state
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, POOLS, WEAK, singular, split, take_apart
@@ -130,8 +130,8 @@ def kept_under_parameter(function: Function) -> Position | None:
                 source in derived
             ):
                 derived[name] = derived[source]
-            case ast.Assign(targets=[ast.Attribute() as field]) if _root_name(field) in derived:
-                return derived[_root_name(field)]
+            case ast.Assign(targets=[ast.Attribute() as field]) if root_of(field) in derived:
+                return derived[root_of(field)]
             case ast.Assign(targets=[ast.Subscript(value=table, slice=key)]) if own_state(table, owner):
                 root = key
                 while isinstance(root, ast.Attribute):
@@ -246,12 +246,6 @@ def not_shared(partner: Function, function: Function) -> tuple[str, str] | None:
         if arg.arg in own and arg.arg not in shared:
             return arg.arg, ast.unparse(arg.annotation) if arg.annotation else ""
     return None
-
-
-def _root_name(node: ast.expr) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def keeps_what_it_is_told(function: Function) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Class, Function
 from auditor.project.shapes.pool_state import own_parameters
+from auditor.project.shapes.use_counts import counted, struck_off
 from auditor.source.nodes import walk
 
 
@@ -26,7 +27,7 @@ def entered_with_one(methods: list[Function]) -> Iterator[tuple[Function, Functi
         return
     entered = {id(method): set(_entered_and_returned(method)) for method in methods}
     for ends in methods if any(entered.values()) else ():
-        struck = set(_lowered_and_struck_off(ends))
+        struck = struck_off(ends) & counted(ends, ast.Sub)
         for begins in methods if struck else ():
             if begins is not ends and entered[id(begins)] & struck:
                 yield begins, ends
@@ -43,27 +44,6 @@ def _entered_and_returned(method: Function) -> Iterator[str]:
         match target:
             case ast.Subscript(value=table, slice=ast.Name(id=key)) if key in returned:
                 if _is_number(value, 1) and (field := own_attribute(table, method.owner or "")) is not None:
-                    yield field
-
-
-def _lowered_and_struck_off(method: Function) -> Iterator[str]:
-    told, own = own_parameters(method), method.owner or ""
-    gone = {
-        own_attribute(node.value, own)
-        for node in method.nodes
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Del)
-    } | {
-        own_attribute(call.func.value, own)
-        for call in method.calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "pop"
-    }
-    for node in method.statements:
-        match node:
-            case ast.AugAssign(
-                target=ast.Subscript(value=table, slice=ast.Name(id=key)), op=ast.Sub(), value=one
-            ) if key in told and _is_number(one, 1):
-                field = own_attribute(table, own)
-                if field is not None and field in gone:
                     yield field
 
 

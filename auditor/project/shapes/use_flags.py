@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator, Sequence, Set
 
+from auditor.project.code.bindings import root_of
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.markings import FREE, USED, is_nothing, state_of
@@ -30,7 +31,7 @@ def marks_an_entry(function: Function, partners: Iterable[Function]) -> bool:
         if isinstance(name, ast.Name)
     }
     return any(
-        isinstance(node, ast.Return) and node.value is not None and _root(node.value) in entries & searched
+        isinstance(node, ast.Return) and node.value is not None and root_of(node.value) in entries & searched
         for node in function.statements
     )
 
@@ -159,10 +160,4 @@ def _conditions(node: ast.AST) -> Iterator[ast.expr]:
 
 def _roots(node: ast.expr) -> set[str]:
     """Of `(number, entry.generation)` both."""
-    return {_root(each) for each in (node.elts if isinstance(node, ast.Tuple) else [node])}
-
-
-def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
+    return {root_of(each) for each in (node.elts if isinstance(node, ast.Tuple) else [node])}
