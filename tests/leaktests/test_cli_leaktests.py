@@ -82,6 +82,29 @@ def test_a_recipe_plans_what_could_not_be_guessed_and_a_draft_names_it(tmp_path:
     assert "from its recipe" in text
 
 
+@pytest.mark.slow
+def test_what_no_backward_pass_survives_is_measured_without_one_or_has_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "final.py").write_text(
+        "import torch\n\n\nclass Final(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n\n"
+        "    @staticmethod\n    def backward(ctx, grad):\n        raise ValueError('no second time')\n\n\n"
+        "def once(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return Final.apply(x) if torch.is_grad_enabled() else x\n\n\n"
+        "def never(x: torch.Tensor) -> torch.Tensor:\n"
+        "    if not torch.is_grad_enabled():\n        raise ValueError('asks for gradients')\n"
+        "    return Final.apply(x)\n"
+    )
+    done = poolaudit(tmp_path, "leaktests", "final.py", "--isolated", "--verbose", "--output", "generated")
+    assert "never: no plan: it ran once, but in no scenario: " in done.stdout, done.stdout + done.stderr
+    text = (tmp_path / "generated" / "test_leaks_final_once.py").read_text()
+    # Without gradients it does nothing: there is no operation that could fail.
+    assert '"train"' not in text and "inject_faults" not in text
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "generated"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert run.returncode == 0, run.stdout.decode()[-2000:]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -87,6 +87,11 @@ def _confirmed(runner: Runner, way: Way, recipe: Recipe) -> Plan:
     shapes, steps = _shapes(runner, way, recipe.shapes or SHAPES, usual)
     wanted = [each for each in recipe.scenarios or SCENARIOS if module or each not in _OF_MODULES]
     runs, left_out = runner.scenarios(way.build, way.feed, tuple(shapes), wanted)
+    if not runs:
+        raise NoPlan(f"it ran once, but in no scenario: {left_out[0][1]}")
+    if usual not in runs:  # backward fails: a step of another scenario has other operations
+        usual = runs[0]
+        shapes, steps = _shapes(runner, way, shapes, usual)
     pool = PoolPass(tuple(shapes))
     if module:
         pool = pool_pass(runner, way, tuple(shapes), runs, usual)
