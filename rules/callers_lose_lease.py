@@ -1,15 +1,15 @@
 """PA108 callers-lose-lease: a public function hands its lease to callers of whom none releases it.
 
 ## What
-The function returns what it acquired, so its callers owe the release. The tree has callers, and
-every one of them loses it.
+The function returns what it acquired, so its callers owe the release. The tree has several callers,
+and every one of them loses it. A single one is told at its own call.
 
 ## Why
 When all callers are wrong the interface is: nothing tells them that the result is a lease. The trace
 lists them.
 
 ## Example
-See below: the caller keeps a copy and drops the lease.
+See below: one caller keeps a copy and drops the lease, the other keeps nothing.
 
 ## Fix
 safety
@@ -35,6 +35,11 @@ def evaluate(x):
     attention = Attention()
     y = attention.forward(x)
     return y.clone()
+
+
+def warm_up(attention: Attention, batches):
+    for x in batches:
+        attention.forward(x).sum()
 """
 GOOD = """\
 class Attention:
@@ -57,8 +62,8 @@ def evaluate(x):
 def check(facts: Facts) -> Iterator[Finding]:
     for lease in facts.leases:
         callers = lease.callers
-        if callers is not None and callers.known and len(callers.losing) == callers.known:
-            whom = f"none of its {callers.known} known caller(s) releases it"
+        if callers is not None and callers.known > 1 and len(callers.losing) == callers.known:
+            whom = f"none of its {callers.known} known callers releases it"
             message = f"`{lease.symbol}` returns `{lease.text}`, and {whom}"
             first = Step(
                 lease.span.path, lease.span.line, lease.span.column, "acquired here, returned to the caller"

@@ -77,6 +77,8 @@ SETS = (
     "thatchers",
     "chandlers",
     "masons",
+    "joiners",
+    "wrights",
     "pilots",
     "auditors",
 )

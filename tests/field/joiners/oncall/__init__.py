@@ -1,0 +1,1 @@
+"""Node rotation for the training cluster's on-call."""

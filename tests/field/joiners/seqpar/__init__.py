@@ -1,0 +1,1 @@
+"""Sequence parallelism: head/sequence all-to-all over arena workspaces."""

@@ -1,0 +1,5 @@
+from .core import EngineCore
+from .kv import KVCacheManager
+from .request import Request, Status
+
+__all__ = ["EngineCore", "KVCacheManager", "Request", "Status"]
