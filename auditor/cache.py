@@ -1,5 +1,6 @@
 """What earlier runs found, kept as JSON and taken up again only where nothing that decides it has changed."""
 
+import functools
 import hashlib
 import os
 import sys
@@ -96,8 +97,13 @@ def fingerprint(*parts: object) -> str:
 
 def tool_digest(settings: AnalysisSettings) -> str:
     """What every answer depends on besides the files: this program, its rules, Python, the settings."""
-    sources = {path: _sha(path) for folder in ("auditor", "rules") for path in _program_files(folder)}
-    return fingerprint(__version__, sys.version, sources, settings)
+    return fingerprint(__version__, sys.version, _program(), settings)
+
+
+@functools.cache
+def _program() -> dict[str, str]:
+    """What this process runs, whatever is installed over it meanwhile."""
+    return {path: _sha(path) for folder in ("auditor", "rules") for path in _program_files(folder)}
 
 
 def _program_files(package: str) -> list[str]:

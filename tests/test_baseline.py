@@ -125,6 +125,7 @@ def _move_rename_reformat(root: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_survives_moving_renaming_and_reformatting(tmp_path: Path) -> None:
     _tree(tmp_path)
     before = poolaudit("audit", "--isolated", "--format", "json", cwd=tmp_path).json["findings"]

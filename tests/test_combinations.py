@@ -38,6 +38,7 @@ def test_combination(cell: Cell) -> None:
     assert bool(reported(*cell, right=True)) == (names in _known("false"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "by"), _reached(), ids=lambda each: each.name if isinstance(each, Reach) else each[0].name
 )

@@ -20,6 +20,7 @@ def _in(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_new_rule_works_and_its_tests_pass(tmp_path: Path) -> None:
     for folder in ("auditor", "rules", "reports", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -169,6 +169,7 @@ def test_a_fence_is_longer_than_any_in_the_code() -> None:
     assert text.count("\n``````text\n") == text.count("\n``````\n") == 1
 
 
+@pytest.mark.slow
 @PROPERTY
 @given(ANY_RUN)
 def test_property_every_format_can_be_read_back(run: Run) -> None:

@@ -111,6 +111,7 @@ def planted(data: bytes) -> tuple[bytes, bytes, bytes] | None:
     )
 
 
+@pytest.mark.slow
 def test_only_the_statements_concerned_change(tmp_path: Path) -> None:
     changed = 0
     for number, (name, data) in enumerate(sources()):

@@ -117,6 +117,7 @@ def _profile(examples: int) -> settings:
     )
 
 
+@pytest.mark.slow
 @_profile(500)
 @given(programs())
 def test_same_verdict_on_generated_programs(drawn: Program) -> None:

@@ -148,6 +148,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_programs_behave_as_without_a_pool(monkeypatch, one_thread):
     monkeypatch.setattr(

@@ -185,6 +185,7 @@ def test_an_audit_that_is_left_spoils_nothing(tree: Path, patience: int) -> None
     assert told(place.check({user: "\n\n" + USER})) == anew(tree, {user: "\n\n" + USER})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_session_of_edits_ends_at_what_an_audit_says(tmp_path: Path) -> None:
     """Every file of the example loses a line and some get it back; each answer is as without memory."""

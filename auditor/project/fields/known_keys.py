@@ -31,6 +31,12 @@ NAMES = re.compile(
 )
 """Keys that are few and come again, as against the numbers of requests."""
 
+OWNERS = re.compile(
+    r"(?:\w+_)?(?:tenant|node|peer|host|replica|adapter|lora|model|expert|tower|topic|template|schema|group|shard"
+    r"|partition|owner)(?:_i\w+)?"
+)
+"""Parameters that name whom a lease is for: they outlive it, and come again for the next one."""
+
 SESSIONS = re.compile(r"(?:\w+_)?(?:sid|(?:session|client|conn|connection|user)_id)")
 """Keys that clients make up, and bring again whenever they come again."""
 
@@ -50,6 +56,7 @@ def names_a_place(filling: Filling, family: Sequence[Function]) -> bool:
     if SESSIONS.fullmatch(last) or (last == "session" and not _is_undone(filling.method, family)):
         return plain_table(family, filling.field)
     comes_again = NAMES.fullmatch(last) or (last == "key" and HOLDING.match(filling.method.name))
+    comes_again = comes_again or (isinstance(key, ast.Name) and OWNERS.fullmatch(last))
     if not comes_again or COMING.match(filling.method.name) or not plain_table(family, filling.field):
         return False
     return not any(takes_out(each, filling.field) and _brings_back(each, filling.field) for each in family)

@@ -40,7 +40,7 @@ from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.told_by_both import told_of_both
-from auditor.project.leases.unnoted import lines_without_a_note, lost_with_what_says_it
+from auditor.project.leases.unnoted import lines_with_its_key, lines_without_a_note, lost_with_what_says_it
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -194,6 +194,10 @@ class Follower(Afterwards):
             return tuple(map(of_an_amount, leaks))
         if acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):
             return tuple(leak for leak in leaks if leak.loss not in AFTERWARDS or leak.at.line < min(dealt))
+        if acquisition.handle is Handle.RECEIVER and leaks:
+            ends = self.effects.recogniser.ending_names(acquisition.protocol)
+            noted = lines_with_its_key(self.function, op.at, ends, followed)
+            leaks = tuple(leak for leak in leaks if leak.at.line not in noted)
         if acquisition.keyed and followed.endings.released:
             return tuple(leak for leak in leaks if not leak.started)
         return leaks

@@ -77,6 +77,50 @@ def _keys_of(function: Function, asked: ast.expr) -> set[str]:
     }
 
 
+def lines_with_its_key(
+    function: Function, acquire: ast.Call, ends: Set[str], followed: Followed
+) -> set[int]:
+    """Of the ways out on which a record says of whom it was taken: `slots = self.nodes[node]`, and
+    `self.flying[number] = Transfer(region, node)`. Another method gives it back by that, `self.nodes[
+    transfer.node].give()`."""
+    keys = _keys_of(function, acquire.func)
+    if not keys or function.cls is None or not _given_back_by(keys, function, ends):
+        return set()
+    graph, own = function.graph, function.owner
+    noting = {
+        target
+        for each in function.statements
+        if isinstance(each, ast.Assign) and _tells(each.value, keys)
+        for target in each.targets
+    }
+    return {
+        getattr(graph.ops[node].at, "lineno", 0)
+        for _, node, held in followed.endings.lost
+        if any(
+            isinstance(op := graph.ops[station.node], Store) and op.target[0] == own and op.at in noting
+            for station in shortest_path(graph, followed.solution, node, held)
+        )
+    }
+
+
+def _tells(value: ast.expr, keys: Set[str]) -> bool:
+    """`Transfer(region, node)`"""
+    told = [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else []
+    return any(isinstance(each, ast.Name) and each.id in keys for each in told)
+
+
+def _given_back_by(keys: Set[str], function: Function, ends: Set[str]) -> bool:
+    """`self.nodes[transfer.node].give()` in another method of the class."""
+    assert function.cls is not None
+    return any(
+        last_name(call) in ends and isinstance(each, ast.Subscript) and getattr(each.slice, "attr", "") in keys
+        for method in function.cls.methods.values()
+        if method is not function
+        for call in method.calls
+        for each in walk(call.func)
+    )
+
+
 def lost_with_what_says_it(
     function: Function, acquired: Acquisition, ends: Set[str], endings: Endings, leaks: Sequence[Leak]
 ) -> tuple[Leak, ...]:

@@ -1,21 +1,23 @@
 """Methods that end what a pool lent instead of taking it back: `scrap(wire)` closes a broken one and counts
-down what `pick()` counts up, so that another one may be made."""
+down what `pick()` counts up, or gives back the permit that it takes, so that another one may be made."""
 
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from auditor.flow.effects import Handle
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.pools.halves import Pair
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
+from auditor.source.nodes import statements_below
 
 
 def with_those_that_throw_away(pair: Pair, methods: Sequence[Function]) -> Pair:
     """With those methods among the ends of the pair."""
     lending = [half for half in pair.acquires if half.handle is Handle.RESULT]
-    counted = {name for half in lending for name in _counted(half.function, up=True)}
+    counted = {name for half in lending for name in _taken(half.function)}
     like = next((half for half in pair.releases if half.handle is Handle.RESULT), None)
     if not counted or like is None:
         return pair
@@ -26,7 +28,7 @@ def with_those_that_throw_away(pair: Pair, methods: Sequence[Function]) -> Pair:
 
 
 def _throws_away(method: Function, counted: set[str]) -> bool:
-    """It is told one thing, does something with that, and counts down; it keeps nothing."""
+    """It is told one thing, does something with that or deletes its name, and counts down; it keeps nothing."""
     told = own_parameters(method)
     if len(told) != 1 or method.name.startswith("_") or field_work(method).put:
         return False
@@ -34,8 +36,27 @@ def _throws_away(method: Function, counted: set[str]) -> bool:
         isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == told[0]
         for call in method.calls
     )
-    return worked_with and bool(counted & set(_counted(method, up=False)))
+    deleted = any(
+        isinstance(node, ast.Delete) and any(getattr(each, "id", "") == told[0] for each in node.targets)
+        for node in statements_below(method.node)
+    )
+    return (worked_with or deleted) and not counted.isdisjoint(_given_back(method))
 
 
-def _counted(method: Function, *, up: bool) -> Iterator[str]:
-    return (name for name, way in field_work(method).counted if (way > 0) is up)
+def _taken(method: Function) -> Iterator[str]:
+    """What it counts up, and of which it takes a permit."""
+    yield from (name for name, way in field_work(method).counted if way > 0)
+    yield from _asked(method, "acquire")
+
+
+def _given_back(method: Function) -> Iterator[str]:
+    yield from (name for name, way in field_work(method).counted if way < 0)
+    yield from _asked(method, "release")
+
+
+def _asked(method: Function, verb: str) -> Iterator[str]:
+    for call in method.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == verb:
+            name = own_attribute(call.func.value, method.owner or "")
+            if name is not None:
+                yield name

@@ -125,7 +125,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_around_a_ring_the_numbers_of_the_definition(ranks: int) -> None:
     returned = all_returned(run(ranks, on_a_rank))
     assert [leases for _, leases in returned] == [0] * ranks

@@ -36,7 +36,7 @@ def test_the_peak_grows_linearly() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize("tokens", [1 << 17, pytest.param(1 << 18, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [1 << 16, pytest.param(1 << 18, marks=pytest.mark.slow)])
 def test_a_step_takes_what_the_formula_predicts(tokens: int) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/attention_memory.py"), "--tokens", str(tokens)]
     found = json.loads(

@@ -78,7 +78,9 @@ def every_case(rank: int, ranks: int, dtype: torch.dtype) -> tuple[list[list[Any
     return found, pool.stats().leases
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_the_numbers_of_one_device(ranks: int) -> None:
     returned = all_returned(run(ranks, every_case, torch.float64))
     assert [leases for _, leases in returned] == [0] * ranks

@@ -201,6 +201,7 @@ def stay_away(rank: int, ranks: int, in_backward: bool) -> dict[str, Any]:
     return attempt(module, inputs, pool, backward=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_a_rank_that_never_comes_is_an_error_within_the_modules_timeout(in_backward: bool) -> None:
     found = all_returned(run(3, stay_away, in_backward))
