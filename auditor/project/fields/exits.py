@@ -105,7 +105,7 @@ def _ends_another(
 ) -> bool:
     """`self.data.close()` before the first of these conditions, of what `begin` always puts beside it."""
     beside = {
-        name
+        name: value
         for target, value in assignments(beginner)
         if isinstance(value, ast.Call) and (name := own_attribute(target, beginner.owner or ""))
         if name != field and begins_always(beginner, value, name)
@@ -114,11 +114,21 @@ def _ends_another(
     chosen = {id(inner) for node in method.nodes if isinstance(node, CHOOSING) for inner in walk(node)}
     before = (call for call in method.calls if call.lineno < first and id(call) not in chosen)
     return any(
-        ENDING.search(call.func.attr) and own_attribute(each, own) in beside
+        (begun := beside.get(own_attribute(each, own) or "")) is not None
+        and (ENDING.search(call.func.attr) or _of_the_same_pool(begun, call))
         for call in before
         if isinstance(call.func, ast.Attribute)
         for each in (call.func.value, *call.args)
     )
+
+
+def _of_the_same_pool(begun: ast.Call, call: ast.Call) -> bool:
+    """`self.broker.lend_stream()` and `self.broker.reclaim_stream(self.stream)`"""
+    match begun.func, call.func:
+        case ast.Attribute(value=one, attr=first), ast.Attribute(value=other, attr=last):
+            words = split(first)[1:]
+            return bool(words) and words == split(last)[1:] and ast.unparse(one) == ast.unparse(other)
+    return False
 
 
 def _marked(method: Function, own: str) -> Iterator[str]:
