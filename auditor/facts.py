@@ -90,8 +90,7 @@ def kept(lease: Lease, stored: StoredField) -> tuple[Step, ...]:
     if stored.at.line != lease.span.line:
         name = f"{stored.field.root}.{stored.field.path}"
         steps.append(Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `{name}`"))
-    steps += [
-        Step(drop.at.path, drop.at.line, drop.at.column, "dropped here, not released")
-        for drop in stored.drops[:3]
-    ]
+    for drop in stored.drops[:3]:
+        how = "taken out here" if drop.trace else "dropped here, not released"
+        steps += [Step(drop.at.path, drop.at.line, drop.at.column, how), *drop.trace[1:]]
     return tuple(steps)

@@ -8,8 +8,8 @@ So is an entry that a method takes out and loses on some way: a timer that was c
 failed, the requests that a filter leaves out, what was popped for a look, a job of which a worker only logs
 that it has failed; also of containers into which the lease comes from another one, and of records that note
 the key of a pin. So is a count, or an entry beside a record, that `finish(job)` ends and `abort(job)`
-leaves. Where that method gives it back or puts it in again on another way, the call that takes it out is
-where it is told, as PA102. So is what is left of a list that was taken out of a table when a part of it has
+leaves. Where that method gives it back or puts it in again on another way, the path shows from where it is
+taken out to where it is lost. So is what is left of a list that was taken out of a table when a part of it has
 been given back (`free(blocks[0])`). Nothing is said where whoever calls that method gives back himself, nor
 where what the way asks for is set by somebody who does.
 
@@ -76,7 +76,10 @@ def check(facts: Facts) -> Iterator[Finding]:
                 continue
             name = f"{stored.field.root}.{stored.field.path.partition('[')[0]}"
             drops = [drop for drop in stored.drops if drop.loss in LETTING_GO or not stored.escapes]
-            if drops and drops[0].loss is Loss.DELETED:
+            if drops and drops[0].trace:
+                taken, lost = drops[0].at.line, drops[0].trace[-1].line
+                message = f"an entry of `{name}`, taken out at line {taken}, is still held at line {lost}"
+            elif drops and drops[0].loss is Loss.DELETED:
                 message = f"an entry of `{name}` goes at line {drops[0].at.line}, and nothing releases it"
             elif drops:
                 how = (

@@ -25,7 +25,7 @@ from auditor.project.code.project import Project
 from auditor.project.fields.families import Families
 from auditor.project.fields.fields import Fields
 from auditor.project.fields.handed_on import handed_on
-from auditor.project.fields.taken_again import told_where_taken
+from auditor.project.fields.taken_again import told_how_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.closed_early import closed_by_consumers
@@ -293,7 +293,7 @@ class Analysis:
         keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())
-        fields = told_where_taken(asked.takings, fields, self.outcomes, self._follow_taking)
+        fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
         outcomes = told_of_what_is_put_over(outcomes)

@@ -1,12 +1,12 @@
 """What a method takes out of a container, and gives back or keeps on another of its ways: there it has been
-acquired a second time, and that is where a loss is told."""
+acquired a second time, and is followed from there on. The loss is told of the call that put it there."""
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Handle
-from auditor.flow.lease import EXCEPTIONAL, StoredField
+from auditor.flow.lease import EXCEPTIONAL, Leak, StoredField
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.model import Span
 from auditor.project.code.modules import Function
@@ -42,24 +42,29 @@ class Taking:
         )
 
 
-def told_where_taken(
+def told_how_taken(
     takings: Sequence[Taking],
     found: Found,
     outcomes: Mapping[int, Outcome],
     follow: Callable[[Function, ast.Call, Source], None],
 ) -> dict[int, tuple[StoredField, ...]]:
-    """Without the entries whose loss is told of the call that takes them; where that loses nothing, the first
-    acquire tells of it as before."""
-    moved: set[Span] = set()
+    """With the way on which each entry that is taken out is lost. Where no first acquire can tell of it, the
+    call that takes it out does."""
+    ways: dict[Span, tuple[Leak, list[Outcome]]] = {}
     for taking in takings:
         if id(taking.call) not in outcomes:
             follow(taking.method, taking.call, taking.source)
         outcome = outcomes.get(id(taking.call))
-        if outcome is not None and any(leak.loss not in EXCEPTIONAL for leak in outcome.lease.leaks):
-            moved.add(taking.span)
-    return {at: tuple(_without(each, moved) for each in fields) for at, fields in found.items()}
+        leaks = outcome.lease.leaks if outcome is not None else ()
+        lost = next((leak for leak in leaks if leak.loss not in EXCEPTIONAL), None)
+        if outcome is not None and lost is not None:
+            ways.setdefault(taking.span, (lost, []))[1].append(outcome)
+    told = {drop.at for fields in found.values() for each in fields for drop in each.drops} & ways.keys()
+    for outcome in (each for at in told for each in ways[at][1]):
+        outcome.lease = replace(outcome.lease, leaks=())
+    return {at: tuple(_with_ways(each, ways) for each in fields) for at, fields in found.items()}
 
 
-def _without(field: StoredField, moved: set[Span]) -> StoredField:
-    left = tuple(drop for drop in field.drops if drop.at not in moved)
-    return replace(field, drops=left, escapes=field.escapes or len(left) < len(field.drops))
+def _with_ways(field: StoredField, ways: Mapping[Span, tuple[Leak, list[Outcome]]]) -> StoredField:
+    drops = (replace(drop, trace=ways[drop.at][0].trace) if drop.at in ways else drop for drop in field.drops)
+    return replace(field, drops=tuple(drops))

@@ -77,9 +77,7 @@ def _keys_of(function: Function, asked: ast.expr) -> set[str]:
     }
 
 
-def lines_with_its_key(
-    function: Function, acquire: ast.Call, ends: Set[str], followed: Followed
-) -> set[int]:
+def lines_with_its_key(function: Function, acquire: ast.Call, ends: Set[str], followed: Followed) -> set[int]:
     """Of the ways out on which a record says of whom it was taken: `slots = self.nodes[node]`, and
     `self.flying[number] = Transfer(region, node)`. Another method gives it back by that, `self.nodes[
     transfer.node].give()`."""
@@ -113,7 +111,9 @@ def _given_back_by(keys: Set[str], function: Function, ends: Set[str]) -> bool:
     """`self.nodes[transfer.node].give()` in another method of the class."""
     assert function.cls is not None
     return any(
-        last_name(call) in ends and isinstance(each, ast.Subscript) and getattr(each.slice, "attr", "") in keys
+        last_name(call) in ends
+        and isinstance(each, ast.Subscript)
+        and getattr(each.slice, "attr", "") in keys
         for method in function.cls.methods.values()
         if method is not function
         for call in method.calls

@@ -28,7 +28,7 @@ def with_those_that_throw_away(pair: Pair, methods: Sequence[Function]) -> Pair:
 
 
 def _throws_away(method: Function, counted: set[str]) -> bool:
-    """It is told one thing, does something with that or deletes its name, and counts down; it keeps nothing."""
+    """It is told one thing, does something with that or deletes its name, and counts down."""
     told = own_parameters(method)
     if len(told) != 1 or method.name.startswith("_") or field_work(method).put:
         return False
