@@ -10,8 +10,8 @@ that it has failed; also of containers into which the lease comes from another o
 the key of a pin. So is a count, or an entry beside a record, that `finish(job)` ends and `abort(job)`
 leaves. Where that method gives it back or puts it in again on another way, the path shows from where it is
 taken out to where it is lost. So is what is left of a list that was taken out of a table when a part of it
-has been given back (`free(blocks[0])`). Nothing is said where whoever calls that method gives back himself, nor
-where what the way asks for is set by somebody who does.
+has been given back (`free(blocks[0])`). Nothing is said where whoever calls that method gives back himself,
+nor where what the way asks for is set by somebody who does.
 
 ## Why
 The container is emptied, so its length looks healthy, while the pool's count only grows.
