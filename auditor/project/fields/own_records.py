@@ -8,6 +8,7 @@ from auditor.project.meaning.releases import Releases
 from auditor.project.outcome import Outcome
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
+from auditor.project.shapes.pool_state import own_parameters
 
 
 def sees_to_its_records(recogniser: Releases, outcome: Outcome) -> bool:
@@ -29,10 +30,26 @@ def _drains(recogniser: Releases, method: Function, fields: set[str], protocol: 
         return False
     names = field_work(method).derived(frozenset(), noted)
     return any(
-        mentions(operand, names, noted) and recogniser.releases(method, call, position, protocol)
+        mentions(operand, names, noted)
+        and (
+            recogniser.releases(method, call, position, protocol)
+            or _hands_back(recogniser, method, call, position, protocol)
+        )
         for call in method.calls
         for position, operand in _operands(call)
     )
+
+
+def _hands_back(recogniser: Releases, method: Function, call: ast.Call, position: int, protocol: str) -> bool:
+    """`self.done(region)`, a method of the same object that gives back what it is told."""
+    for helper in recogniser.calls.targets(method, call)[0] if position >= 0 else ():
+        told = own_parameters(helper)[position : position + 1] if helper.cls is method.cls else ()
+        for inner in helper.calls if told else ():
+            for at, operand in _operands(inner):
+                named = isinstance(operand, ast.Name) and operand.id == told[0]
+                if named and recogniser.releases(helper, inner, at, protocol):
+                    return True
+    return False
 
 
 def _operands(call: ast.Call) -> Iterator[tuple[int, ast.expr]]:
