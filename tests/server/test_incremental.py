@@ -111,7 +111,6 @@ def test_a_glance_sees_wrappers_of_other_files_and_new_ones_of_its_own(tree: Pat
     glance = place.check({far: more}, glance=True)
     assert places(glance) == [
         ("far.py", "PA102", 6),
-        ("far.py", "PA108", 13),
         ("far.py", "PA104", 17),
         ("user.py", "PA102", 9),
     ]
