@@ -91,14 +91,12 @@ def lines_with_its_key(function: Function, acquire: ast.Call, ends: Set[str], fo
         if isinstance(each, ast.Assign) and _tells(each.value, keys)
         for target in each.targets
     }
-    return {
-        getattr(graph.ops[node].at, "lineno", 0)
-        for _, node, held in followed.endings.lost
-        if any(
-            isinstance(op := graph.ops[station.node], Store) and op.target[0] == own and op.at in noting
-            for station in shortest_path(graph, followed.solution, node, held)
-        )
-    }
+    ways: dict[bool, set[int]] = {True: set(), False: set()}
+    for _, node, held in followed.endings.lost:
+        path = (graph.ops[station.node] for station in shortest_path(graph, followed.solution, node, held))
+        noted = any(isinstance(op, Store) and op.target[0] == own and op.at in noting for op in path)
+        ways[noted].add(getattr(graph.ops[node].at, "lineno", 0))
+    return ways[True] - ways[False]
 
 
 def _tells(value: ast.expr, keys: Set[str]) -> bool:
