@@ -11,6 +11,7 @@ from auditor.project.code.modules import Function
 from auditor.project.pools.halves import Pair
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
+from auditor.project.shapes.use_counts import semaphores
 from auditor.source.nodes import statements_below
 
 
@@ -44,19 +45,18 @@ def _throws_away(method: Function, counted: set[str]) -> bool:
 
 
 def _taken(method: Function) -> Iterator[str]:
-    """What it counts up, and of which it takes a permit."""
+    """What it counts up, and semaphores of which it takes a permit."""
     yield from (name for name, way in field_work(method).counted if way > 0)
-    yield from _asked(method, "acquire")
+    yield from _permits(method, ast.Sub)
 
 
 def _given_back(method: Function) -> Iterator[str]:
     yield from (name for name, way in field_work(method).counted if way < 0)
-    yield from _asked(method, "release")
+    yield from _permits(method, ast.Add)
 
 
-def _asked(method: Function, verb: str) -> Iterator[str]:
-    for call in method.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == verb:
-            name = own_attribute(call.func.value, method.owner or "")
-            if name is not None:
-                yield name
+def _permits(method: Function, way: type[ast.operator]) -> Iterator[str]:
+    own = method.owner or ""
+    for field, op in semaphores(method):
+        if isinstance(op, way) and (name := own_attribute(field, own)) is not None:
+            yield name

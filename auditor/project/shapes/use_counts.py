@@ -194,7 +194,7 @@ def counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, or numbers of the module, that it changes one
     way only."""
     ways_of: dict[str, set[type[ast.operator]]] = {}
-    for target, op in (*changed(method), *_semaphores(method)):
+    for target, op in (*changed(method), *semaphores(method)):
         place = target.value if isinstance(target, ast.Subscript) else target
         attribute = _own(method, place)
         if attribute is not None:
@@ -225,7 +225,7 @@ def changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
                         yield target, op
 
 
-def _semaphores(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
+def semaphores(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
     """`self.slots.acquire()` of a semaphore is one less, `self.slots.release()` one more."""
     for call in method.calls:
         match call.func:
