@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from auditor.source.on_others import works_on_others
-from auditor.source.searched import Searched, before, ending_before, places
+from auditor.source.searched import Searched, ending_before, places
 
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
@@ -48,16 +48,23 @@ _UNDONE_OF_FREE = (
 """Of these the field has to be called what is free or in use, or may be full at first."""
 
 _BITS = ("also", "lit")
-_HEAPED = b"heappop(self."
-_ANY_OF = b"next(iter(self."
 _INTO_ORDER = rb"(?:heappush|insort\w*)\(self\.(\w+)"
 _NAME = re.compile(rb"\w+")
 _KEYED = re.compile(rb"(\w+)\[")
 _HEAD = re.compile(rb"(\w+)(?:\n|\Z)")
 _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)(?:\[[^\]\n]*\])?$")
 _LAST_WORD = re.compile(rb"(\w+)$")
+_IS_FIELD = b" = self."
+_LOOKED_INTO = re.compile(rb"(\w+)[\[.\n]")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
+_WRITTEN_OTHERWISE = (
+    (frozenset({b"heappop"}), b"heappop(self.", "taken", _NAME),
+    (frozenset({b"iter"}), b"next(iter(self.", "first", _NAME),
+    (frozenset({b"del"}), b"del self.", "taken", _KEYED),
+)
+"""What is done to fields, and the word that it cannot be written without."""
+_LINKS = (b"next", b"nxt")
 _SAYING = (
     rb"(?:busy|held|use|used|taken|occupied|reserved|leased|allocated|borrowed|claimed|lent|assigned|free|idle"
     rb"|available|unused|spare|vacant|live|flight|outstanding|holes|gaps)"
@@ -71,13 +78,14 @@ _STATE = re.compile(
     rb"\.\w++ = (?:(?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)"
     rb"|[\"'](?:idle|free|available|unused|vacant))\b"
 )
+_RESTING = frozenset(b"IDLE FREE AVAILABLE UNUSED VACANT idle free available unused vacant".split())
 _SIGNS = (b".state = ", b".status = ", b".IDLE", b".FREE")
 _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers"
     rb"|load|active|in_?flight|outstanding|pending|running|leases|sessions|streams))$"
 )
-_CUT_SPAN = re.compile(rb"self\.\w+\[\w+\] = \(\w+ \+ (\w+), \w+ - \1\)")
-"""A gap of which the first part goes."""
+_CUT_SPAN = re.compile(rb"\] = \(\w+ \+ (\w+), \w+ - \1\)")
+"""A gap of which the first part goes: `self.gaps[at] = (start + n, length - n)`."""
 
 _RINGED = re.compile(rb"(\.next\w*+) = \w++\1\b")
 """A node that is left out of a list of nodes."""
@@ -117,7 +125,7 @@ def works_both_ways(text: Searched) -> bool:
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)
-        or (b"] = (" in data and _CUT_SPAN.search(data) is not None)
+        or _CUT_SPAN.search(data) is not None
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
@@ -136,11 +144,20 @@ def _numbered(notes: Notes, data: bytes) -> bool:
 def _put_back_by_name(taken: set[bytes], data: bytes) -> bool:
     """`resting = self.resting[key]`, `resting.append(thing)`"""
     return any(
-        any(b" %b.%b(" % (local, way) in data for way in (b"append", b"add", b"appendleft", b"put"))
-        for field in taken
-        for end in (b"[", b".", b"\n")
-        for local in set(before(b" = self." + field + end, _LAST_WORD, data))
+        b" %b.%b(" % (local, way) in data
+        for local in (_locals_of(taken, data) if taken else ())
+        for way in (b"append", b"add", b"appendleft", b"put")
     )
+
+
+def _locals_of(fields: set[bytes], data: bytes) -> set[bytes]:
+    """Names given to one of these fields, or to something in it."""
+    found = set()
+    for start, at in places(_IS_FIELD, data):
+        field = _LOOKED_INTO.match(data, at + len(_IS_FIELD))
+        if field and field[1] in fields and (local := _LAST_WORD.search(data, start, at)):
+            found.add(local[1])
+    return found
 
 
 def _shared_as_fields(text: Searched) -> bytes:
@@ -216,22 +233,24 @@ def _notes(data: bytes, text: Searched) -> Notes:
         notes[done.lastgroup or ""].add(done[1])
         if done["linked"]:
             notes["head"].update(_HEAD.findall(done["linked"]))
-    for needle, way, name in (
-        (_HEAPED, "taken", _NAME),
-        (_ANY_OF, "first", _NAME),
-        (b"next = self.", "head", _HEAD),
-        (b"nxt = self.", "head", _HEAD),
-        (b"del self.", "taken", _KEYED),
-    ):
-        for _, at in places(needle, data):
-            if found := name.match(data, at + len(needle)):
-                notes[way].add(found[name.groups])
+    for word, needle, way, name in _WRITTEN_OTHERWISE:
+        if text.may_say(word):
+            notes[way].update(_following(needle, name, data))
+    for link in filter(text.has, _LINKS):
+        notes["head"].update(_following(link + b" = self.", _HEAD, data))
     for local in _popped(data) if text.has(b"pop") else ():
         if local + b" = self." in data:
             notes["taken"].update(re.findall(_OF_FIELD % local, data))
     if notes["taken"] and (text.has(b"heappush(") or text.has(b"insort")):
         notes["put"].update(re.findall(_INTO_ORDER, data))
     return notes
+
+
+def _following(needle: bytes, name: re.Pattern[bytes], data: bytes) -> Iterator[bytes]:
+    """The names that come right behind this needle."""
+    for _, at in places(needle, data):
+        if found := name.match(data, at + len(needle)):
+            yield found[name.groups]
 
 
 def _both(notes: Notes, done: tuple[str, ...], undone: tuple[str, ...]) -> set[bytes]:
@@ -255,7 +274,7 @@ def _flagged(data: bytes, text: Searched) -> bool:
     flags = set(ending_before(b" = True", _FLAG, data))
     if flags and not flags.isdisjoint(ending_before(b" = False", _FLAG, data)):
         return True
-    if any(map(text.has, _SIGNS)) and _STATE.search(data):
+    if text.may_say(_RESTING) and any(map(text.has, _SIGNS)) and _STATE.search(data):
         return True
     owners = set(ending_before(b" = None", _OWNED, data))
     return any(re.search(rb"\.%b = (?!None)" % owner, data) for owner in owners)

@@ -16,11 +16,13 @@ _SETTINGS = frozenset({b"requires_grad", b"training", b"enabled", b"use_cache", 
 """Flags that are switched everywhere."""
 
 _ASKED = rb"(?:if|not|and|or) (\w+)\.%b\b"
+_RAISED = rb"\.%b(?<!self\.%b) = True\b"
 _GOING_OVER = re.compile(rb"\bfor (?:\w+, )?(\w+) in ")
 _OWN = re.compile(rb"self\.(\w+)$")
 _WORD = re.compile(rb"\w+")
 _GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
-_CLEARING = (b"] = False\n", b"] = None\n", b"] = 0\n")
+_ENTERED = b"] = "
+_NOTHING = (b"False\n", b"None\n", b"0\n")
 _TABLE = re.compile(rb"(?:^|[^\w.])(\w+)\[[^\n]*$")
 _POPPING = (b".pop()", b".popleft()", b".pop(0)")
 _PUTTING = (b").append(", b").add(", b").appendleft(", b").release()", b").put(")
@@ -41,13 +43,14 @@ def _counts(data: bytes) -> bool:
 def _marks(data: bytes) -> bool:
     """Flags of objects, and places of a module's table."""
     flags = set(ending_before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
-    tables = {name for way in _CLEARING for name in before(way, _TABLE, data)}
-    gone_over = set(_GOING_OVER.findall(data)) if flags else set[bytes]()
-    return any(
-        re.search(rb"(?<!self)\.%b = True\b" % name, data) is not None
-        and not gone_over.isdisjoint(re.findall(_ASKED % name, data))
-        for name in flags
-    ) or any(
+    tables = {
+        found[1]
+        for start, at in places(_ENTERED, data)
+        if data.startswith(_NOTHING, at + len(_ENTERED)) and (found := _TABLE.search(data, start, at))
+    }
+    raised = [name for name in flags if re.search(_RAISED % (name, name), data)]
+    gone_over = set(_GOING_OVER.findall(data)) if raised else set[bytes]()
+    return any(not gone_over.isdisjoint(re.findall(_ASKED % name, data)) for name in raised) or any(
         (b"\n%b = " % name in data or b"\n%b: " % name in data)
         and re.search(rb"(?<![\w.])%b\[[^\n]*?\] = (?!None|False|0\b)" % name, data) is not None
         for name in tables
