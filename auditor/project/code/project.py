@@ -10,9 +10,10 @@ from auditor.project.code.modules import Class, Function, Module
 from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.parse import Parse
 
-CALLED = re.compile(r"\.(\w+)\(")
-LOOKED_FOR = 10
-"""So many names in all texts take as long as all names at once."""
+CALLED = re.compile(r"\.(\w++)\(")
+LOOKED_FOR = 2
+"""More than so many names are asked for in few trees, or many are: then all texts are gone over at once, which
+takes as long as five of them."""
 
 
 class Project:
