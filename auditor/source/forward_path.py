@@ -82,6 +82,5 @@ def _text(method: Function, source: Source) -> str:
 
 
 def _may_allocate(text: str) -> bool:
-    if any(word in text for word in _FACTORY):
-        return True
-    return any(word in text for word in _SHAPED) and any(word in text for word in _GROWS)
+    has = text.__contains__  # `map` over it takes half the time of a generator, for every method of a tree
+    return any(map(has, _FACTORY)) or (any(map(has, _SHAPED)) and any(map(has, _GROWS)))
