@@ -135,7 +135,7 @@ def _reads(graph: Graph, key: str) -> frozenset[str]:
         name, _, asked = key[1:].partition(":")
         return graph.condition_names.get(asked, frozenset()) | {name}
     names = graph.condition_names.get(key)
-    return names if names is not None else frozenset({key.removesuffix(" is None")})
+    return names if names is not None else frozenset({key.removesuffix(" is None").partition(EQUAL)[0]})
 
 
 def _assume(op: Assume, known: Knowledge) -> Knowledge | None:

@@ -95,6 +95,8 @@ class Passing(Perhaps):
                 self.endings.unknown.add(node)
                 return ()
             perhaps = list(self._perhaps_given(call, position, operand, held))
+            if perhaps and _goes_into_itself(call, held):
+                perhaps = []
             if perhaps and any(self._inside(held, other) is not None for _, other in given):
                 # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
                 perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
@@ -308,6 +310,12 @@ class Passing(Perhaps):
         else:
             self.endings.unknown.add(node)
         return None
+
+
+def _goes_into_itself(call: Call, held: Held) -> bool:
+    """`page.rows.append(page.rows[-1])`: whatever may be a part of the lease is one afterwards."""
+    into = call.receiver if call.method in FILLING else None
+    return into is not None and any(below(into, place) is not None for place in held.places)
 
 
 def _under_a_key(call: Call, operand: Path, place: Path) -> str | None:

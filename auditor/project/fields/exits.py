@@ -26,6 +26,10 @@ PROMISING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "b
 OWNING = frozenset({"own", "owns", "owned", "owner", "external", "shared", "borrowed", "managed", "auto"})
 """Those of them that say whose it is."""
 
+AT_WORK = frozenset({"query", "busy", "is_busy", "pending", "is_pending", "in_flight", "inflight", "is_ready",
+                     "is_running"})  # fmt: skip
+"""What tells of a stream, an event or a request how far its work is, and nothing of whose it is."""
+
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
@@ -57,6 +61,8 @@ def asks_other_things(
     decided |= set(_marked(method, own)) | set(_set_by_heirs(family, involved))
     births = [each for each in family if each.name == "__init__"]
     decided |= {flag for each in births for flag, _ in asked_at_birth(each, f".{field}")}
+    if all(_asks_how_far_it_is(test, own, field) for test in tests if field in own_attributes(test, method, own)):
+        decided.discard(field)  # what is still at work is still there
     keeping = (each for each in others if not any(calls_with(each, field)))
     emptied = {field for each in keeping for field in _emptied(each)}
     lenders = {node.attr for node in walk(begun.func) if isinstance(node, ast.Attribute)}
@@ -68,6 +74,17 @@ def asks_other_things(
         and _has_one_end(method, own, field)
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(asks_for(test, own, lender) for test in tests for lender in lenders)
+    )
+
+
+def _asks_how_far_it_is(test: ast.expr, own: str, field: str) -> bool:
+    """`not self.stream.query()`, `self.request.pending`"""
+    asked = test.operand if isinstance(test, ast.UnaryOp) else test
+    asked = asked.func if isinstance(asked, ast.Call) and not asked.args else asked
+    return (
+        isinstance(asked, ast.Attribute)
+        and asked.attr in AT_WORK
+        and own_attribute(asked.value, own) == field
     )
 
 

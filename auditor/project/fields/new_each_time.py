@@ -1,4 +1,6 @@
-"""Methods that give their caller another one each time: `self.port = self.ports.reserve()` and
+"""Methods that run for one after the other.
+
+Those that give their caller another one each time: `self.port = self.ports.reserve()` and
 `return self.port` in `new_round()`. That the caller has it too does not make it his, where the object itself
 ends the last one."""
 
@@ -26,6 +28,21 @@ def is_another_one_each_time(filling: Filling, enders: Sequence[Function]) -> bo
     answers = [node.value for node in method.statements if isinstance(node, ast.Return)]
     shown = bool(answers) and all(_is_field(each, filling.owner, filling.field) for each in answers)
     return shown and all(_asks(ender, filling.field) and takes_out(ender, filling.field) for ender in enders)
+
+
+def is_of_the_next(call: ast.Call, method: Function) -> bool:
+    """`self.shard = open(self.paths.pop(0))`: whoever goes on to the next calls it once for each."""
+    told = [*call.args, *(each.value for each in call.keywords)]
+    return any(_takes_out_of_its_own(node, method.owner or "") for each in told for node in walk(each))
+
+
+def _takes_out_of_its_own(node: ast.AST, own: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=store, attr="pop" | "popleft" | "get_nowait")):
+            return own_attribute(store, own) is not None
+        case ast.Call(func=ast.Name(id="next"), args=[store, *_]):
+            return own_attribute(store, own) is not None
+    return False
 
 
 def _is_field(answer: ast.expr | None, owner: str, field: str) -> bool:

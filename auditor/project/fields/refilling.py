@@ -57,7 +57,7 @@ from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import in_turns
-from auditor.project.fields.new_each_time import is_another_one_each_time
+from auditor.project.fields.new_each_time import is_another_one_each_time, is_of_the_next
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     LOCKING,
@@ -129,6 +129,7 @@ class Refilling(ForgottenFields):
         """The one store of a method that others may call again, where nothing is looked at before."""
         method = outcome.function
         unsure = outcome.acquisition.foreign and not SETTING.match(method.name)
+        unsure = unsure and not is_of_the_next(outcome.call, method)
         if unsure or len(path) > 3 or not may_be_called_again(method):
             return None
         ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path

@@ -6,8 +6,9 @@ whose stream tells the private end when it is closed."""
 import ast
 from collections.abc import Iterator, Sequence
 
+from auditor.project.code.bindings import given_to
 from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Function, Module
+from auditor.project.code.modules import Function, Module, last_part
 from auditor.project.pools.bodies import ends_when_it_is_done
 from auditor.project.pools.used_together import MOST
 from auditor.project.shapes.field_work import field_work
@@ -29,7 +30,10 @@ def told_by_itself(model: ClassModel, begins: Function, ends: Sequence[Function]
     if any(len(model.project.calling(end.name)) > MOST for end in ends):
         return False  # so many do not all end themselves
     asking = [each for end in ends for each in _asking(model, end)]
-    return bool(asking) and all(_tells_of_itself(*each) for each in asking)
+    return bool(asking) and all(
+        _tells_of_itself(function, call) and not _is_ended_by_users(model, begins, function)
+        for function, call in asking
+    )
 
 
 def _asking(model: ClassModel, end: Function) -> Iterator[Asking]:
@@ -54,6 +58,23 @@ def _tells_of_itself(function: Function, call: ast.Call) -> bool:
     name = function.name
     named = name in LEASE_METHODS or take_apart(name, RELEASE_WORDS) is not None
     return not (named or name.startswith("__"))
+
+
+def _is_ended_by_users(model: ClassModel, begins: Function, telling: Function) -> bool:
+    """`lease = pool.lease()` and `lease.finish()` in one function: it is no end of its own that it tells."""
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and any(
+            isinstance(value, ast.Call) and last_part(value.func) == begins.name
+            for value in given_to(function, call.func.value.id)
+        )
+        for module in _modules(model, begins)
+        if f".{telling.name}()" in module.text
+        for function in module.by_node.values()
+        if function.cls is not telling.cls
+        for call in function.calling(telling.name)
+    )
 
 
 def _knows_its_maker(begins: Function) -> bool:
