@@ -187,12 +187,19 @@ class Passing(Perhaps):
     def _shared(self) -> Path | None:
         return shared_place(self.acquisition)
 
+    def _lends_another(self, call: Call) -> bool:
+        """`copy = self._shuffle(page)`, a page that the callee takes from the pool."""
+        other = self.effects.acquisition(call)
+        return other is not None and other.handle is Handle.RESULT
+
     def _treated(
         self, node: int, call: Call, held: Held, edge: Edge, place: Path, treatment: Treatment
     ) -> Held | None:
         if treatment.fate is Fate.UNKNOWN and node in self.trusted and not treatment.split:
             self.trusting.add(node)
-            return held if edge in RAISING else replace(held, maybe=held.maybe | {call.target})
+            if edge in RAISING or self._lends_another(call):
+                return held
+            return replace(held, maybe=held.maybe | {call.target})
         if treatment.split:
             self.endings.sometimes.add(node)
         if treatment.fate is not Fate.BORROW:

@@ -134,6 +134,7 @@ class Analysis:
         self._follow_second_hands()
         self._follow_what_comes_out()
         self._follow_openers()
+        self._follow_what_is_lent()
         return self._result()
 
     def _ask_users(self) -> None:
@@ -201,6 +202,21 @@ class Analysis:
             words = self._with_aliases(made_as(found, self.model))
             self._wave(sorted(self.called.calling(self.project.sources, words)), words)
         keep_lost(self.outcomes)
+
+    def _follow_what_is_lent(self) -> None:
+        """To functions that have only borrowed what somebody else gave them: who gives it back afterwards
+        knows that they do not keep it."""
+        borrowers = frozenset(each for follower in self._followers.values() for each in follower.lent())
+        found_before = set(self.recogniser.wrappers)
+        for outcome in self._in_order() if borrowers else ():
+            source = self.recogniser.source(outcome.function, outcome.call)
+            if outcome.unknown and source is not None:
+                for received in self.received.values():
+                    received[:] = [each for each in received if each.call is not outcome.call]
+                self._follower(outcome.function).borrowers = borrowers
+                self._follow(outcome.function, outcome.call, source)
+        words, paths = self._callers_of(self._found_since(found_before))
+        self._wave(paths, words)
 
     def _with_aliases(self, words: set[str]) -> set[str]:
         return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))

@@ -12,8 +12,8 @@ from auditor.source.parse import Parse
 
 CALLED = re.compile(r"\.(\w++)\(")
 LOOKED_FOR = 2
-"""More than so many names are asked for in few trees, or many are: then all texts are gone over at once, which
-takes as long as five of them."""
+"""Either so few names are asked for or many: then all texts are gone over at once, which takes as long as for
+five of them."""
 
 
 class Project:

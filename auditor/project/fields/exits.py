@@ -61,7 +61,8 @@ def asks_other_things(
     decided |= set(_marked(method, own)) | set(_set_by_heirs(family, involved))
     births = [each for each in family if each.name == "__init__"]
     decided |= {flag for each in births for flag, _ in asked_at_birth(each, f".{field}")}
-    if all(_asks_how_far_it_is(test, own, field) for test in tests if field in own_attributes(test, method, own)):
+    about = [test for test, names in zip(tests, asked, strict=True) if field in names]
+    if all(_asks_how_far_it_is(test, own, field) for test in about):
         decided.discard(field)  # what is still at work is still there
     keeping = (each for each in others if not any(calls_with(each, field)))
     emptied = {field for each in keeping for field in _emptied(each)}

@@ -1,7 +1,10 @@
 """Follow the acquires of one function, each alone, and tell one what the others have shown."""
 
+from collections.abc import Iterator, Set
+from dataclasses import replace
+
 from auditor.flow.effects import Acquisition, Handle
-from auditor.flow.follow import UNSEEN, Followed, Shown, follow_acquire, known_at_nodes
+from auditor.flow.follow import UNSEEN, Followed, Shown, doubtful, follow_acquire, known_at_nodes
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
@@ -21,8 +24,9 @@ class Following:
         self.graph: Graph = function.graph
         self.effects = effects
         self.edges = edges
+        self.borrowers: Set[Function] = frozenset()
         self._known: dict[int, Knowledge] | None = None
-        self._alone: dict[tuple[int, tuple[Path, ...], Knowledge], Followed] = {}
+        self._alone: dict[tuple[int, Handle, tuple[Path, ...], Knowledge], Followed] = {}
 
     @property
     def known(self) -> dict[int, Knowledge]:
@@ -44,7 +48,32 @@ class Following:
         if not alone.endings.unknown:
             return alone
         shown = self._shown_beside(node, source)
-        return self._follow(node, source, shown) if shown != UNSEEN else alone
+        found = self._follow(node, source, shown) if shown != UNSEEN else alone
+        returned = self.acquisition(node, source).handle is Handle.RESULT
+        while returned and (more := self._lent_elsewhere(found) - shown.lent):
+            shown = replace(shown, lent=shown.lent | more)
+            found = self._follow(node, source, shown)
+        return found
+
+    def lent(self) -> Iterator[Function]:
+        """Functions of the tree of whose effects nothing is known, and that turned out to have borrowed."""
+        for (_, handle, *_), followed in self._alone.items():
+            for node in followed.shown.lent if handle is Handle.RESULT else ():
+                yield from self._targets(node)
+
+    def _lent_elsewhere(self, followed: Followed) -> frozenset[int]:
+        """Calls of those that have only borrowed what another function gave them."""
+        doubtful_ones = doubtful(self.graph, followed.endings) if self.borrowers else ()
+        return frozenset(
+            node
+            for node in doubtful_ones
+            if (targets := self._targets(node)) and self.borrowers >= set(targets)
+        )
+
+    def _targets(self, node: int) -> tuple[Function, ...]:
+        call = self.graph.ops[node]
+        calls = self.effects.recogniser.calls
+        return calls.targets(self.function, call.at)[0] if isinstance(call, Call) else ()
 
     def _shown_beside(self, node: int, source: Source | None) -> Shown:
         """By other leases of the same pool. Of a call without a result that is only believed of those that
@@ -80,7 +109,7 @@ class Following:
 
     def _followed_alone(self, node: int, source: Source | None) -> Followed:
         acquisition = self.acquisition(node, source)
-        key = node, acquisition.places, acquisition.flags
+        key = node, acquisition.handle, acquisition.places, acquisition.flags
         if key not in self._alone:
             self._alone[key] = self._follow(node, source)
         return self._alone[key]
