@@ -19,11 +19,18 @@ from auditor.project.fields.forgetting import INITIAL, for_good
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
 from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
-from auditor.project.fields.partial import keeps_the_part, popped_in_part, rest_dropped, taken_apart
+from auditor.project.fields.partial import (
+    keeps_the_part,
+    lists_them,
+    popped_in_part,
+    rest_dropped,
+    taken_apart,
+)
 from auditor.project.fields.rows_cut import rows_cut
 from auditor.project.fields.starred_away import goes_through, starred_away
 from auditor.project.fields.swept_in_part import swept_in_part
 from auditor.project.meaning.needs import Question
+from auditor.project.meaning.several_taken import hands_out_things_in_a_list
 from auditor.project.outcome import Outcome
 
 
@@ -54,9 +61,9 @@ class InPart(Families):
                 found = swept_in_part(method, path[1][1:], part, names, outcome.function)
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
-            if whole[2:] == (ANY_ITEM, ANY_ITEM):
+            if self._are_lists(outcome, whole):
                 looking = self._looking_on(outcome, method)
-                found = (*found, *popped_in_part(method, path[1][1:], outcome.function, looking))
+                found = (*found, *popped_in_part(method, path[1][1:], looking))
             if whole[2:] == (ANY_ITEM, ANY_ITEM) or any(goes_through(each, path[1][1:]) for each in family):
                 found = (*found, *starred_away(method, path[1][1:]))
         elif len(path) == 2:
@@ -103,12 +110,18 @@ class InPart(Families):
 
     def _rest_passed_over(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
         """`spare = self.spare.pop(key)`, `self.tables[key].extend(spare[:n])`: nobody has those behind."""
-        own_table = self.whole.get(path, path)[2:] == (ANY_ITEM, ANY_ITEM) and not outcome.acquisition.foreign
-        if method is outcome.function or not own_table:
+        lists = self._are_lists(outcome, self.whole.get(path, path)) and not outcome.acquisition.foreign
+        if method is outcome.function or not lists:
             return []
-        popped = popped_in_part(method, path[1][1:], outcome.function)
-        found = [at for at in popped if keeps_the_part(method, at)]
+        found = [at for at in popped_in_part(method, path[1][1:]) if keeps_the_part(method, at)]
         return [replace(self._dropped_at(method, at), parted=True) for at in found]
+
+    def _are_lists(self, outcome: Outcome, whole: Path) -> bool:
+        """The entries of the table: made of several leases, or what the pool hands out at once."""
+        if whole[2:] == (ANY_ITEM, ANY_ITEM):
+            return lists_them(outcome.function)
+        lenders = self.recogniser.calls.targets(outcome.function, outcome.call)[0]
+        return whole[2:] == (ANY_ITEM,) and bool(lenders) and all(map(hands_out_things_in_a_list, lenders))
 
     def _looking_on(self, outcome: Outcome, method: Function) -> frozenset[ast.Call]:
         """Calls that leave what they are told to whoever has it, by all who may be called."""

@@ -60,13 +60,16 @@ def unpacked_from(method: Function, attribute: str, parts: Set[str]) -> Iterator
                         yield name.id
 
 
+def lists_them(storing: Function) -> bool:
+    """It makes a list of those that it stores."""
+    return any(last_part(call.func) in ADDING for call in storing.calls) or _has_a_loop(storing)
+
+
 def popped_in_part(
-    method: Function, attribute: str, storing: Function, looking: Set[ast.Call] = frozenset()
+    method: Function, attribute: str, looking: Set[ast.Call] = frozenset()
 ) -> Iterator[ast.Assign]:
     """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`, or in
     loops that only tell the calls that are `looking` of each."""
-    if not any(last_part(call.func) in ADDING for call in storing.calls) and not _has_a_loop(storing):
-        return
     for node in method.statements:
         match node:
             case ast.Assign(
@@ -86,10 +89,20 @@ def keeps_the_part(method: Function, popped: ast.Assign) -> bool:
             case ast.Call(
                 func=ast.Attribute(value=to, attr="extend"), args=[ast.Subscript(value=ast.Name(id=name))]
             ):
-                table = to.value if isinstance(to, ast.Subscript) else to
+                table = _looked_up_in(to)
                 if name == getattr(popped.targets[0], "id", "") and own_attribute(table, method.owner or ""):
                     return True
     return False
+
+
+def _looked_up_in(row: ast.expr) -> ast.expr:
+    """`self.lanes` of `self.lanes[key]` and `self.lanes.setdefault(key, [])`."""
+    match row:
+        case ast.Subscript(value=table):
+            return table
+        case ast.Call(func=ast.Attribute(value=table, attr="setdefault")):
+            return table
+    return row
 
 
 class _Method:

@@ -1,5 +1,6 @@
 """Rows of a table that a method shortens without a look at what goes: `blocks = self.table[key]`, and
-`del blocks[keep:]`, or `blocks.popleft()` of a window that moves on."""
+`del blocks[keep:]`, or `blocks.popleft()` of a window that moves on, or `self.table[key] =
+self.table[key][:keep]`."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from auditor.project.fields.cutting import FILLING, FROM_AN_END
 from auditor.project.fields.forgetting import for_good
 from auditor.source.nodes import walk
 
-_CUTTING = ("del ", "pop", "= []")
+_CUTTING = ("del ", "pop", "= []", "][", ")[")
 
 
 def rows_cut(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
@@ -65,13 +66,19 @@ class _Rows:
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=row, attr=way), args=args)):
                 from_an_end = way in FROM_AN_END and all(isinstance(each, ast.Constant) for each in args)
                 return from_an_end and self._is_row(row)
+            case ast.Assign(
+                targets=[ast.Subscript(value=table, slice=key)],
+                value=ast.Subscript(value=row, slice=ast.Slice(step=None) as cut),
+            ):
+                same = self._is_table(table) and self._is_looked_up(row)
+                return same and ast.unparse(key) == _key_of(row) and (cut.lower or cut.upper) is not None
         return False
 
     def looked_into(self, shortening: list[ast.stmt]) -> bool:
         """Beyond asking whether there is one and how long it is, and putting more in."""
         known = {id(each) for statement in shortening for each in walk(statement)}
         known |= {id(value) for _, value in self.binding}
-        tables = set()
+        tables = set(known)
         for node in self.method.nodes:
             match node:
                 case (
@@ -93,6 +100,11 @@ class _Rows:
             or (self._is_table(node) and id(node) not in tables)
             for node in self.method.nodes
         )
+
+
+def _key_of(row: ast.expr) -> str:
+    key = row.slice if isinstance(row, ast.Subscript) else next(iter(getattr(row, "args", ())), None)
+    return ast.unparse(key) if key is not None else ""
 
 
 def _is_stored(node: ast.AST) -> bool:

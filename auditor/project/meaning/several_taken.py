@@ -63,6 +63,16 @@ LISTS = re.compile(
 """Annotations of several numbers in one result."""
 
 
+SEQUENCES = re.compile(r"""['"]?(?:(?:typing\.)?Optional\[)?(?:typing\.)?(?:[Ll]ist|Sequence|[Dd]eque)\[""")
+
+
+def hands_out_things_in_a_list(function: Function) -> bool:
+    """The same of whatever it hands out."""
+    returns = getattr(function.node, "returns", None)
+    said = returns is not None and SEQUENCES.match(ast.unparse(returns)) is not None
+    return said or hands_out_a_list(function)
+
+
 def hands_out_a_list(function: Function) -> bool:
     """It says so, or every result that is one is a slice of what it has or a list made on the spot."""
     returns = getattr(function.node, "returns", None)
