@@ -151,4 +151,5 @@ class Effects(Protocol):
         """Whether the call gives something back: such calls are not expected to raise."""
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
-        """What a nested function does to a lease that it takes from its scope."""
+        """What a nested function does to a lease that it takes from its scope, as `@buffer`, or has under the
+        name of a parameter as what that is by default."""

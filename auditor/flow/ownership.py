@@ -204,6 +204,8 @@ class Ownership(Yielding):
         return self.site < 0 and len(op.source) == 1 and op.source[0] in self.parameters
 
     def _store(self, node: int, op: Store, held: Held) -> Held | None:
+        if self._is_no_end(op, held):
+            return held
         if op.key in held.places and self._is_kept_as_a_key(op):
             self.endings.taken.add(node)
             return None
@@ -260,13 +262,24 @@ class Ownership(Yielding):
             name = place[0].lstrip("@")
             if name not in op.names and not (place[0].startswith("@") and reads(op.function, name)):
                 continue
-            fate = self.effects.captured(
-                op.function, name, place[1:], self.acquisition.value, self.acquisition.protocol
-            )
-            if fate in (Fate.RELEASE, Fate.TAKE):
+            if self._sees_to_it(op.function, "@" + name, place[1:]):
                 added.add((*op.target, f"<{name}>", *place[1:]))
         kept = frozenset(place for place in held.places if not begins_exactly(op.target, place))
         return replace(held, places=kept | added) if added else held
+
+    def _sees_to_it(self, function: ast.AST, name: str, rest: Path) -> bool:
+        """Whether a nested function, whenever it is called, ends or keeps what it has under this name."""
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        return self.effects.captured(function, name, rest, value, protocol) in (Fate.RELEASE, Fate.TAKE)
+
+    def _is_no_end(self, op: Store, held: Held) -> bool:
+        """`lambda done, buffer=buffer: self._sent(done, buffer)`, where that does not always end it."""
+        made = isinstance(op.at, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef)
+        name = op.target[-1][1:-1]
+        if not made or op.target[-1] != f"<{name}>":
+            return False
+        within = (below(place, op.source) for place in held.places)
+        return not any(rest is not None and self._sees_to_it(op.at, name, rest) for rest in within)
 
     def _end_statement(self, node: int, op: EndStatement, held: Held) -> Held | None:
         if not any(is_temporary(place) for place in held.places | held.maybe):

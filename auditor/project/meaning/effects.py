@@ -80,8 +80,7 @@ class FunctionEffects(OutsideEffects):
         nested = self._lambda(function)
         if any("atexit" in decorator for decorator in nested.decorators):
             return Fate.TAKE  # it is needed until the process ends
-        question = Question(nested, ("@" + name, *rest), value, protocol)
-        return self.summaries.answer(question).fate
+        return self.summaries.answer(Question(nested, (name, *rest), value, protocol)).fate
 
     def _lambda(self, node: object) -> Function:
         known = self.function.module.by_node.get(id(node))

@@ -32,9 +32,11 @@ class Later:
             return Treatment(result=rest)
         nested = self._named(call, position)
         if nested is not None:
-            question = Question(nested, (f"@{rest[0][1:-1]}", *rest[1:]), value, protocol)
-            answer = self.summaries.answer(question)
-            left = _is_left_undone(nested, answer) and not _returns(nested, rest[0][1:-1])
+            name = rest[0][1:-1]
+            by_default = name in nested.parameters  # `lambda done, buffer=buffer: ...`
+            place = (name if by_default else f"@{name}", *rest[1:])
+            answer = self.summaries.answer(Question(nested, place, value, protocol))
+            left = _is_left_undone(nested, answer) and not _returns(nested, name)
             if left and not answer.decided_by:
                 return replace(ON_SOME_WAYS, says=answer.says) if position == -1 else ON_SOME_WAYS
             if position != -1 and answer.fate is Fate.RELEASE:
