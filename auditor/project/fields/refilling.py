@@ -184,11 +184,9 @@ class Refilling(ForgottenFields):
             return True
         if any(in_turns(filling.method.name, ender.name) for ender in enders):
             return False
+        if reckons_with_another_turn(filling) or is_another_one_each_time(filling, enders):
+            return True
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
-        if only_closed and reckons_with_another_turn(filling):
-            return True
-        if is_another_one_each_time(filling, enders):
-            return True
         if only_closed and has_gone_to_the_caller(outcome):
             return False
         return not comes_in_pairs(filling.method.name) or puts_in(filling)
