@@ -241,12 +241,25 @@ class Ownership(Yielding):
             return None
         if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):
             return held
+        if op.target in self._numbers:
+            return held  # `hits += self.draft(pages)`: what is added to a number is one
         sure, maybe = self._copied(held, (*op.target, "[*]"), (*op.operand, "[*]"))
         if not sure and not maybe:
             return held
         if (to := self._for_others(node, (*op.target, "[*]"))) is not None:
             return self._escape(node, held, to, sure | ({to} if sure else NOWHERE))
         return replace(held, places=held.places | sure, maybe=held.maybe | maybe)
+
+    @cached_property
+    def _numbers(self) -> frozenset[Path]:
+        """Names that begin as a number, and are only counted on."""
+        begun: dict[Path, bool] = {}
+        for op in self.graph.ops:
+            target = getattr(op, "target", None)
+            if target is not None and not isinstance(op, InPlace):
+                number = isinstance(op, Constant) and type(op.value) in (int, float)
+                begun[target] = number and begun.get(target, True)
+        return frozenset(target for target, number in begun.items() if number)
 
     def _delete(self, node: int, op: Delete, held: Held) -> Held | None:
         loss = Loss.DELETED if len(op.target) == 1 else Loss.DROPPED
