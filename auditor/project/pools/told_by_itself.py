@@ -61,8 +61,8 @@ def _tells_of_itself(function: Function, call: ast.Call) -> bool:
 
 
 def _is_ended_by_users(model: ClassModel, begins: Function, telling: Function) -> bool:
-    """`lease = pool.lease()` and `lease.finish()` in most functions that get one, tests left out: it is no end of
-    its own that it tells."""
+    """`lease = pool.lease()` and `lease.finish()` in most functions that get one, tests left out: it is no
+    end of its own that it tells."""
     ended = [
         any(_is_named_in(call, names) for call in function.calling(telling.name))
         for module in _modules(model, begins)
