@@ -9,11 +9,14 @@ from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Edge, Path
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.modules import Class, Function
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import loops_around
 from auditor.project.meaning.source import Source
+
+Called = Function | tuple[Class, str]
 
 
 class Following:
@@ -24,7 +27,7 @@ class Following:
         self.graph: Graph = function.graph
         self.effects = effects
         self.edges = edges
-        self.borrowers: Set[Function] = frozenset()
+        self.borrowers: Set[Called] = frozenset()
         self._known: dict[int, Knowledge] | None = None
         self._alone: dict[tuple[int, Handle, tuple[Path, ...], Knowledge], Followed] = {}
 
@@ -55,11 +58,11 @@ class Following:
             found = self._follow(node, source, shown)
         return found
 
-    def lent(self) -> Iterator[Function]:
-        """Functions of the tree of whose effects nothing is known, and that turned out to have borrowed."""
+    def lent(self) -> Iterator[Called]:
+        """Functions of whose effects nothing is known, and that turned out to have borrowed."""
         for (_, handle, *_), followed in self._alone.items():
             for node in followed.shown.lent if handle is Handle.RESULT else ():
-                yield from self._targets(node)
+                yield from self._called(node)
 
     def _lent_elsewhere(self, followed: Followed) -> frozenset[int]:
         """Calls of those that have only borrowed what another function gave them."""
@@ -67,13 +70,18 @@ class Following:
         return frozenset(
             node
             for node in doubtful_ones
-            if (targets := self._targets(node)) and self.borrowers >= set(targets)
+            if (called := self._called(node)) and self.borrowers >= called
         )
 
-    def _targets(self, node: int) -> tuple[Function, ...]:
-        call = self.graph.ops[node]
-        calls = self.effects.recogniser.calls
-        return calls.targets(self.function, call.at)[0] if isinstance(call, Call) else ()
+    def _called(self, node: int) -> Set[Called]:
+        """Functions of the tree, or what the class has in a field: `self.model(page)`."""
+        op = self.graph.ops[node]
+        if not isinstance(op, Call):
+            return frozenset()
+        targets = self.effects.recogniser.calls.targets(self.function, op.at)[0]
+        field = own_attribute(op.at.func, self.function.owner or "")
+        own = {(self.function.cls, field)} if field is not None and self.function.cls is not None else ()
+        return frozenset(targets or own)
 
     def _shown_beside(self, node: int, source: Source | None) -> Shown:
         """By other leases of the same pool. Of a call without a result that is only believed of those that

@@ -134,7 +134,7 @@ def _names_in(value: ast.expr) -> list[ast.Name]:
 def _lending(begins: Function, begun: list[Change], ends: list[Function]) -> Half:
     """Of what it counts by, if that is what it returns."""
     returned = {ast.unparse(v) for v in field_work(begins).returned if not isinstance(v, ast.Constant)}
-    if returned & {*_amounts(begins, begun)}:
+    if returned & {*_counted_by(begun)}:
         return Half(begins, ACQUIRING, Handle.RESULT, 0, Value.AMOUNT, by_shape=True)
     if _hands_out_what_was(begins, begun):
         return Half(begins, ACQUIRING, value=Value.INDEX, by_shape=True)
@@ -219,9 +219,14 @@ def _may_end(begins: Function, ends: Function) -> bool:
 
 def _amounts(method: Function, changed: list[Change]) -> Iterator[str]:
     """Parameters by which it counts."""
+    told = own_parameters(method)
+    return (name for name in _counted_by(changed) if name in told)
+
+
+def _counted_by(changed: list[Change]) -> Iterator[str]:
+    """Names, of those of its own as well: `granted = min(n, self.left)`."""
     for change in changed:
-        counted = change.did in (Did.MORE, Did.LESS)
-        if counted and isinstance(change.value, ast.Name) and change.value.id in own_parameters(method):
+        if change.did in (Did.MORE, Did.LESS) and isinstance(change.value, ast.Name):
             yield change.value.id
 
 
