@@ -8,7 +8,7 @@ from auditor.ir.conditions import Condition, called_name, condition
 from auditor.ir.further_turns import FURTHER, further_turn_tests
 from auditor.ir.iterations import part_of
 from auditor.ir.ops import ANY_ITEM, ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
-from auditor.ir.turns import FLAG, OWN, first_turn_tests, own_turn, ruled_out_at_first
+from auditor.ir.turns import FLAG, OWN, counts_ranks, first_turn_tests, own_turn, ruled_out_at_first
 from auditor.source.nodes import walk
 
 
@@ -79,7 +79,7 @@ class ControlFlowLowering(AssignmentLowering):
         own = self._own_turn(node) if counted else None
         further = self._further_turns(node) if counted else None
         is_async, part = isinstance(node, ast.AsyncFor), part_of(node.iter)
-        head, exits = self.loop_head(node.target, source, is_async, counted, part)
+        head, exits = self.loop_head(node.target, source, is_async, counted, part, counts_ranks(node.iter))
         if tests or ruled_out:
             self._told_by_turn(node.target, flag, tests, ruled_out)
         if further is not None:

@@ -84,10 +84,11 @@ class IterationLowering(DecisionLowering):
         is_async: int | bool,
         counted: bool = False,
         part: str = "",
+        turns: bool = False,
     ) -> tuple[int, list[End]]:
         """Emits the `Next` of a loop; returns it and the ends on which the loop is exhausted."""
         element = self.builder.temporary() if not isinstance(target, ast.Name) else (self.root(target.id),)
-        op = Next(target, element, source, counted, part)
+        op = Next(target, element, source, counted, part, turns)
         if is_async:
             head = self.builder.emit_interruptible(op, Edge.CANCEL)
         else:

@@ -116,6 +116,7 @@ class Next(Op):
     source: Path
     counted: bool = False  # over `range(...)`: programs that count their leases count at least one
     part: str = ""  # `1:` where it goes over `source[1:]`
+    turns: bool = False  # there is a first one: `range(world_size)`
 
     @property
     def element(self) -> Path | None:

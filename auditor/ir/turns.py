@@ -79,6 +79,18 @@ def _are_counter_and_rank(left: ast.expr, right: ast.expr, counter: str | None) 
     )
 
 
+RANKS = frozenset({"world", "world_size", "ring_size", "ranks", "num_ranks", "n_ranks", "nranks"})
+"""Names of how many ranks there are: one at least."""
+
+
+def counts_ranks(over: ast.expr) -> bool:
+    """`range(world_size)`, and not `range(world_size - 1)`: there is a first turn."""
+    match over:
+        case ast.Call(func=ast.Name(id="range"), args=[ast.Name() | ast.Attribute() as limit]):
+            return called_name(limit).lower().lstrip("_") in RANKS
+    return False
+
+
 def _is_rank(node: ast.AST) -> bool:
     named = isinstance(node, ast.Name | ast.Attribute)
     return named and "rank" in called_name(node).lower().split("_")  # type: ignore[arg-type]
