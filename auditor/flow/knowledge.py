@@ -60,7 +60,7 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         known = still_known(graph, known)
     match op:
         case Assume():
-            return _assume(op, known)
+            return _assume(graph, op, known)
         case Define():
             return known | {(f"={op.name}:{op.key}", op.value)}
         case Havoc():
@@ -138,14 +138,14 @@ def _reads(graph: Graph, key: str) -> frozenset[str]:
     return names if names is not None else frozenset({key.removesuffix(" is None").partition(EQUAL)[0]})
 
 
-def _assume(op: Assume, known: Knowledge) -> Knowledge | None:
+def _assume(graph: Graph, op: Assume, known: Knowledge) -> Knowledge | None:
     if (op.key, not op.value) in known:
         return None
     learned = {(op.key, op.value)}
     if op.kind == "none" and op.value:
         learned.add((op.key.removesuffix(" is None"), False))
-    elif op.kind == "truth" and op.value:
-        learned.add((f"{op.key} is None", False))
+    elif op.kind == "truth" and (op.value or op.key in graph.objects):
+        learned.add((f"{op.key} is None", not op.value))
     if op.value and excluded(op.key, known):
         return None
     learned |= _same_as(op, known)

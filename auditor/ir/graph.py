@@ -15,6 +15,7 @@ class TooLarge(Exception):
 @dataclass(slots=True)
 class Graph:
     """Node 0 is the entry. `fresh_roots` are locals that only ever hold objects made in this function;
+    `objects` are parameters that are None where they are false;
     `rewrites` are fields that a call (by id of its operation) writes, as far as that was found out."""
 
     ops: list[Op] = field(default_factory=list)
@@ -22,6 +23,7 @@ class Graph:
     parameters: tuple[str, ...] = ()
     condition_names: dict[str, frozenset[str]] = field(default_factory=dict)
     fresh_roots: frozenset[str] = frozenset()
+    objects: frozenset[str] = frozenset()
     rewrites: dict[int, frozenset[str]] = field(default_factory=dict)
     _ranks: list[int] = field(default_factory=list)
     _captures: list[Capture] | None = None

@@ -4,6 +4,7 @@ import ast
 
 from auditor.ir.builder import Builder
 from auditor.ir.graph import Graph
+from auditor.ir.objects import objects_or_none
 from auditor.ir.ops import (
     Await,
     Call,
@@ -48,6 +49,7 @@ def lower(function: FunctionNode) -> Graph:
     graph = builder.graph
     graph.parameters = scope.parameters
     graph.fresh_roots = _fresh_roots(graph)
+    graph.objects = objects_or_none(function)
     return graph
 
 

@@ -68,9 +68,7 @@ class Following:
         """Calls of those that have only borrowed what another function gave them."""
         doubtful_ones = doubtful(self.graph, followed.endings) if self.borrowers else ()
         return frozenset(
-            node
-            for node in doubtful_ones
-            if (called := self._called(node)) and self.borrowers >= called
+            node for node in doubtful_ones if (called := self._called(node)) and self.borrowers >= called
         )
 
     def _called(self, node: int) -> Set[Called]:
