@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.ir.ops import ANY_ITEM
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
@@ -49,12 +49,34 @@ def filled_before(
         return table_of(found) in admitted or _others_fill_known_ones(filling, call, family)
     if owner not in method.parameters[1:] or is_the_new_one(owner) or _may_be_ended_before(filling):
         return False
+    if changes_places(filling, family):
+        return False
     if in_each_step(filling, family, enders):
         return True
     if RENEWING.match(method.name) is None:
         return False
     looked_at = _others_fill_known_ones(filling, call, family) or _others_add_to_it(filling, family)
     return looked_at or bool(admitted)
+
+
+def changes_places(filling: Filling, family: Sequence[Function]) -> bool:
+    """`page.host = buffer` beside `page.device = None`, and in another method the other way round: what is in
+    the one place is not in the other."""
+    emptied = {field for field, empty in _set(filling.method, filling.owner) if empty} - {filling.field}
+    return any(
+        (filling.field, True) in (written := set(_set(each, owner)))
+        and any((field, False) in written for field in emptied)
+        for each in family
+        if each is not filling.method
+        for owner in each.parameters[1:]
+    )
+
+
+def _set(method: Function, owner: str) -> Iterator[tuple[str, bool]]:
+    """Fields of an object that the method sets, each with whether to None."""
+    for target, value in assignments(method):
+        if (field := own_attribute(target, owner)) is not None:
+            yield field, isinstance(value, ast.Constant) and value.value is None
 
 
 def tables_filled_with(

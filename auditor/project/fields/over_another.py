@@ -17,7 +17,7 @@ from auditor.project.fields.filled_together import works_with_what_came_along
 from auditor.project.fields.filling_again import Filling, fillings, may_be_called_again
 from auditor.project.fields.forgetting import CLOSING, INITIAL
 from auditor.project.fields.full_places import is_in_a_list, is_refused_elsewhere
-from auditor.project.fields.given_objects import others_look_into_it
+from auditor.project.fields.given_objects import changes_places, others_look_into_it
 from auditor.project.fields.items_again import (
     filled_in_each_round,
     filled_where_others_pass_over,
@@ -90,6 +90,7 @@ class OverAnother(Refilling):
             if looked_up and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
                 continue
             ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
+            ended = ended or changes_places(filling, family)
             working = filling.owner != function.owner and works_first(filling)  # so its callers ended nothing
             if enders and not ended and (working or not self._seen_to(filling, enders)):
                 yield filled(filling, enders)

@@ -12,7 +12,7 @@ from auditor.flow.held import Held
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import RESULT, Call, Leave, Move, Op, Path, Store
-from auditor.project.code.bindings import assignments, told_by_position
+from auditor.project.code.bindings import assignments, given_to_field, told_by_position
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
@@ -33,6 +33,7 @@ from auditor.project.fields.ways_out import SAYING, WayOut
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 
 class RecordEnds(NothingOver):
@@ -83,12 +84,20 @@ class RecordEnds(NothingOver):
         )
 
     def _puts_another_there(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
-        """That one is put over what lies there, and tells of it."""
-        return any(
+        """That one is put over what lies there, and tells of it; or the method gives it back as well, and
+        takes the record for one that has none."""
+        protocol = outcome.acquisition.protocol
+        told = (
             its is not None and its.field == place.field
             for each in self.wanted
-            if each.function is method and each.acquisition.protocol == outcome.acquisition.protocol
+            if each.function is method and each.acquisition.protocol == protocol
             for its in (self._record_place(each),)
+        )
+        return any(told) or any(
+            (source := self.recogniser.source(method, call)) is not None and source.protocol == protocol
+            for value in given_to_field(method, place.field[0][1:])
+            for call in walk(value)
+            if isinstance(call, ast.Call)
         )
 
     def _is_for_others(self, place: RecordPlace, family: Sequence[Function]) -> bool:
