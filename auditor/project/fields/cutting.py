@@ -14,6 +14,7 @@ from auditor.source.nodes import walk
 
 FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
 FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
+ORDERING = frozenset({"sort", "reverse"})
 
 
 def cut_off(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
@@ -103,7 +104,7 @@ def _looks_inside(method: Function, own: str, attribute: str, shortening: list[a
                 | ast.Compare(ops=[ast.In() | ast.NotIn()], comparators=[each])
             ):
                 known.add(id(each))
-            case ast.Call(func=ast.Attribute(value=each, attr=way)) if way in FILLING:
+            case ast.Call(func=ast.Attribute(value=each, attr=way)) if way in FILLING | ORDERING:
                 known.add(id(each))
             case (
                 ast.Subscript(value=each, ctx=ast.Store())

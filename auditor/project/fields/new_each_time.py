@@ -6,10 +6,11 @@ ends the last one."""
 
 import ast
 from collections.abc import Sequence
+from itertools import repeat
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import assigned_by, own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.fields.filling_again import Filling, tests_in
+from auditor.project.fields.filling_again import Filling, before, tests_in
 from auditor.project.fields.reckoning import takes_out
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -34,6 +35,33 @@ def is_of_the_next(call: ast.Call, method: Function) -> bool:
     """`self.shard = open(self.paths.pop(0))`: whoever goes on to the next calls it once for each."""
     told = [*call.args, *(each.value for each in call.keywords)]
     return any(_takes_out_of_its_own(node, method.owner or "") for each in told for node in walk(each))
+
+
+def is_of_another_now(filling: Filling) -> bool:
+    """`if day != self.day: self.file = open(day); self.day = day`: it is filled whenever that has changed."""
+    for node in filling.method.statements:
+        match node:
+            case ast.If(test=ast.Compare(left=one, ops=[ast.NotEq()], comparators=[other]), body=body):
+                noted = {ast.unparse(one), ast.unparse(other)}
+            case _:
+                continue
+        beside = (given for statement in body for given in assigned_by(statement))
+        if filling.statement in body and any(_notes(*given, noted, filling.owner) for given in beside):
+            return not any(map(_may_see_to_it, before(filling), repeat(filling)))
+    return False
+
+
+def _may_see_to_it(node: ast.AST, filling: Filling) -> bool:
+    """It speaks of the field, or calls a method of the same object."""
+    called = own_attribute(node.func, filling.owner) if isinstance(node, ast.Call) else None
+    methods = filling.method.cls.methods if filling.method.cls is not None else {}
+    return called in methods or (
+        isinstance(node, ast.expr) and own_attribute(node, filling.owner) == filling.field
+    )
+
+
+def _notes(to: ast.expr, value: ast.expr, noted: set[str], own: str) -> bool:
+    return own_attribute(to, own) is not None and {ast.unparse(to), ast.unparse(value)} == noted
 
 
 def _takes_out_of_its_own(node: ast.AST, own: str) -> bool:

@@ -57,7 +57,7 @@ from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import in_turns
-from auditor.project.fields.new_each_time import is_another_one_each_time, is_of_the_next
+from auditor.project.fields.new_each_time import is_another_one_each_time, is_of_another_now, is_of_the_next
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     LOCKING,
@@ -130,7 +130,7 @@ class Refilling(ForgottenFields):
         method = outcome.function
         unsure = outcome.acquisition.foreign and not SETTING.match(method.name)
         unsure = unsure and not is_of_the_next(outcome.call, method)
-        if unsure or len(path) > 3 or not may_be_called_again(method):
+        if len(path) > 3 or not may_be_called_again(method):
             return None
         ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path
         if method.name in INITIAL or ends:
@@ -138,6 +138,8 @@ class Refilling(ForgottenFields):
         found = fillings(method, path[0], path[1][1:])
         if len(found) != 1 or known_beside(found[0], family):
             return None
+        if (renewed := is_of_another_now(found[0])) or unsure:
+            return found[0] if renewed else None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
         known = known or replaces_what_it_saw(found[0], (), self._ends(outcome))
         return found[0] if known or not looks_first(found[0], family) else None
@@ -184,7 +186,9 @@ class Refilling(ForgottenFields):
             return True
         if any(in_turns(filling.method.name, ender.name) for ender in enders):
             return False
-        if reckons_with_another_turn(filling) or is_another_one_each_time(filling, enders):
+        if reckons_with_another_turn(filling, enders) or is_of_another_now(filling):
+            return True
+        if is_another_one_each_time(filling, enders):
             return True
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
         if only_closed and has_gone_to_the_caller(outcome):

@@ -1,6 +1,6 @@
 """Records that are refused with a lease on them: `start(job)` takes a row and a page, says no where there is
 no page, and leaves the row where it is; the job stays in line, and its next `start(job)` puts another row
-over that."""
+over that. And records that have a lease only while a function runs, which forgets it where it says no."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -32,6 +32,11 @@ class RefusedAndKept(BackInLine):
         told = _told_of(function, place.told)
         if not told or _asks_first(function, place, outcome.call.lineno):
             return
+        if _is_only_borrowed(outcome, told):
+            yield StoredField(
+                place.as_field(cls.qualname), outcome.lease.span, partly_by=(function.qualname,)
+            )
+            return
         family = set(self.family_of(cls))
         known = [
             each
@@ -57,6 +62,16 @@ def _refuses_with_it(outcome: Outcome) -> bool:
     stored = {_answer(ops[node]) for node, _ in outcome.stored}
     answers = {_answer(op) for op in ops if isinstance(op, Leave) and op.way is not Way.RAISE}
     return bool(stored & NOTHING) and not answers <= NOTHING
+
+
+def _is_only_borrowed(outcome: Outcome, told: str) -> bool:
+    """It is given back before every other answer: the record, which goes nowhere else, has it for as long as
+    the function runs."""
+    ops = outcome.function.graph.ops
+    kept = [ops[node] for node, _ in outcome.stored]
+    alone = all(path[:1] == (told,) for path in outcome.beside)
+    refused = all(isinstance(op, Leave) and _answer(op) in NOTHING for op in kept)
+    return bool(kept) and alone and outcome.lease.released and refused
 
 
 def _answer(op: object) -> str:

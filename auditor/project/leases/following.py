@@ -8,7 +8,7 @@ from auditor.flow.follow import UNSEEN, Followed, Shown, doubtful, follow_acquir
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Call, Edge, Path
+from auditor.ir.ops import Assume, Call, Edge, Move, Path
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Class, Function
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
@@ -72,14 +72,22 @@ class Following:
         )
 
     def _called(self, node: int) -> Set[Called]:
-        """Functions of the tree, or what the class has in a field: `self.model(page)`."""
+        """Functions of the tree, or what the class has in a field, `self.model(page)`, whose answer does not
+        say what it has done."""
         op = self.graph.ops[node]
         if not isinstance(op, Call):
             return frozenset()
         targets = self.effects.recogniser.calls.targets(self.function, op.at)[0]
-        field = own_attribute(op.at.func, self.function.owner or "")
-        own = {(self.function.cls, field)} if field is not None and self.function.cls is not None else ()
-        return frozenset(targets or own)
+        field, cls = own_attribute(op.at.func, self.function.owner or ""), self.function.cls
+        if targets or field is None or cls is None:
+            return frozenset(targets)
+        return frozenset() if self._is_asked(op.target) else frozenset({(cls, field)})
+
+    def _is_asked(self, answer: Path) -> bool:
+        ops = self.graph.ops
+        names = {answer, *(op.target for op in ops if isinstance(op, Move) and op.source == answer)}
+        asked = [op for op in ops if isinstance(op, Assume)]
+        return any(op.subject in names or not op.names.isdisjoint(name[0] for name in names) for op in asked)
 
     def _shown_beside(self, node: int, source: Source | None) -> Shown:
         """By other leases of the same pool. Of a call without a result that is only believed of those that
