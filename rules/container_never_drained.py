@@ -21,7 +21,9 @@ See below: `reset` forgets the leases.
 
 ## Fix
 safety
-Unsafe: release the entries before they are dropped.
+Unsafe: release the entries before they are dropped. What a method takes out and loses is repaired in that
+method, as PA101, PA102, PA105 and PA109 do at an acquire, and as safe as there; only if that ends every loss
+that the finding tells of.
 """
 
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from collections.abc import Iterator
 from auditor.case import Case
 from auditor.facts import Facts, Loss, StoredField, kept
 from auditor.fixes.drained import drained_before_drop
+from auditor.fixes.taken_out import given_back_where_taken
 from auditor.model import Finding, FixOffer, Severity
 from auditor.rule import Meta
 
@@ -101,4 +104,4 @@ def _who(stored: StoredField) -> str:
 
 
 def fix(case: Case) -> FixOffer | None:
-    return drained_before_drop(case)
+    return given_back_where_taken(case) or drained_before_drop(case)

@@ -1,11 +1,13 @@
 """Why no fix could be built, in words for whoever has to repair it by hand."""
 
 import ast
+from collections.abc import Sequence
 
 from auditor.case import Case
 from auditor.fixes.exits import own_nodes
 from auditor.fixes.life import LOOPS, Life, call_at, enclosing_function, life_of, mentions, statements_in
 from auditor.fixes.region import is_pure
+from auditor.fixes.taken_out import fixed_there, taker, where_taken
 from auditor.fixes.try_finally import stands_alone
 
 UNFIXABLE = "what to do about this rule is for the author to choose"
@@ -13,6 +15,8 @@ UNFIXABLE = "what to do about this rule is for the author to choose"
 
 def why_unfixed(case: Case) -> str:
     """The first of what stands in the way that can be told; empty where nothing can."""
+    if taken := where_taken(case):
+        return _where_taken(case, taken)
     lease, file = case.lease, case.file
     if lease is None or file is None:
         return ""
@@ -27,6 +31,15 @@ def why_unfixed(case: Case) -> str:
         return "it is acquired outside of any function"
     life = life_of(case, several=True)
     return _of_life(life) if life is not None else "no local name of its own stands for what was acquired"
+
+
+def _where_taken(case: Case, taken: Sequence[Case]) -> str:
+    """Of what a container held: of the first call that takes it out and cannot be repaired."""
+    stuck = next((there for there in taken if fixed_there(there) is None), None)
+    if stuck is None:
+        return "it is lost at another place too, where no fix could be built"
+    reason = why_unfixed(stuck)
+    return f"where {taker(case, stuck)} takes it out, {reason}" if reason else ""
 
 
 def _of_life(life: Life) -> str:

@@ -77,7 +77,8 @@ class Lease:
 
     `released` and `handed_over` say whether some path ends so, `releases` where; `fields` lists where it was
     stored; `giving_back` is how a fix would release it. `unasked` is the method that would end it where
-    nothing in the project calls that.
+    nothing in the project calls that. `told_elsewhere` are leaks of what came out of a container: they are
+    told of the acquire that put it there.
     """
 
     span: Span
@@ -95,6 +96,7 @@ class Lease:
     giving_back: GivingBack | None = None
     value: Value = Value.OBJECT
     unasked: str = ""
+    told_elsewhere: tuple[Leak, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

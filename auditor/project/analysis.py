@@ -350,7 +350,7 @@ class Analysis:
             callers=callers_of(outcome, self.received.get(outcome.function, ())),
             unasked=unasked,
         )
-        if not (lease.leaks or fields):
+        if not (lease.leaks or lease.told_elsewhere or fields):
             return lease  # nothing to repair
         way = giving_back(self.recogniser, outcome.function, outcome.call)
         by_lease = custom.get(lease.protocol)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lsprotocol import types
@@ -177,16 +178,25 @@ class PoolAuditServer(LanguageServer):
 
     def at(self, uri: str, wanted: types.Range) -> list[tuple[Finding, types.Diagnostic]]:
         """Findings that touch a range of a document as it was audited; none if it has changed since."""
-        document = self.workspace.text_documents.get(uri)
-        if document is not None and document.version != self.versions.get(uri):
+        if self._has_changed(uri):
             return []
         return [pair for pair in self.findings.get(uri, []) if _overlap(pair[1].range, wanted)]
 
     def actions(self, params: types.CodeActionParams) -> list[types.CodeAction]:
         uri = params.text_document.uri
         translator = self.translator(self.documents())
-        found = self.at(uri, params.range)
+        found = [(self._as_audited(finding), shown) for finding, shown in self.at(uri, params.range)]
         return [action for finding, shown in found for action in translator.actions(uri, finding, shown)]
+
+    def _as_audited(self, finding: Finding) -> Finding:
+        """Without its fix where that edits another document, and this has changed since it was audited."""
+        edits = finding.fix.edits if finding.fix is not None else ()
+        stale = any(self._has_changed(self.uri_of(edit.span.path)) for edit in edits)
+        return replace(finding, fix=None) if stale else finding
+
+    def _has_changed(self, uri: str) -> bool:
+        document = self.workspace.text_documents.get(uri)
+        return document is not None and document.version != self.versions.get(uri)
 
     def hover(self, params: types.HoverParams) -> types.Hover | None:
         """The pages of the rules whose findings are under the cursor, with these findings' paths."""

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("pygls", reason="the extra `server` is not installed")
 
+from tests.fixes.test_taken_out import FINISH, FINISHED, POOLS, STAGE, TABLE, USED
 from tests.server.client import Client, Message
 
 pytestmark = pytest.mark.timeout(300)
@@ -148,6 +149,20 @@ def test_no_action_on_text_that_was_not_audited_yet(client: Client) -> None:
     client.change("leak.py", "# another line\n" + LEAK, 2)
     assert client.actions("leak.py", shown) == []
     assert client.request("textDocument/hover", client.at("leak.py", 1, 12)) is None
+
+
+def test_a_fix_in_another_document_is_offered_while_that_is_as_it_was_audited(client: Client) -> None:
+    client.initialize()
+    base = "from pools import Pool\n\n\n" + TABLE + FINISH
+    client.open("pools.py", POOLS + USED)
+    client.open("base.py", base)
+    client.open("staged.py", "from base import Table\n\n\nclass Staged(Table):\n" + STAGE)
+    (shown,) = client.diagnostics("staged.py", 1)
+    fix, ignore = client.actions("staged.py", shown)
+    assert list(fix["edit"]["changes"]) == [client.uri("base.py")]
+    assert applied(base, fix["edit"]["changes"][client.uri("base.py")]).endswith(FINISHED)
+    client.change("base.py", "# pools\n" + base, 2)
+    assert client.actions("staged.py", shown) == [ignore]
 
 
 def test_hovering_over_a_finding_shows_the_page_of_its_rule(client: Client) -> None:

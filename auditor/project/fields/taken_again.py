@@ -50,7 +50,7 @@ def told_how_taken(
 ) -> dict[int, tuple[StoredField, ...]]:
     """With the way on which each entry that is taken out is lost. Where no first acquire can tell of it, the
     call that takes it out does."""
-    ways: dict[Span, tuple[Leak, list[Outcome]]] = {}
+    ways: dict[Span, tuple[Leak, Outcome]] = {}
     for taking in takings:
         if id(taking.call) not in outcomes:
             follow(taking.method, taking.call, taking.source)
@@ -58,13 +58,13 @@ def told_how_taken(
         leaks = outcome.lease.leaks if outcome is not None else ()
         lost = next((leak for leak in leaks if leak.loss not in EXCEPTIONAL), None)
         if outcome is not None and lost is not None:
-            ways.setdefault(taking.span, (lost, []))[1].append(outcome)
+            ways[taking.span] = lost, outcome
     told = {drop.at for fields in found.values() for each in fields for drop in each.drops} & ways.keys()
-    for outcome in (each for at in told for each in ways[at][1]):
-        outcome.lease = replace(outcome.lease, leaks=())
+    for _, outcome in (ways[at] for at in told):
+        outcome.lease = replace(outcome.lease, leaks=(), told_elsewhere=outcome.lease.leaks)
     return {at: tuple(_with_ways(each, ways) for each in fields) for at, fields in found.items()}
 
 
-def _with_ways(field: StoredField, ways: Mapping[Span, tuple[Leak, list[Outcome]]]) -> StoredField:
+def _with_ways(field: StoredField, ways: Mapping[Span, tuple[Leak, Outcome]]) -> StoredField:
     drops = (replace(drop, trace=ways[drop.at][0].trace) if drop.at in ways else drop for drop in field.drops)
     return replace(field, drops=tuple(drops))
