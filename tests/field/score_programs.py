@@ -79,6 +79,7 @@ SETS = (
     "masons",
     "joiners",
     "wrights",
+    "tanners",
     "pilots",
     "auditors",
 )

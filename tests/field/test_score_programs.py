@@ -21,7 +21,7 @@ KEPT = {
     "passersby": (431, 135, {"pipeline_stage.py:50"}),
     "commuters": (424, 144, set[str]()),
     "couriers": (217, 68, set[str]()),
-    "trainers": (238, 76, {"optim_offload.py:142"}),
+    "trainers": (238, 77, {"optim_offload.py:142"}),
     "operators": (219, 73, set[str]()),
     "makers": (180, 52, {"p05_slab/cache.py:24", "p13_async_workers.py:61"}),
     "declared": (211, 69, set[str]()),
@@ -38,7 +38,7 @@ KEPT = {
     "maintainers": (209, 73, set[str]()),
     "colleagues": (206, 61, {"grad_buckets.py:126"}),
     "inspectors": (193, 69, set[str]()),
-    "tutors": (191, 64, set[str]()),
+    "tutors": (191, 68, set[str]()),
     "surveyors": (191, 61, {"unshard_arena.py:51"}),
     "mentors": (198, 65, set[str]()),
     "advisers": (190, 66, set[str]()),
@@ -58,12 +58,13 @@ KEPT = {
     "sextons": (189, 69, set[str]()),
     "coopers": (188, 69, set[str]()),
     "farriers": (192, 66, {"comm_registry.py:104"}),
-    "glaziers": (196, 67, {"weight_sync.py:91"}),
+    "glaziers": (196, 68, {"weight_sync.py:91"}),
     "thatchers": (194, 68, set[str]()),
     "chandlers": (192, 69, set[str]()),
     "masons": (199, 63, set[str]()),
-    "joiners": (207, 66, {"block_layout.py:60", "seqpar/alltoall.py:69"}),
-    "wrights": (234, 59, {"paged_blocks.py:175"}),
+    "joiners": (207, 68, {"block_layout.py:60"}),
+    "wrights": (234, 68, {"paged_blocks.py:175"}),
+    "tanners": (280, 83, set[str]()),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -77,7 +78,7 @@ TOLD_ELSEWHERE = {
 in."""
 
 
-OLDEST = 53
+OLDEST = 54
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
