@@ -285,6 +285,21 @@ def begins_always(function: Function, call: ast.Call, field: str) -> bool:
     return False
 
 
+def leaves_without_one(method: Function, field: str) -> bool:
+    """`if self.buffer is None: return` comes first."""
+    body = method.node.body if isinstance(method.node.body, list) else []
+    first = next((each for each in body if not _is_a_text(each)), None)
+    return (
+        isinstance(first, ast.If)
+        and asks_for(first.test, method.owner or "", field)
+        and isinstance(first.body[-1], ast.Return)
+    )
+
+
+def _is_a_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
 def _asks_others(test: ast.expr, method: Function, own: str) -> bool:
     """What the method is told, or what another object says of itself at this time."""
     names = {name for name in names_in(test) if name[:1].islower() and not list(given_to(method, name))}

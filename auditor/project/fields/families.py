@@ -21,6 +21,7 @@ from auditor.project.fields.exits import (
     asks_other_things,
     begins_always,
     calls_with,
+    leaves_without_one,
     overridden,
 )
 from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
@@ -76,7 +77,9 @@ class Families:
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
             ):
                 return True
-            once = len(path) == 2 and begins_always(begun, outcome.call, field)
+            once = len(path) == 2 and (
+                begins_always(begun, outcome.call, field) or leaves_without_one(method, field)
+            )
             listed = path[2:] == (ANY_ITEM,) and method.name in EXITS and begun.name in ENTERS
             if (
                 answer.sometimes

@@ -32,9 +32,22 @@ def is_another_one_each_time(filling: Filling, enders: Sequence[Function]) -> bo
 
 
 def is_of_the_next(call: ast.Call, method: Function) -> bool:
-    """`self.shard = open(self.paths.pop(0))`: whoever goes on to the next calls it once for each."""
+    """`self.shard = open(self.paths.pop(0))`, or `open(self.paths[index])` of an index that is told: whoever
+    goes on to the next calls it once for each."""
+    own = method.owner or ""
     told = [*call.args, *(each.value for each in call.keywords)]
-    return any(_takes_out_of_its_own(node, method.owner or "") for each in told for node in walk(each))
+    return any(
+        _takes_out_of_its_own(node, own) or _is_chosen(node, own, method)
+        for each in told
+        for node in walk(each)
+    )
+
+
+def _is_chosen(node: ast.AST, own: str, method: Function) -> bool:
+    match node:
+        case ast.Subscript(value=store, slice=ast.Name(id=index)):
+            return own_attribute(store, own) is not None and index in method.parameters
+    return False
 
 
 def is_of_another_now(filling: Filling) -> bool:
