@@ -80,6 +80,7 @@ SETS = (
     "joiners",
     "wrights",
     "tanners",
+    "weavers",
     "pilots",
     "auditors",
 )
