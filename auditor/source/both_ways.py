@@ -6,6 +6,7 @@ is written otherwise (heaps, local names of a field, flags of other objects) is 
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 
 from auditor.source.on_others import works_on_others
 from auditor.source.searched import Searched, ending_before, places
@@ -107,6 +108,12 @@ LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 
 Notes = defaultdict[str, set[bytes]]
+
+
+@lru_cache(maxsize=1 << 10)
+def written_both_ways(text: str) -> bool:
+    """The same of a text, of which several ask: a class is asked for its shape, its bases' and its losses."""
+    return works_both_ways(Searched(text.encode(errors="replace")))
 
 
 def works_both_ways(text: Searched) -> bool:

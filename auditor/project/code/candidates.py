@@ -13,7 +13,7 @@ from auditor.protocols.vocabulary import (
     some_undo_others,
     take_apart,
 )
-from auditor.source.both_ways import works_both_ways
+from auditor.source.both_ways import written_both_ways
 from auditor.source.ended_elsewhere import ends_elsewhere
 from auditor.source.searched import Searched
 
@@ -42,8 +42,7 @@ def may_have_shape(text: str) -> bool:
     """Whether one of its classes works on a field both ways, or its functions on what the module has, or it
     has names of which one undoes another."""
     return any(
-        works_both_ways(Searched(part.encode(errors="replace"))) or names_undo(part)
-        for part in (*CLASS.split(text), CLASS_BODY.sub("", text))
+        written_both_ways(part) or names_undo(part) for part in (*CLASS.split(text), CLASS_BODY.sub("", text))
     )
 
 

@@ -204,6 +204,7 @@ class Class:
     qualname: str
     node: ast.ClassDef
     methods: dict[str, Function] = field(default_factory=dict)
+    _text: str | None = None
 
     @property
     def name(self) -> str:
@@ -212,7 +213,9 @@ class Class:
     @property
     def text(self) -> str:
         """Its source lines, decorators left out."""
-        return "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+        if self._text is None:
+            self._text = "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
+        return self._text
 
     def __repr__(self) -> str:
         return f"{self.module.path}:{self.qualname}"

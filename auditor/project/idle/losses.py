@@ -43,9 +43,8 @@ from auditor.project.idle.takes import handing_on, takes_of
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.shapes.field_work import FieldWork
 from auditor.protocols.vocabulary import split
-from auditor.source.both_ways import works_both_ways
+from auditor.source.both_ways import written_both_ways
 from auditor.source.nodes import walk
-from auditor.source.searched import Searched
 
 GETTING_RID = re.compile(
     r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|gc|collect"
@@ -66,7 +65,7 @@ OTHER_WAYS = re.compile(
     r"self\.\w+\.(?:remove|discard|update|get\((?:block|timeout|True|False))\b"
     r"|del self\.\w+\[|self\.(\w+) = self\.\1\["
 )
-"""What `works_both_ways` does not look for: `self.free.remove(page)`, `del self.free[:n]`."""
+"""What `written_both_ways` does not look for: `self.free.remove(page)`, `del self.free[:n]`."""
 
 LEAVING = (ast.Return, ast.Raise)
 IN_PART = "some of them are handed out, and the others are nowhere"
@@ -88,7 +87,7 @@ def with_idle(lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease]) -
 
 def may_lose_idle(text: str) -> bool:
     """Whether something in the text works on a field both ways, as pools do, or takes out in other ways."""
-    return OTHER_WAYS.search(text) is not None or works_both_ways(Searched(text.encode(errors="replace")))
+    return OTHER_WAYS.search(text) is not None or written_both_ways(text)
 
 
 def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
