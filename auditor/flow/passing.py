@@ -94,9 +94,8 @@ class Passing(Perhaps):
             if self._by_another_name(call, position, operand, held):
                 self.endings.unknown.add(node)
                 return ()
-            perhaps = list(self._perhaps_given(call, position, operand, held))
-            if perhaps and _goes_into_itself(call, held):
-                perhaps = []
+            within = _goes_into_itself(call, held)
+            perhaps = [] if within else list(self._perhaps_given(call, position, operand, held))
             if perhaps and any(self._inside(held, other) is not None for _, other in given):
                 # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
                 perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]

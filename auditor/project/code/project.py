@@ -11,9 +11,6 @@ from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.parse import Parse
 
 CALLED = re.compile(r"\.(\w++)\(")
-LOOKED_FOR = 2
-"""Either so few names are asked for or many: then all texts are gone over at once, which takes as long as for
-five of them."""
 
 
 class Project:
@@ -25,10 +22,8 @@ class Project:
         self.failed: dict[str, tuple[int, str]] = {}
         self._modules: dict[str, Module | None] = {}
         self._by_suffix: dict[str, list[str]] | None = None
-        self._calling: dict[str, list[str]] = {}
         self._callers: dict[str, list[str]] | None = None
         self._calling_both: dict[tuple[str, str], list[str]] = {}
-        self._texts: list[tuple[str, str]] | None = None
         self._mentioning: dict[str, list[tuple[str, str]]] = {}
 
     def module(self, path: str) -> Module | None:
@@ -38,19 +33,11 @@ class Project:
         return self._modules[path]
 
     def calling(self, method: str) -> list[str]:
-        """The files that call a method of this name, by their text.
-
-        The first names are looked for one by one; from then on it pays to go over all texts once and note
-        every name that is called there."""
-        if self._callers is None and method not in self._calling:
-            if len(self._calling) < LOOKED_FOR:
-                found = [path for path, text in self._in_order() if f".{method}(" in text]
-                self._calling[method] = found
-            else:
-                self._callers = self._all_callers()
-        if self._callers is not None:
-            return self._callers.get(method, [])
-        return self._calling[method]
+        """The files that call a method of this name, by their text: all are gone over once, and every name
+        that is called there is noted, which takes as long as looking for five of them."""
+        if self._callers is None:
+            self._callers = self._all_callers()
+        return self._callers.get(method, [])
 
     def calling_both(self, method: str, other: str) -> list[str]:
         """Of those the files in whose text something of the other name is called too."""
@@ -61,15 +48,10 @@ class Project:
 
     def _all_callers(self) -> dict[str, list[str]]:
         callers: dict[str, list[str]] = {}
-        for path, text in self._in_order():
+        for path, text in sorted(self.sources.items()):
             for name in set(CALLED.findall(text)):
                 callers.setdefault(name, []).append(path)
         return callers
-
-    def _in_order(self) -> list[tuple[str, str]]:
-        if self._texts is None:
-            self._texts = sorted(self.sources.items())
-        return self._texts
 
     def mentioning(self, word: str) -> list[tuple[str, str]]:
         """Files and their texts that have the word in them, parsed or not; each word is looked for once. A

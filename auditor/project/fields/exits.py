@@ -288,16 +288,10 @@ def begins_always(function: Function, call: ast.Call, field: str) -> bool:
 def leaves_without_one(method: Function, field: str) -> bool:
     """`if self.buffer is None: return` comes first."""
     body = method.node.body if isinstance(method.node.body, list) else []
-    first = next((each for each in body if not _is_a_text(each)), None)
-    return (
-        isinstance(first, ast.If)
-        and asks_for(first.test, method.owner or "", field)
-        and isinstance(first.body[-1], ast.Return)
-    )
-
-
-def _is_a_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    first = next((each for each in body if not isinstance(each, ast.Expr)), None)
+    if not isinstance(first, ast.If) or not isinstance(first.body[-1], ast.Return):
+        return False
+    return asks_for(first.test, method.owner or "", field)
 
 
 def _asks_others(test: ast.expr, method: Function, own: str) -> bool:

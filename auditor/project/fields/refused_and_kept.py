@@ -59,23 +59,25 @@ def _asks_another(caller: Function, function: Function) -> bool:
 def _refuses_with_it(outcome: Outcome) -> bool:
     """On one way out it is on the record, and the answer is that of a refusal; on others it is another."""
     ops = outcome.function.graph.ops
-    stored = {_answer(ops[node]) for node, _ in outcome.stored}
     answers = {_answer(op) for op in ops if isinstance(op, Leave) and op.way is not Way.RAISE}
-    return bool(stored & NOTHING) and not answers <= NOTHING
+    return bool(_answers_with_it(outcome) & NOTHING) and not answers <= NOTHING
 
 
 def _is_only_borrowed(outcome: Outcome, told: str) -> bool:
     """It is given back before every other answer: the record, which goes nowhere else, has it for as long as
     the function runs."""
-    ops = outcome.function.graph.ops
-    kept = [ops[node] for node, _ in outcome.stored]
     alone = all(path[:1] == (told,) for path in outcome.beside)
-    refused = all(isinstance(op, Leave) and _answer(op) in NOTHING for op in kept)
-    return bool(kept) and alone and outcome.lease.released and refused
+    return alone and outcome.lease.released and _answers_with_it(outcome) <= NOTHING
 
 
-def _answer(op: object) -> str:
-    if isinstance(op, Leave) and isinstance(op.at, ast.Return) and op.at.value is not None:
+def _answers_with_it(outcome: Outcome) -> set[str]:
+    """What is answered where it stays on the record."""
+    ops = (outcome.function.graph.ops[node] for node, _ in outcome.stored)
+    return {_answer(op) for op in ops if isinstance(op, Leave)}
+
+
+def _answer(op: Leave) -> str:
+    if isinstance(op.at, ast.Return) and op.at.value is not None:
         return ast.unparse(op.at.value)
     return "None"
 

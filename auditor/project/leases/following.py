@@ -66,9 +66,9 @@ class Following:
 
     def _lent_elsewhere(self, followed: Followed) -> frozenset[int]:
         """Calls of those that have only borrowed what another function gave them."""
-        doubtful_ones = doubtful(self.graph, followed.endings) if self.borrowers else ()
+        unsure = doubtful(self.graph, followed.endings) if self.borrowers else ()
         return frozenset(
-            node for node in doubtful_ones if (called := self._called(node)) and self.borrowers >= called
+            node for node in unsure if (called := self._called(node)) and self.borrowers >= called
         )
 
     def _called(self, node: int) -> Set[Called]:
