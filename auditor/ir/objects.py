@@ -1,4 +1,4 @@
-"""Parameters that are an object or None, by what is said of them: where one is false, it is taken for None."""
+"""Parameters that are an object or None, by what is said of them: a false one is taken for None."""
 
 import ast
 
