@@ -93,6 +93,7 @@ class Acquisition:
     fresh: bool = False  # the object that it lies in was made for whoever gets it
     opened: bool = False  # an object of the tree that holds something open
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
+    plain: bool = False  # a row of numbers: what is taken out of it, or made of it, is a copy
     from_zero: bool = False  # a number, and 0 is one of them
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
     several: bool = False  # a list or a tensor of numbers: what a table has under it is a copy
@@ -128,6 +129,9 @@ class Effects(Protocol):
 
     def telling(self, protocol: str) -> frozenset[str]:
         """Fields of its leases that tell about them, and are no way to them."""
+
+    def lends_plain_memory(self, protocol: str) -> bool:
+        """Whether its leases are rows of numbers, of which every part is a copy."""
 
     def is_ended_through(self, field: str, protocol: str) -> bool:
         """Whether somebody who has to do with a field of this name, `.active`, ends such leases."""

@@ -4,13 +4,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.effects import Acquisition, Effects, Handle, Value
-from auditor.flow.held import Endings, Held, Places
+from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import EXTENDING, FILLING, Knowledge
 from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
 from auditor.flow.noted_and_ended import ended_behind
 from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
+from auditor.flow.rows import out_of_a_row, views
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -63,8 +64,18 @@ class Holding:
         self.known_before = KnownBefore(graph, effects, acquisition.protocol, self._escaped)
         self.told: dict[tuple[int, Held], Knowledge] = {}  # what a call's result says where it left the lease
 
+    def _rows_of_numbers(self, held: Held) -> Places:
+        """Where the lease lies, if it is a row of numbers, but for what shows its memory."""
+        return held.places - self._views if self.acquisition.plain else NOWHERE
+
+    @cached_property
+    def _views(self) -> Places:
+        return views(self.graph)
+
     def _inside(self, held: Held, operand: Path) -> Path | None:
         """Where in the operand the lease is, over all its places."""
+        if out_of_a_row(operand, self._rows_of_numbers(held)):
+            return None
         for place in sorted(held.places):
             rest = below(place, operand)
             if rest is not None:
@@ -92,6 +103,8 @@ class Holding:
         """Places, and maybe-places, that `target = source` adds."""
         sure: set[Path] = set()
         maybe: set[Path] = set()
+        if out_of_a_row(source, self._rows_of_numbers(held)):
+            return NOWHERE, NOWHERE
         for place in held.places:
             rest = below(place, source)
             if rest is not None:

@@ -148,7 +148,8 @@ class Ownership(Yielding):
         told = self.acquisition.value is Value.INDEX or (self.acquisition.value is Value.OBJECT and not piece)
         known = replace(held, maybe=without_contents(held.maybe))  # a sum of what lies there is no number
         told = told and not tells_nothing(op.at) and not is_measured(op)
-        told = told and any(self._about(known, use) for use in op.uses)
+        rows = self._rows_of_numbers(held)
+        told = told and any(self._about(known, use) for use in op.uses if use not in rows)
         made = (*op.target, piece) if piece else op.target
         return self._rebind(node, held, op.target, [(NOWHERE, frozenset({made}) if told else NOWHERE)])
 
@@ -212,6 +213,8 @@ class Ownership(Yielding):
             return None
         value = self.acquisition.value
         if op.sliced and (value is Value.TENSOR or self._copies_into_another(op, held)):
+            return held
+        if op.sliced and op.source in self._rows_of_numbers(held):
             return held
         if node in self._shared_keys and held.stale and all(at[0] == op.target[0] for at in held.places):
             self._lose(Loss.OVERWRITTEN, node, held)

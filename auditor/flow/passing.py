@@ -13,6 +13,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, operands, tells_of
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import OWN_ENDS, below, part
+from auditor.flow.rows import is_copied_out
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
 from auditor.flow.sums import sums
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
@@ -90,7 +91,10 @@ class Passing(Perhaps):
             return (ended,) if ended is not None else ()
         split = False
         given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
+        rows = self._rows_of_numbers(held)
         for position, operand in given:
+            if rows and is_copied_out(call, operand, rows):
+                continue
             if self._by_another_name(call, position, operand, held):
                 self.endings.unknown.add(node)
                 return ()

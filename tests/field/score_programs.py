@@ -81,6 +81,8 @@ SETS = (
     "wrights",
     "tanners",
     "weavers",
+    "saddlers",
+    "millers",
     "pilots",
     "auditors",
 )

@@ -71,6 +71,9 @@ class OutsideEffects:
     def telling(self, protocol: str) -> frozenset[str]:
         return self.recogniser.telling(protocol, memory=False)
 
+    def lends_plain_memory(self, protocol: str) -> bool:
+        return self.recogniser.lends_plain_memory(protocol)
+
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return is_ended_through(self.recogniser, field, protocol)
 

@@ -33,6 +33,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near,
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
+from auditor.project.pools.plain_memory import lends_plain_memory
 from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.protocols.protocol import Protocol
@@ -62,6 +63,7 @@ class Recogniser(Releases):
         self._lent_or_keyed = LentOrKeyed(calls)
         self._lent: set[Function] = set()
         self._told_of: dict[tuple[str, bool], frozenset[str]] = {}
+        self._plain: dict[str, bool] = {}
         self._numbering: set[Function] = set()
         self._matched: dict[tuple[bool, tuple[str, ...], str], tuple[Protocol, bool] | None] = {}
         for pair in pairs:
@@ -270,6 +272,7 @@ class Recogniser(Releases):
             fresh=source.fresh,
             opened=source.opened,
             telling=self.telling(source.protocol),
+            plain=source.handle is Handle.RESULT and self.lends_plain_memory(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
             helped=source.helped,
             several=source.value is Value.INDEX and self._in_a_list(function, call.at),
@@ -291,6 +294,14 @@ class Recogniser(Releases):
             told = telling_fields(model, pairs[0], memory=memory) if pairs else frozenset[str]()
             self._told_of[key] = told
         return self._told_of[key]
+
+    def lends_plain_memory(self, protocol: str) -> bool:
+        """Whether all that a pool of the tree lends is a row of numbers."""
+        if protocol not in self._plain:
+            lend = [half for pair, half in self.acquiring.values() if pair.name == protocol]
+            plain = bool(lend) and all(half.handle is Handle.RESULT for half in lend)
+            self._plain[protocol] = plain and all(lends_plain_memory(half.function) for half in lend)
+        return self._plain[protocol]
 
     def _from_zero(self, function: Function, call: ast.Call) -> bool:
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}

@@ -20,7 +20,7 @@ from auditor.flow.knowledge import Knowledge
 from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import RESULT, Assume, Leave, Path, Way
+from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Leave, Path, Way
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 from auditor.project.meaning.needs import Question, needed
@@ -119,8 +119,10 @@ class Summaries:
                 if self._untouching.leaves_alone(*asked):
                     return NOTHING
             telling = effects.telling(question.protocol)
+            whole = place[-1] != ANY_ITEM  # what stands for an entry may be a pair that has the lease in it
+            plain = whole and effects.lends_plain_memory(question.protocol)
             acquisition = Acquisition(
-                question.protocol, handle, question.value, (place,), "", telling=telling
+                question.protocol, handle, question.value, (place,), "", telling=telling, plain=plain
             )
             known = frozenset(fact for name, value in question.constants for fact in _facts(name, value))
             followed = follow_given(graph, effects, acquisition, known, EDGES["explicit"])

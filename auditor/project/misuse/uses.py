@@ -159,6 +159,9 @@ class FunctionUses:
     def telling(self, protocol: str) -> frozenset[str]:
         return self.effects.telling(protocol)
 
+    def lends_plain_memory(self, protocol: str) -> bool:
+        return self.effects.lends_plain_memory(protocol)
+
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return self.effects.is_ended_through(field, protocol)
 

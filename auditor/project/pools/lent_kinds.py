@@ -86,7 +86,7 @@ def _looks_up(function: Function) -> bool:
         isinstance(way, ast.Subscript)
         and own_attribute(way.value, owner) is not None
         and isinstance(way.slice, ast.Call)
-        and _taken_from(way.slice, owner) is not None
+        and taken_from(way.slice, owner) is not None
         for value in returned
         for way in ways(value)
     )
@@ -106,7 +106,7 @@ def _filling(function: Function) -> list[str]:
     owner = function.owner
     if owner is None or function.cls is None:
         return []
-    taken = {name for call in function.calls if (name := _taken_from(call, owner)) is not None}
+    taken = {name for call in function.calls if (name := taken_from(call, owner)) is not None}
     return [
         ast.unparse(put)
         for method in function.cls.methods.values()
@@ -142,7 +142,7 @@ def _returns_another(function: Function) -> bool:
     )
 
 
-def _taken_from(call: ast.Call, owner: str) -> str | None:
+def taken_from(call: ast.Call, owner: str) -> str | None:
     """`free` of `self.free.popleft()` and `heappop(self.free)`."""
     match call.func:
         case ast.Attribute(value=ast.Attribute() as field, attr=way) if way in TAKING:

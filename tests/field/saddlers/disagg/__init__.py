@@ -1,0 +1,1 @@
+"""Router side of disaggregated prefill and decode."""

@@ -1,0 +1,1 @@
+"""Bucketed gradient synchronisation for data-parallel training."""
