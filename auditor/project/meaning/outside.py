@@ -124,6 +124,8 @@ class OutsideEffects:
             told = call.args[0][0] if call.args else ()
             if call.method == "int" and (len(told) == 1 or (told and is_temporary(told))):
                 return SAME  # `number = int(slot)`, `number = int(pool.allocate(1)[0])`
+        if dotted == "numpy.copy" and value is Value.TENSOR:
+            return BORROWED
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
         if position != -1 and dotted is None and answers_as_a_borrower(self.recogniser, self.function, call):

@@ -32,10 +32,16 @@ TENSORS = frozenset(
 )
 """Annotations that say that one tensor is handed out, if any."""
 
+ARRAYS = re.compile(r"(?:(?:typing\.)?Optional\[)?(?:\w+\.)?(?:nd)?[aA]rray\]?(?: \| None)?")
+"""The same of an array; it may be full of numbers that are lent, so that it is asked what the pool has made."""
+
 TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
                            "new_empty",
                            "new_zeros", "as_strided", "frombuffer"})  # fmt: skip
-MAKES_TENSORS = re.compile(rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn)\(")
+MAKES_TENSORS = re.compile(
+    rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn)\("
+    r"|\b(?:np|numpy|xp|cp|cupy)\.(?:empty|zeros|ones|full)(?:_like)?\("
+)
 COUNTS = re.compile(r"(?:\w+\()?range\(")
 OBJECTS = re.compile(r"(?:deque\(|list\()?[\[(]?(?:\w+\.)?_*[A-Z]\w*[a-z]\w*\(")
 TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
@@ -44,8 +50,8 @@ TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
 def value_of(function: Function) -> Value:
     """What the acquire hands out, from its name, its annotation and what its body makes."""
     returns = getattr(function.node, "returns", None)
-    text = ast.unparse(returns) if returns is not None else ""
-    says_so = not text or text in TENSORS
+    text = ast.unparse(returns).strip("'\"") if returns is not None else ""
+    says_so = not text or text in TENSORS or ARRAYS.fullmatch(text) is not None
     if says_so and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
         return Value.TENSOR
     if not text and _keeps_objects(function):
