@@ -12,6 +12,7 @@ from auditor.flow.measured_only import only_measured
 from auditor.flow.only_told import only_told
 from auditor.flow.ownership import Ownership
 from auditor.flow.places import GIVEN, named
+from auditor.flow.says_it_took import says_it_took
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, RESULT, Call, Edge, Move, Next, Path, Unpack, is_temporary
@@ -150,6 +151,7 @@ def _follow(
         back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
         believed = followed(_all_calls(graph), others, believing=True)
         trusted = _only_lent(*believed, back) | asked_first(graph, *believed) | only_told(*believed)
+        trusted = frozenset(node for node in trusted if not says_it_took(graph, node))
         if trusted:
             others |= kept_beside(*believed)
             domain, solution = followed(trusted | shown.lent, others)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from auditor.flow.operands import operands, uses
 from auditor.flow.places import METADATA
 from auditor.ir.graph import Graph
-from auditor.ir.ops import ANY_ITEM, Assume, Call, EndStatement, Move, Next, Op, Store
+from auditor.ir.ops import ANY_ITEM, Assume, Call, EndStatement, Move, Next, Op, Path, Store
 
 LOOKING = frozenset({"get", "pop", "setdefault", "keys", "__contains__"})
 
@@ -33,8 +33,8 @@ def stored_under_shared_keys(graph: Graph) -> frozenset[int]:
     stores = [(node, op) for node, op in enumerate(graph.ops) if isinstance(op, Store)]
     shared = [(node, op) for node, op in stores if _is_shared(graph, _key(op.at))]
     alike = [(node, op) for node, op in stores if _is_content(graph, _key(op.at))]
-    return frozenset(node for node, op in shared if not _looked_at(graph.ops, op.target[0])) | frozenset(
-        node for node, op in alike if not _looked_at(_without_later_uses(graph, op), op.target[0])
+    return frozenset(node for node, op in shared if not _looked_at(graph.ops, op.target[:-1])) | frozenset(
+        node for node, op in alike if not _looked_at(_without_later_uses(graph, op), op.target[:-1])
     )
 
 
@@ -103,17 +103,17 @@ def _given(op: object, name: str) -> ast.expr | None:
     return None
 
 
-def _looked_at(ops: Iterable[Op], table: str) -> bool:
+def _looked_at(ops: Iterable[Op], table: Path) -> bool:
     """`if key in table`, `table.get(key)`, `free(table[key])`, `table[len(table)] = ...`."""
     return any(_looks_at(op, table) for op in ops)
 
 
-def _looks_at(op: Op, table: str) -> bool:
+def _looks_at(op: Op, table: Path) -> bool:
     if isinstance(op, Assume):
-        return table in op.names
+        return table[0] in op.names
     if isinstance(op, Call):
-        measured = op.method == "len" and op.args == (((table,), False),)
-        if measured or (op.receiver == (table,) and op.method in LOOKING):
+        measured = op.method == "len" and op.args == ((table, False),)
+        if measured or (op.receiver == table and op.method in LOOKING):
             return True
     used = (path for _, path in operands(op)) if isinstance(op, Call) else uses(op)
-    return any(path == (table, ANY_ITEM) for path in used)
+    return any(path == (*table, ANY_ITEM) for path in used)

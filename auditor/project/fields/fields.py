@@ -30,6 +30,7 @@ from auditor.project.fields.forgetting import (
     CLOSING,
     INITIAL,
     asks_or_releases,
+    ends_whom_it_strikes_off,
     escaped_by_name,
     forgets,
     shared,
@@ -283,6 +284,7 @@ class Fields(CountsAtEnds):
         numbers = outcome.acquisition.value is Value.INDEX and path[-1] == ANY_ITEM
         attribute = path[1][1:]
         releasing = (looks_releasing(call) for method in family for call in method.calls)
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         copied = numbers and any(releasing) and not self._is_only_filled(outcome, path)
         escapes = False
         for method in family:
@@ -293,6 +295,9 @@ class Fields(CountsAtEnds):
                 continue
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
                 escapes = True
+            if path[-1] == ANY_ITEM and ends_whom_it_strikes_off(method, attribute, ends):
+                released_by.append(method.qualname)
+                continue
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
                 drops += self._cut_off(method, path)

@@ -53,7 +53,7 @@ class FunctionEffects(OutsideEffects):
     def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
         super().__init__(function, recogniser)
         self.summaries = summaries
-        self._later = Later(function, summaries, self._lambda)
+        self._later = Later(function, summaries, self._lambda, recogniser.calls.model.callee)
         self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
         self._shared = SharedObjects(function, recogniser, summaries)
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
@@ -120,6 +120,8 @@ class FunctionEffects(OutsideEffects):
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:
             return self._later.closure(call, position, rest, value, protocol)
+        if position == -1 and rest and (told := self._later.told_of_itself(call, rest, value, protocol)):
+            return told
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):

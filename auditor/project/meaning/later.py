@@ -1,18 +1,22 @@
 """What is done with a lease by a function that runs later: a closure, or what a thread or a task is to do."""
 
 import ast
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, TAKEN, Fate, Position, Treatment, Value
 from auditor.ir.ops import Assume, Call, Path
 from auditor.project.code.bindings import assignments
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.records_told import Constants
 from auditor.project.meaning.summaries import Answer, Summaries
 from auditor.source.nodes import walk
+
+WHEN_DONE = re.compile(r"(?:then|finally_|subscribe|defer|add_\w*(?:callback|listener|hook)\w*|(?:on|when)_\w+)$")
+"""Methods by which an object is told whom to call when it is done, and it tells them of itself."""
 
 ON_SOME_WAYS = Treatment(Fate.RELEASE, split=True)
 
@@ -24,6 +28,7 @@ class Later:
     function: Function
     summaries: Summaries
     function_of: Callable[[ast.Lambda], Function]
+    callee: Callable[[Function, ast.expr], object]
 
     def closure(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         """A closure that gives the lease back is called, or handed to somebody who will call it; what it
@@ -53,6 +58,40 @@ class Later:
         if isinstance(passed, ast.Lambda):
             return self.function_of(passed)
         return self.function.nested.get(passed.id) if isinstance(passed, ast.Name) else None
+
+    def told_of_itself(self, call: Call, rest: Path, value: Value, protocol: str) -> Treatment | None:
+        """`work.then(lambda done: pool.put(done.buffer))`: what an object calls back when it is done is told
+        that object, with the lease in it. None where that function does not give it back."""
+        if not WHEN_DONE.match(call.method) or not rest[0].startswith("."):
+            return None
+        for passed in call.at.args:
+            told = self._told_first(passed)
+            if told is not None:
+                function, name = told
+                answer = self.summaries.answer(Question(function, (name, *rest), value, protocol))
+                if answer.fate is Fate.RELEASE:
+                    return ON_SOME_WAYS if _is_left_undone(function, answer) else RELEASED_LATER
+        return None
+
+    def _told_first(self, passed: ast.expr) -> tuple[Function, str] | None:
+        """The function that is passed, and what it calls the first thing that it is told; `partial(self.done,
+        limit)` has told it something already."""
+        before = 0
+        match passed:
+            case ast.Lambda():
+                function: object = self.function_of(passed)
+            case ast.Name(id=name) if name in self.function.nested:
+                function = self.function.nested[name]
+            case ast.Call(func=maker, args=[inner, *told]) if last_part(maker) == "partial":
+                passed, before = inner, len(told)
+                function = self.callee(self.function, inner)
+            case _:
+                function = self.callee(self.function, passed)
+        if not isinstance(function, Function):
+            return None
+        bound = function.is_method and not function.is_static and isinstance(passed, ast.Attribute)
+        told_to = function.parameters[before + bound :]
+        return (function, told_to[0]) if told_to else None
 
     def worked_on(
         self,

@@ -33,7 +33,7 @@ TENSORS = frozenset(
 """Annotations that say that one tensor is handed out, if any."""
 
 ARRAYS = re.compile(r"(?:(?:typing\.)?Optional\[)?(?:\w+\.)?(?:nd)?[aA]rray\]?(?: \| None)?")
-"""The same of an array; it may be full of numbers that are lent, so that it is asked what the pool has made."""
+"""The same of an array, which may be full of numbers that are lent: it is asked what the pool has made."""
 
 TENSOR_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "empty_strided",
                            "new_empty",

@@ -53,6 +53,7 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value in OBJECTS]
     if not halves:
         return _of_what_counts_itself(pair)
+    halves = _without_relays(halves)
     lent = {lent_class(model, pair.owner, half.function) for half in halves}
     cls = lent.pop() if len(lent) == 1 else None
     promised = {_promised(half.function) for half in halves}
@@ -60,7 +61,9 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
         cls = _by_type_argument(model, pair.owner)
     if cls is None and len(halves) == 1 and pair.owner is not None:
         cls = stored_class(model, pair.owner, halves[0].function)
-    if cls is None or not all(_wants(model, half, cls, promised) for half in pair.releases):
+    if cls is None or not all(
+        _wants(model, half, cls, promised) for half in _without_relays(list(pair.releases))
+    ):
         return frozenset()
     told = PLAIN if all(half.value is Value.OBJECT for half in halves) else NO_NUMBER
     if not memory:
@@ -72,6 +75,19 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
         return frozenset(f".{name}" for name in plain if not known_by(pool, name))
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
     return frozenset(f".{name}" for name in plain if not _goes_by(books, name))
+
+
+def _without_relays(halves: list[Half]) -> list[Half]:
+    """But for `take_many(n)`, which takes them one by one by the pool's own `take()`."""
+    names = {half.function.name for half in halves}
+    return [
+        half
+        for half in halves
+        if not any(
+            own_attribute(call.func, half.function.owner or "") in names - {half.function.name}
+            for call in half.function.calls
+        )
+    ] or halves
 
 
 def _of_what_counts_itself(pair: Pair) -> frozenset[str]:
