@@ -15,7 +15,9 @@ from auditor.project.meaning.records_told import Constants
 from auditor.project.meaning.summaries import Answer, Summaries
 from auditor.source.nodes import walk
 
-WHEN_DONE = re.compile(r"(?:then|finally_|subscribe|defer|add_\w*(?:callback|listener|hook)\w*|(?:on|when)_\w+)$")
+WHEN_DONE = re.compile(
+    r"(?:then|finally_|subscribe|defer|add_\w*(?:callback|listener|hook)\w*|(?:on|when)_\w+)$"
+)
 """Methods by which an object is told whom to call when it is done, and it tells them of itself."""
 
 ON_SOME_WAYS = Treatment(Fate.RELEASE, split=True)

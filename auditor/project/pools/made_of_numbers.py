@@ -85,7 +85,7 @@ def known_by(pool: Class, field: str) -> bool:
     for node in walk(pool.node):
         if not (isinstance(node, ast.Attribute) and node.attr == field) or isinstance(node.ctx, ast.Store):
             continue
-        if _is_laid_on_a_pile(node, parents):
+        if _is_laid_on_a_pile(node, parents) or _is_cut(node, parents):
             continue
         table = _key_of(node, parents)
         if table is not None:
@@ -93,6 +93,21 @@ def known_by(pool: Class, field: str) -> bool:
         elif isinstance(parents.get(id(node)), ast.Call | ast.Tuple | ast.List | ast.Subscript):
             return True
     return any(_looked_into_by_others(pool, table, field, parents) for table in tables)
+
+
+def _is_cut(node: ast.expr, parents: dict[int, ast.AST]) -> bool:
+    """`wider.data[:n] = buffer.data[:n]` moves what is in the one to the other."""
+    parent = parents.get(id(node))
+    if (
+        not isinstance(parent, ast.Subscript)
+        or parent.value is not node
+        or not isinstance(parent.slice, ast.Slice)
+    ):
+        return False
+    whole = parents.get(id(parent))
+    return isinstance(whole, ast.Assign) and all(
+        isinstance(each, ast.Subscript) for each in (whole.value, *whole.targets)
+    )
 
 
 def _key_of(node: ast.expr, parents: dict[int, ast.AST]) -> str | None:
