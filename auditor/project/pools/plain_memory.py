@@ -25,10 +25,10 @@ def lends_plain_memory(function: Function) -> bool:
     if returns is not None:
         return ROW.fullmatch(ast.unparse(returns).strip("'\"")) is not None
     made = [*_in_the_store(function), *_returned(function)]
-    return any(map(_is_row, made)) and not any(isinstance(each, ast.Tuple) for each in made)
+    return any(map(is_row, made)) and not any(isinstance(each, ast.Tuple) for each in made)
 
 
-def _is_row(made: ast.expr) -> bool:
+def is_row(made: ast.expr) -> bool:
     """`bytearray(size)`, `[0.0] * size`, `[0.0 for _ in range(size)]`"""
     match made:
         case ast.Call(func=maker):

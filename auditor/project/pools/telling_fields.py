@@ -12,6 +12,7 @@ from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import lent_class, stored_class
 from auditor.project.pools.made_of_numbers import known_by, numbered_fields
+from auditor.project.pools.plain_memory import is_row
 from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import split
 
@@ -175,10 +176,17 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     """`0`, `bytearray(size)`; of what stands for a number no other number."""
     if isinstance(value, ast.Constant):
         return plain.match(type(value.value).__name__) is not None
+    if isinstance(value, ast.BinOp | ast.ListComp):
+        return plain is not NO_NUMBER and _is_full_of_numbers(value)
     made = _MADE.match(ast.unparse(value)) if isinstance(value, ast.Call) else None
     if made is None or plain is PLAIN:
         return made is not None
     return (made["array"] is not None) == (plain is NO_NUMBER) and "byte" not in made[0]
+
+
+def _is_full_of_numbers(value: ast.expr) -> bool:
+    """`[0.0] * size`, `[[0.0] * width for _ in range(rows)]`"""
+    return is_row(value) or (isinstance(value, ast.ListComp) and _is_full_of_numbers(value.elt))
 
 
 def _annotated(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
