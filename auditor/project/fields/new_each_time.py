@@ -43,6 +43,18 @@ def is_of_the_next(call: ast.Call, method: Function) -> bool:
     )
 
 
+def is_one_of_a_folder(call: ast.Call, method: Function) -> bool:
+    """`open(self.root / f"{step}.log")` of a step that is told: in the object's own folder lies one for each."""
+    own, told = method.owner or "", set(method.parameters[1:])
+    for path in call.args[:1]:
+        names = {node.id for node in walk(path) if isinstance(node, ast.Name)}
+        folder = any(isinstance(each, ast.expr) and own_attribute(each, own) for each in walk(path))
+        written = any(isinstance(each, ast.JoinedStr) for each in walk(path))
+        if folder and written and names & told:
+            return True
+    return False
+
+
 def _is_chosen(node: ast.AST, own: str, method: Function) -> bool:
     match node:
         case ast.Subscript(value=store, slice=ast.Name(id=index)):

@@ -208,7 +208,10 @@ def told_by_its_caller(filling: Filling) -> bool:
     told = set(filling.method.parameters[1:]) - bound
     told |= {name for node in filling.method.statements for name in _each_told(node, told)}
     key = filling.key
-    for part in key.elts if isinstance(key, ast.Tuple) else [key]:
+    parts = key.elts if isinstance(key, ast.Tuple) else [key]
+    own = filling.method.owner or ""
+    others = [part for part in parts if part is None or own_attribute(part, own) is None]
+    for part in others or parts:
         while isinstance(part, ast.Attribute | ast.Call):
             part = _told_of(part) if isinstance(part, ast.Call) else part.value
         if not isinstance(part, ast.Name) or part.id not in told:

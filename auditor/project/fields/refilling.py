@@ -56,8 +56,8 @@ from auditor.project.fields.known_keys import (
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
-from auditor.project.fields.names_of_refillers import in_turns
-from auditor.project.fields.new_each_time import is_another_one_each_time, is_of_another_now, is_of_the_next
+from auditor.project.fields.names_of_refillers import PREPARING, in_turns
+from auditor.project.fields.new_each_time import is_another_one_each_time, is_of_another_now, is_of_the_next, is_one_of_a_folder
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     LOCKING,
@@ -92,6 +92,8 @@ class Refilling(ForgottenFields):
         if filling is None or (filling.key is not None and path[-1] != ANY_ITEM):
             return None
         enders = self._enders(outcome, family, path)
+        if self._is_prepared(filling, family) and not self._in_step(filling, enders):
+            return filling
         if not enders or self._handed_on(outcome, family, path):
             return None
         if replaces_what_it_saw(filling, enders, self._ends(outcome)):
@@ -106,6 +108,16 @@ class Refilling(ForgottenFields):
             turns_over(each, filling, enders, family) for each in family if each is not filling.method
         )
         return filling if filling.key is None and any(by_turns) else None
+
+    def _is_prepared(self, filling: Filling, family: list[Function]) -> bool:
+        """`prefetch(key)`, `publish(name)`: what lies there waits for somebody who may not come for it."""
+        if not PREPARING.match(filling.method.name):
+            return False
+        told = len(filling.method.parameters) > 1
+        if filling.key is not None:
+            told = told_by_its_caller(filling) and plain_table(family, filling.field)
+        others = [each for each in family if each is not filling.method and each.name not in INITIAL]
+        return told and any(takes_out(each, filling.field) for each in others)
 
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
@@ -130,6 +142,7 @@ class Refilling(ForgottenFields):
         method = outcome.function
         unsure = outcome.acquisition.foreign and not SETTING.match(method.name)
         unsure = unsure and not is_of_the_next(outcome.call, method)
+        unsure = unsure and not is_one_of_a_folder(outcome.call, method)
         if len(path) > 3 or not may_be_called_again(method):
             return None
         ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path
@@ -188,7 +201,7 @@ class Refilling(ForgottenFields):
             return False
         if reckons_with_another_turn(filling, enders) or is_of_another_now(filling):
             return True
-        if is_another_one_each_time(filling, enders):
+        if is_another_one_each_time(filling, enders) or is_one_of_a_folder(outcome.call, filling.method):
             return True
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
         if only_closed and has_gone_to_the_caller(outcome):

@@ -27,8 +27,20 @@ def dealt_out(function: Function, site: int, followed: Followed) -> list[int]:
         if isinstance(op.at, (ast.expr, ast.stmt))
         and not isinstance(op, Leave)
         and (loops := loops_around(function, op.at) - around)
+        and not _all_at_once(function, op.at)
         and not (_keeps(op) and any(_goes_over(graph, head, followed) for head in loops))
     ]
+
+
+def _all_at_once(function: Function, given: ast.AST) -> bool:
+    """`run.pages.extend(pages)` and `return True`: the first one gets them all."""
+    return any(
+        isinstance(suite[-1], ast.Return) and any(given in list(walk(each)) for each in suite[:-1])
+        for node in function.statements
+        if isinstance(node, ast.If)
+        for suite in (node.body, node.orelse)
+        if suite
+    )
 
 
 def _in_portions(function: Function, site: ast.AST, followed: Followed) -> Iterator[int]:

@@ -120,8 +120,10 @@ class FunctionEffects(OutsideEffects):
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:
             return self._later.closure(call, position, rest, value, protocol)
-        if position == -1 and rest and (told := self._later.told_of_itself(call, rest, value, protocol)):
-            return told
+        if position == -1 and rest:
+            called_back = self._later.told_of_itself(call, rest, value, protocol)
+            if called_back is not None:
+                return called_back
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, TAKEN, Fate, Position, Treatment, Value
 from auditor.ir.ops import Assume, Call, Path
 from auditor.project.code.bindings import assignments
+from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.needs import Question
@@ -107,17 +108,37 @@ class Later:
     ) -> Treatment:
         """A thread that closes nothing and ends leaves what it was given to nobody else."""
         answer = self.summaries.answer(Question(target, (parameter, *rest), value, protocol, told))
-        if _is_left_undone(target, answer) and not (answer.decided_by and self._asked_here(call)):
+        if _is_left_undone(target, answer) and not (
+            answer.decided_by and self._asked_here(call, target, answer)
+        ):
             return ON_SOME_WAYS
-        if any(looks_releasing(call) for call in target.calls):
+        if any(_may_release(call, target, parameter) for call in target.calls):
             return TAKEN
         only_used = answer.fate is Fate.BORROW and answer.result is None
         return BORROWED if only_used else TAKEN
 
-    def _asked_here(self, call: Call) -> bool:
+    def _asked_here(self, call: Call, target: Function, answer: Answer) -> bool:
         """What goes along with the lease has been looked at: the one who starts it knows what it will do."""
-        names = {node.id for node in walk(call.at) if isinstance(node, ast.Name)}
+        bound = is_bound(target, call.at)
+        deciding = [
+            given
+            for position, given in enumerate(call.at.args)
+            if parameter_for(target, position, bound) in answer.decided_by
+        ]
+        runs_it = last_part(call.at.func) == target.name
+        names = {
+            n.id
+            for given in (deciding if runs_it else [call.at])
+            for n in walk(given)
+            if isinstance(n, ast.Name)
+        }
         return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)
+
+
+def _may_release(call: ast.Call, target: Function, parameter: str) -> bool:
+    """It, or something of the object's own, by which it may be found: not a file that the work has opened."""
+    names = {node.id for node in walk(call) if isinstance(node, ast.Name)}
+    return looks_releasing(call) and not names.isdisjoint({parameter, target.owner})
 
 
 def _is_left_undone(function: Function, answer: Answer) -> bool:

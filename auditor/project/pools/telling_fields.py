@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.bindings import assignments, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
@@ -174,6 +174,8 @@ def _set_plainly(init: Function, plain: re.Pattern[str]) -> Iterator[str]:
 
 def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     """`0`, `bytearray(size)`; of what stands for a number no other number."""
+    if isinstance(value, ast.IfExp):
+        return all(_makes_plain(each, plain) for each in ways(value))
     if isinstance(value, ast.Constant):
         return plain.match(type(value.value).__name__) is not None
     if isinstance(value, ast.BinOp | ast.ListComp):
