@@ -57,7 +57,12 @@ from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import PREPARING, in_turns
-from auditor.project.fields.new_each_time import is_another_one_each_time, is_of_another_now, is_of_the_next, is_one_of_a_folder
+from auditor.project.fields.new_each_time import (
+    is_another_one_each_time,
+    is_of_another_now,
+    is_of_the_next,
+    is_one_of_a_folder,
+)
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
     LOCKING,
