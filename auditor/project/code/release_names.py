@@ -7,7 +7,7 @@ from auditor.project.code.modules import last_part
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, REMOVING
 
 ENDING = re.compile(
-    r"close|stop|shut|hang_?up|releas|free|end(?:_|$)|finish|termin|disconn|quit|exit|destroy|dispos|clean|kill|join|abort"
+    r"close|stop|shut|hang_?up|releas|free|(?<![a-z])end(?:_|$)|finish|termin|disconn|quit|exit|destroy|dispos|clean|kill|join|abort"
     r"|cancel|drop|done|return|give|put_?back|recycl|complet|detach|leave|unload|evict|reset|clear|delet|remov|del_"
 )
 """What the names of methods hold that end the object which they are called on."""

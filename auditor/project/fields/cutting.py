@@ -14,15 +14,16 @@ from auditor.source.nodes import walk
 
 FROM_AN_END = frozenset({"popitem", "popleft", "pop"})
 FILLING = frozenset({"append", "appendleft", "add", "insert", "extend"})
-ORDERING = frozenset({"sort", "reverse"})
+ORDERING = frozenset({"sort", "reverse", "move_to_end"})
 
 
-def cut_off(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
-    """The statements that do so, in a method that gives nothing back and looks at nothing inside."""
-    own = method.owner
+def cut_off(project: Project, method: Function, attribute: str, record: str = "") -> Iterator[ast.stmt]:
+    """The statements that do so, in a method that gives nothing back and looks at nothing inside: with a field
+    of its own, or with that of a `record`."""
+    own = record or method.owner
     if own is None or any(looks_releasing(call) for call in method.calls):
         return
-    bounded = _has_a_length(method, attribute)
+    bounded = not record and _has_a_length(method, attribute)
     shortening = [
         node
         for node in method.statements

@@ -38,6 +38,7 @@ from auditor.project.fields.forgetting import (
 )
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
+from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
@@ -130,6 +131,7 @@ class Fields(CountsAtEnds):
             ends = self.recogniser.ending_names(outcome.acquisition.protocol)
             family, known = list(self.family_of(cls)), partial(self._known_releases, outcome)
             yield from emptied_on_records(outcome, family, self.project, known, ends)
+            yield from cut_on_records(outcome, family, self.project)
 
     def _over_in_records(self, outcome: Outcome) -> Iterator[StoredField]:
         around = self._those_around(outcome.function)

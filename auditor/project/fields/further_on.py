@@ -9,6 +9,7 @@ from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.field_paths import mentions, shortened
 from auditor.project.code.modules import Class, Function
+from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.record_places import takes_from
 from auditor.project.fields.taken_out import TakenOut
@@ -36,6 +37,8 @@ class FurtherOn(TakenOut):
         for whole in sorted(self._moved_to(outcome, cls, path)):
             enders = [each for each in self._family(cls) if self._ends_there(outcome, each, whole)]
             yield from self._lost_there(outcome, cls, whole, enders)
+            if not enders and only_filled(self.project, whole[1][1:]):  # nobody comes for it any more
+                yield StoredField(Field(cls.qualname, "".join(shortened(whole)[1:])[1:]), outcome.lease.span)
 
     def _lost_there(
         self, outcome: Outcome, cls: Class, whole: Path, enders: list[Function]

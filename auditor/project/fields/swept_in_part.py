@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import own_attribute, suites_of
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Class, Function
 from auditor.project.fields.cleared_beside_others import empties
 from auditor.project.fields.half_emptied import TELLING
 from auditor.project.meaning.sites import last_name
@@ -37,9 +37,11 @@ def swept_in_part(
                 yield from (each for each in suite[at + 1 :] if empties(each, method.owner or "", attribute))
 
 
-def is_swept(method: Function, attribute: str, taken: ast.AST) -> bool:
+def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function) -> bool:
     """Whether that is the end of a loop over tuples of which some are asked apart: which of these have a
-    lease at all, their other parts may say."""
+    lease at all, their other parts may say, unless all come from the one store of the lease."""
+    if storing.cls is method.cls and method.cls is not None and _is_filled_once(method.cls, attribute):
+        return False
     loops = (node for node in method.statements if isinstance(node, ast.For))
     asking = any(
         isinstance(loop.target, ast.Tuple)
@@ -49,6 +51,19 @@ def is_swept(method: Function, attribute: str, taken: ast.AST) -> bool:
     )
     writes = isinstance(taken, ast.Attribute) and own_attribute(taken, method.owner or "") == attribute
     return asking and (writes or getattr(getattr(taken, "func", None), "attr", "") == "clear")
+
+
+def _is_filled_once(cls: Class, attribute: str) -> bool:
+    """In one place of the class, which asks before whether there is a lease."""
+    filling = [
+        call
+        for method in cls.methods.values()
+        for call in method.calls
+        if last_name(call) in ADDING
+        and isinstance(call.func, ast.Attribute)
+        and own_attribute(call.func.value, method.owner or "") == attribute
+    ]
+    return len(filling) == 1
 
 
 def _passed_over(body: list[ast.stmt], lease: str, ends: Set[str]) -> Set[str]:

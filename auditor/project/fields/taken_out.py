@@ -19,6 +19,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.by_word import comes_back_by_word
 from auditor.project.fields.elsewhere import released_attributes
+from auditor.project.fields.filtered_after import is_filtered_after
 from auditor.project.fields.flags_beside import flags_set
 from auditor.project.fields.forgetting import (
     HANDING_ON,
@@ -71,13 +72,18 @@ class TakenOut(InPart):
             return
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
             return
-        if comes_back_by_word(outcome, family, self.recogniser.ending_names(acquisition.protocol)):
+        ends = self.recogniser.ending_names(acquisition.protocol)
+        if comes_back_by_word(outcome, family, ends) or is_filtered_after(method, path[1][1:], ends):
             return
         told: set[Span] = set()
         yield from self._lost_in_handlers(outcome, method, path)
         flags = flags_set(self.model, outcome.function, outcome.call)
         for way in self._ways(outcome, method, path):
-            if way.taken is None or way.is_told_apart() or is_swept(method, path[1][1:], way.taken):
+            if (
+                way.taken is None
+                or way.is_told_apart()
+                or is_swept(method, path[1][1:], way.taken, outcome.function)
+            ):
                 continue
             if not way.is_sure() and not (way.is_another() and self._for_good(outcome, method)):
                 continue

@@ -2,13 +2,12 @@
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, TAKEN, Fate, Position, Treatment, Value
 from auditor.ir.ops import Assume, Call, Path
 from auditor.project.code.bindings import assignments
-from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.needs import Question
@@ -44,12 +43,26 @@ class Later:
             by_default = name in nested.parameters  # `lambda done, buffer=buffer: ...`
             place = (name if by_default else f"@{name}", *rest[1:])
             answer = self.summaries.answer(Question(nested, place, value, protocol))
-            left = _is_left_undone(nested, answer) and not _returns(nested, name)
-            if left and not answer.decided_by:
+            left = _is_left_undone(nested, answer) or self._leaves_undone(nested, place, value, protocol)
+            left = left and not _returns(nested, name)
+            if left and (position != -1 or not answer.decided_by):  # who calls it later tells it what he likes
                 return replace(ON_SOME_WAYS, says=answer.says) if position == -1 else ON_SOME_WAYS
             if position != -1 and answer.fate is Fate.RELEASE:
                 return RELEASED_LATER
         return RELEASED if position == -1 and call.receiver is None else TAKEN
+
+    def _leaves_undone(self, passed: Function, place: Path, value: Value, protocol: str) -> bool:
+        """`lambda done: self._landed(key, done)`, where that method gives it back on some ways only."""
+        call = passed.node.body if isinstance(passed.node, ast.Lambda) else None
+        target = self.callee(self.function, call.func) if isinstance(call, ast.Call) else None
+        if not isinstance(call, ast.Call) or not isinstance(target, Function):
+            return False
+        name = place[0].lstrip("@")
+        of_itself = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", None) == name
+        told = [to for to, given in _told(call, target) if getattr(given, "id", None) == name]
+        own = [target.owner] if of_itself and target.owner is not None else told
+        answers = ((self.summaries.answer(Question(target, (to, *place[1:]), value, protocol))) for to in own)
+        return any(_is_left_undone(target, answer) for answer in answers)
 
     def _named(self, call: Call, position: Position) -> Function | None:
         """The nested function that is called or passed by its name, or the lambda that is passed."""
@@ -119,20 +132,17 @@ class Later:
 
     def _asked_here(self, call: Call, target: Function, answer: Answer) -> bool:
         """What goes along with the lease has been looked at: the one who starts it knows what it will do."""
-        bound = is_bound(target, call.at)
-        deciding = [
-            given
-            for position, given in enumerate(call.at.args)
-            if parameter_for(target, position, bound) in answer.decided_by
-        ]
-        runs_it = last_part(call.at.func) == target.name
-        names = {
-            n.id
-            for given in (deciding if runs_it else [call.at])
-            for n in walk(given)
-            if isinstance(n, ast.Name)
-        }
+        deciding = [given for name, given in _told(call.at, target) if name in answer.decided_by]
+        names = {node.id for given in deciding for node in walk(given) if isinstance(node, ast.Name)}
         return any(isinstance(op, Assume) and op.names & names for op in self.function.graph.ops)
+
+
+def _told(call: ast.Call, target: Function) -> Iterator[tuple[str, ast.expr]]:
+    """What a function that is called, or passed to somebody who calls it, is told, by its parameters."""
+    at = next((at for at, given in enumerate(call.args) if last_part(given) == target.name), -1)
+    own = target.is_method and not target.is_static
+    yield from zip(target.parameters[own:], call.args[at + 1 :], strict=False)
+    yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None)
 
 
 def _may_release(call: ast.Call, target: Function, parameter: str) -> bool:
