@@ -9,6 +9,7 @@ from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.field_paths import mentions, shortened
 from auditor.project.code.modules import Class, Function
+from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.record_places import takes_from
@@ -37,8 +38,13 @@ class FurtherOn(TakenOut):
         for whole in sorted(self._moved_to(outcome, cls, path)):
             enders = [each for each in self._family(cls) if self._ends_there(outcome, each, whole)]
             yield from self._lost_there(outcome, cls, whole, enders)
-            if not enders and only_filled(self.project, whole[1][1:]):  # nobody comes for it any more
+            if not enders and self._is_only_filled_there(cls, whole[1][1:]):
                 yield StoredField(Field(cls.qualname, "".join(shortened(whole)[1:])[1:]), outcome.lease.span)
+
+    def _is_only_filled_there(self, cls: Class, field: str) -> bool:
+        """Nobody comes for it any more."""
+        others = (each for each in self._family(cls) if each.name not in INITIAL)
+        return only_filled(self.project, field) and not any(_takes_out(each, field) for each in others)
 
     def _lost_there(
         self, outcome: Outcome, cls: Class, whole: Path, enders: list[Function]
