@@ -5,7 +5,6 @@ import re
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Assume, Call, Constant, Edge, EndStatement, Move, Nop
 
-
 TAKING = re.compile(r"(?:try_|maybe_)?(?:offer|accept|take|adopt|claim|hand|push|put|submit|enqueue)(?:_|$)")
 """Methods that are asked to have something, as against those that look at it: `if door.fits(key)`."""
 

@@ -113,7 +113,7 @@ class _Place:
         for call in self.method.calls:
             name = last_name(call)
             told = (*call.args, *(keyword.value for keyword in call.keywords))
-            if name not in NOTING and any(self._is_held_by(each) for each in told):
+            if name not in NOTING - {"append"} and any(self._is_held_by(each) for each in told):
                 return True
             if (name in ends or ENDING.search(name)) and any(map(self._is_meant, walk(call))):
                 return True

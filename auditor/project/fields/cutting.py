@@ -18,8 +18,8 @@ ORDERING = frozenset({"sort", "reverse", "move_to_end"})
 
 
 def cut_off(project: Project, method: Function, attribute: str, record: str = "") -> Iterator[ast.stmt]:
-    """The statements that do so, in a method that gives nothing back and looks at nothing inside: with a field
-    of its own, or with that of a `record`."""
+    """The statements that do so, in a method that gives nothing back and looks at nothing inside: with a
+    field of its own, or with that of a `record`."""
     own = record or method.owner
     if own is None or any(looks_releasing(call) for call in method.calls):
         return

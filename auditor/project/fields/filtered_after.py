@@ -1,5 +1,5 @@
-"""Filters that leave out just those entries which a loop above has given back: `for row in self.rows: if row.n in
-dead: pool.put(row)`, and then `self.rows = [row for row in self.rows if row.n not in dead]`."""
+"""Filters that leave out just those entries which a loop above has given back: `for row in self.rows: if
+row.n in dead: pool.put(row)`, and then `self.rows = [row for row in self.rows if row.n not in dead]`."""
 
 import ast
 from collections.abc import Iterator, Set

@@ -1,4 +1,4 @@
-"""Lists of records that somebody shortens without a look at what goes: `request.pages = request.pages[:keep]`."""
+"""Lists of records that somebody shortens without a look at what goes: `job.pages = job.pages[:keep]`."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from auditor.project.outcome import Outcome
 
 
 def cut_on_records(outcome: Outcome, family: Sequence[Function], project: Project) -> Iterator[StoredField]:
-    """Of a list in which the lease lies, and nowhere else, on an object that the function is told or finds."""
+    """Of a list in which the lease lies, and nowhere else, on an object that it is told or finds."""
     filling, acquisition = outcome.function, outcome.acquisition
     if acquisition.foreign or acquisition.keyed or acquisition.inner or outcome.unknown or not filling.cls:
         return

@@ -42,10 +42,10 @@ LETTING_IN = frozenset({"admit", "enter", "resume", "schedule", "activate", "wak
 """What is done again to those who have been let out in between."""
 
 PREPARING = re.compile(
-    r"_*(?:pre_?(?:fetch|load|heat|stage|view|allocate|fill)|warm|peek|mark|capture|snapshot|publish|stage|enable|read_?back"
-    r"|speculate|hint|remember|install|set(?!_(?:out|up|off|in|aside)(?:_|$)))(?:_|$)"
+    r"_*(?:pre_?(?:fetch|load|heat|stage|view|allocate|fill)|warm|peek|mark|capture|snapshot|publish|stage|enable"
+    r"|read_?back|speculate|hint|remember|install|set(?!_(?:out|up|off|in|aside)(?:_|$)))(?:_|$)"
 )
-"""What is done ahead, or on the side, as often as somebody thinks of it: no one undoes it before he does it again."""
+"""What is done ahead, or on the side, as often as somebody thinks of it, undone or not."""
 
 AROUND = (("before", "after"), ("pre", "post"))
 """First words of methods that are called around a step."""

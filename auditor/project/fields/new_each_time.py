@@ -44,7 +44,7 @@ def is_of_the_next(call: ast.Call, method: Function) -> bool:
 
 
 def is_one_of_a_folder(call: ast.Call, method: Function) -> bool:
-    """`open(self.root / f"{step}.log")` of a step that is told: in the object's own folder lies one for each."""
+    """`open(self.root / f"{step}.log")` of a step that is told: in its own folder lies one for each."""
     own, told = method.owner or "", set(method.parameters[1:])
     for path in call.args[:1]:
         names = {node.id for node in walk(path) if isinstance(node, ast.Name)}

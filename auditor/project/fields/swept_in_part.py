@@ -40,9 +40,11 @@ def swept_in_part(
 def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function) -> bool:
     """Whether that is the end of a loop over tuples of which some are asked apart: which of these have a
     lease at all, their other parts may say, unless all come from the one store of the lease."""
+    loops = [node for node in method.statements if isinstance(node, ast.For)]
     if storing.cls is method.cls and method.cls is not None and _is_filled_once(method.cls, attribute):
-        return False
-    loops = (node for node in method.statements if isinstance(node, ast.For))
+        tests = [each.test for loop in loops for each in loop.body if isinstance(each, ast.If)]
+        if all(isinstance(t, ast.Compare) and isinstance(t.ops[0], ast.In | ast.NotIn) for t in tests):
+            return False  # by its name the caller says which
     asking = any(
         isinstance(loop.target, ast.Tuple)
         and own_attribute(loop.iter, method.owner or "") == attribute

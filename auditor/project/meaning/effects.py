@@ -184,8 +184,8 @@ class FunctionEffects(OutsideEffects):
     def _passes_release(self, call: Call, position: Position) -> bool:
         """`stack.callback(pool.free, buf)`: a releasing function goes along with the lease; it may be the
         lease's own: `stack.callback(lease.release)`."""
-        if never_run(self.function, call):
-            return False
+        if never_run(self.function, call) or call.method == "partial":
+            return False  # `undo = partial(pool.free, block)` has it until somebody calls that
         if isinstance(position, int) and 0 <= position < len(call.at.args):
             match call.at.args[position]:
                 case ast.Attribute(value=ast.Name()) as own:

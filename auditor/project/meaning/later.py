@@ -45,7 +45,9 @@ class Later:
             answer = self.summaries.answer(Question(nested, place, value, protocol))
             left = _is_left_undone(nested, answer) or self._leaves_undone(nested, place, value, protocol)
             left = left and not _returns(nested, name)
-            if left and (position != -1 or not answer.decided_by):  # who calls it later tells it what he likes
+            if left and (
+                position != -1 or not answer.decided_by
+            ):  # who calls it later tells it what he likes
                 return replace(ON_SOME_WAYS, says=answer.says) if position == -1 else ON_SOME_WAYS
             if position != -1 and answer.fate is Fate.RELEASE:
                 return RELEASED_LATER

@@ -16,7 +16,7 @@ from auditor.project.pools.plain_memory import is_row
 from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import split
 
-_ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray)\b"
+_ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray|bytearray)\b"
 _ONE = r"(?:int|float|bool|str|bytes)\b"
 _SEVERAL = r"(?:Optional\[)?(?:{0}|(?:[Dd]ict|[Ll]ist|[Ss]et|Sequence|deque)\[(?:{0}(?:, )?)+\])"
 PLAIN = re.compile(_SEVERAL.format(rf"(?:{_ONE}|{_ARRAY})"))
@@ -183,7 +183,9 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     made = _MADE.match(ast.unparse(value)) if isinstance(value, ast.Call) else None
     if made is None or plain is PLAIN:
         return made is not None
-    return (made["array"] is not None) == (plain is NO_NUMBER) and "byte" not in made[0]
+    if plain is NO_NUMBER:
+        return made["array"] is not None or made[0].startswith("bytearray")
+    return made["array"] is None and "byte" not in made[0]
 
 
 def _is_full_of_numbers(value: ast.expr) -> bool:
