@@ -22,6 +22,7 @@ from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.cleared_beside_others import clears_beside_others
 from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
+from auditor.project.fields.ends_without import left_by_an_end
 from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all
 from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.flag_turned import with_its_flag_turned
@@ -112,6 +113,7 @@ class Fields(CountsAtEnds):
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
                 fields += tuple(self._emptied_on_records(outcome)) if not fields else ()
+                fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
                 found[id(outcome.call)] = fields
@@ -125,6 +127,11 @@ class Fields(CountsAtEnds):
             yield from with_its_flag_turned(
                 outcome, list(self.family_of(cls)), lambda each: self._known_releases(outcome, each)
             )
+
+    def _left_by_an_end(self, outcome: Outcome) -> Iterator[StoredField]:
+        if (cls := outcome.function.cls) is not None:
+            known = partial(self._known_releases, outcome)
+            yield from left_by_an_end(outcome, list(self.family_of(cls)), self.project, known)
 
     def _emptied_on_records(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:

@@ -204,7 +204,11 @@ class TakenOut(InPart):
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         parts = self._fields_beside(outcome, path)
         beside = {field[1:] for field in parts} | {*unpacked_from(method, attribute, parts)}
-        releases = [each for each in self._releases(outcome, method) if not _only_of(each, beside)]
+        releases = [
+            each
+            for each in self._releases(outcome, method)
+            if not _only_of(each, beside) and not self._is_of_another_pool(outcome, method, each)
+        ]
         others = (each for each in self._those_beside(method) if each is not method)
         return (
             (
@@ -220,6 +224,13 @@ class TakenOut(InPart):
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
             )
         )
+
+    def _is_of_another_pool(self, outcome: Outcome, method: Function, call: ast.Call) -> bool:
+        """`self.budget.refund(job.tokens)`, of an object that is known to be no pool of this one."""
+        calls, releasing = self.recogniser.calls, self.recogniser.releasing
+        targets = () if calls.guessed(method, call) else calls.targets(method, call)[0]
+        pools = {releasing[each][0].name.partition(".")[0] for each in targets if each in releasing}
+        return bool(pools) and outcome.acquisition.protocol.partition(".")[0] not in pools
 
     def _those_beside(self, method: Function) -> Iterator[Function]:
         return self.family_of(method.cls) if method.cls is not None else iter(())
