@@ -83,6 +83,8 @@ SETS = (
     "weavers",
     "saddlers",
     "millers",
+    "potters",
+    "drovers",
     "pilots",
     "auditors",
 )

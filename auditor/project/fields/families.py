@@ -25,6 +25,7 @@ from auditor.project.fields.exits import (
     overridden,
 )
 from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
+from auditor.project.fields.exits_early import leaves_early
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.of_the_exception import EXITS
@@ -75,6 +76,12 @@ class Families:
                 continue
             if method.name in EXITS and (
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
+            ):
+                return True
+            if (
+                answer.sometimes
+                and len(path) == 2
+                and leaves_early(method, begun, outcome.call, family, field)
             ):
                 return True
             once = len(path) == 2 and (

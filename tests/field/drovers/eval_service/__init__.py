@@ -1,0 +1,3 @@
+from .service import EvalService
+
+__all__ = ["EvalService"]

@@ -1,0 +1,3 @@
+from .comm import CommBuffer, CommBufferPool
+from .bucket import GradBucketer
+from .moe import ExpertDispatcher
