@@ -24,8 +24,8 @@ from auditor.project.fields.exits import (
     leaves_without_one,
     overridden,
 )
-from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.exits_early import leaves_early
+from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.of_the_exception import EXITS

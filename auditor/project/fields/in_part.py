@@ -26,6 +26,7 @@ from auditor.project.fields.partial import (
     rest_dropped,
     taken_apart,
 )
+from auditor.project.fields.passed_over import passed_over_and_cleared
 from auditor.project.fields.rows_cut import rows_cut
 from auditor.project.fields.starred_away import goes_through, starred_away
 from auditor.project.fields.swept_in_part import swept_in_part
@@ -70,6 +71,9 @@ class InPart(Families):
             found = self._half_emptied(outcome, family, method, path)
         if len(whole) == 4 and whole[2] == ANY_ITEM and whole[3].startswith("."):
             found = (*found, *self._forgotten(outcome, family, method, whole))
+        if path[2:3] == (ANY_ITEM,) and not (outcome.acquisition.foreign or outcome.unknown):
+            ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+            found = (*found, *passed_over_and_cleared(method, path[1][1:], ends))
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]

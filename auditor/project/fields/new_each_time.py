@@ -55,6 +55,11 @@ def is_one_of_a_folder(call: ast.Call, method: Function) -> bool:
     return False
 
 
+def is_told_the_path(call: ast.Call, method: Function) -> bool:
+    """`self.mirror = open(path, "a")` of a path that is told."""
+    return bool(call.args) and isinstance(call.args[0], ast.Name) and call.args[0].id in method.parameters[1:]
+
+
 def _is_chosen(node: ast.AST, own: str, method: Function) -> bool:
     match node:
         case ast.Subscript(value=store, slice=ast.Name(id=index)):

@@ -62,6 +62,7 @@ from auditor.project.fields.new_each_time import (
     is_of_another_now,
     is_of_the_next,
     is_one_of_a_folder,
+    is_told_the_path,
 )
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
@@ -147,7 +148,9 @@ class Refilling(ForgottenFields):
         method = outcome.function
         unsure = outcome.acquisition.foreign and not SETTING.match(method.name)
         unsure = unsure and not is_of_the_next(outcome.call, method)
-        unsure = unsure and not is_one_of_a_folder(outcome.call, method)
+        unsure = unsure and not (
+            is_one_of_a_folder(outcome.call, method) or is_told_the_path(outcome.call, method)
+        )
         if len(path) > 3 or not may_be_called_again(method):
             return None
         ends = CLEANUP.fullmatch(method.name) and own_field(method, path) and ANY_ITEM not in path

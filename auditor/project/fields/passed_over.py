@@ -1,0 +1,71 @@
+"""Tables that a loop goes over for the last time, where some entries are passed over: `for rank, row in
+self.rows.items(): if rank == self.rank: continue; pool.put(row)`, and then `self.rows.clear()`."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.ir.calls import LOGGING
+from auditor.project.code.bindings import own_attribute, suites_of
+from auditor.project.code.modules import Function
+from auditor.project.fields.cleared_beside_others import empties
+from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
+
+GONE = frozenset({"released", "freed", "closed", "done", "finished", "returned", "owned", "owns", "own", "shared",
+                  "borrowed", "external", "none", "gone", "dead", "held", "isinstance", "lease", "leased"})  # fmt: skip
+"""Words of what says that there is no lease in an entry, or that somebody else ends it."""
+
+
+def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) -> Iterator[ast.stmt]:
+    """The statements that empty the table behind such a loop."""
+    own = method.owner or ""
+    for suite in suites_of(method.node):
+        for at, loop in enumerate(suite):
+            if not isinstance(loop, ast.For) or loop.orelse or not _is_over(loop.iter, own, attribute):
+                continue
+            names = {node.id for node in walk(loop.target) if isinstance(node, ast.Name)}
+            if _passes_over(loop.body, names, ends):
+                yield from (each for each in suite[at + 1 :] if empties(each, own, attribute))
+
+
+def _is_over(over: ast.expr, own: str, attribute: str) -> bool:
+    match over:
+        case ast.Call(func=ast.Attribute(value=table, attr="values" | "items"), args=[]):
+            return own_attribute(table, own) == attribute
+        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]):
+            return _is_over(inner, own, attribute)
+    return own_attribute(over, own) == attribute
+
+
+def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
+    """One test decides that a turn goes on before it gives its entry back, and nothing else is done then."""
+    tests = [each for each in body if isinstance(each, ast.If)]
+    if len(tests) != 1 or tests[0].orelse:
+        return False
+    (test,) = tests
+    *said, last = test.body
+    quiet = all(isinstance(each, ast.Expr) and _only_says(each.value) for each in said)
+    behind = body[body.index(test) + 1 :]
+    words = {word for node in walk(test.test) for word in split(_named(node))}
+    ended = any(_ends(each, names, ends) for each in behind)
+    before = any(_ends(each, names, ends) for each in body[: body.index(test)])
+    return isinstance(last, ast.Continue) and quiet and ended and not before and not GONE & words
+
+
+def _only_says(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and last_name(value) in LOGGING
+
+
+def _ends(statement: ast.stmt, names: set[str], ends: Set[str]) -> bool:
+    return any(
+        last_name(node) in ends and any(isinstance(n, ast.Name) and n.id in names for n in walk(node))
+        for node in walk(statement)
+        if isinstance(node, ast.Call)
+    )
+
+
+def _named(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and node.value is None:
+        return "none"
+    return getattr(node, "attr", getattr(node, "id", ""))
