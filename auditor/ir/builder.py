@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from auditor.ir.graph import Graph
-from auditor.ir.handlers import CALL, EXIT, UNKNOWN, Handler, Raised
+from auditor.ir.handlers import CALL, EXIT, LOOKUPS, UNKNOWN, Handler, Raised
 from auditor.ir.ops import Edge, Exit, Leave, Nop, Op, Path, Way
 
 End = tuple[int, Edge]
@@ -82,6 +82,18 @@ class Builder:
         node = self.emit_raising(op, Edge.CLOSE if edge is Edge.CLOSE else Edge.CALL_RAISES)
         self.graph.connect(node, self.raise_target(EXIT), edge)
         return node
+
+    def emit_lookup(self, op: Op) -> int:
+        """What `table[key]` raises counts where a handler around it names that."""
+        expected = self.expected_lookup
+        return self.emit(op) if expected is None else self.emit_raising(op, exception=expected)
+
+    @property
+    def expected_lookup(self) -> Raised | None:
+        """What some handler around here expects of `table[key]`."""
+        frames = (frame for frame in self.frames if isinstance(frame, HandlerFrame))
+        names = [name for frame in frames for each in frame.handlers for name in each.names or ()]
+        return next((Raised(name) for name in names if name in LOOKUPS), None)
 
     @property
     def reachable(self) -> bool:

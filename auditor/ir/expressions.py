@@ -16,6 +16,7 @@ from auditor.ir.ops import (
     Lookup,
     Make,
     Move,
+    Nop,
     Path,
     Store,
     Yield,
@@ -41,7 +42,9 @@ class ExpressionLowering(CallLowering):
             return (*base, "[:]")
         found = (*base, item_component(node.slice))
         if not isinstance(node.slice, ast.Constant):
-            self.builder.emit(Lookup(node, found, self.value(node.slice)))
+            self.builder.emit_lookup(Lookup(node, found, self.value(node.slice)))
+        elif isinstance(node.ctx, ast.Load) and self.builder.expected_lookup is not None:
+            self.builder.emit_lookup(Nop(node))
         return found
 
     def _slice_uses(self, node: ast.expr) -> None:

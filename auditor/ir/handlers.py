@@ -23,6 +23,9 @@ class Raised:
 CALL = Raised("call")  # whatever a call may raise
 EXIT = Raised("exit")  # CancelledError, GeneratorExit: not an Exception
 UNKNOWN = Raised("?")  # a raise of something computed
+LOOKUPS = frozenset({"KeyError", "IndexError", "LookupError"})
+"""What is raised where there is nothing under a key."""
+
 ANYTHING = frozenset({CALL.name, UNKNOWN.name})
 
 
