@@ -19,6 +19,7 @@ from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
+from auditor.project.pools.by_type import typed_pairs
 from auditor.project.pools.counted import counted_pairs, counting_functions
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.ended_objects import ended_objects
@@ -92,6 +93,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         ]
         yield from shaped
         yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
+        typed = list(typed_pairs(cls, methods, paired))
+        yield from typed
+        paired |= {half.function for pair in typed for half in pair.acquires}
         yield from _beside_bases(model, cls, methods, paired)
         told = [
             *(
@@ -106,7 +110,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         known |= paired
         taking = paired | {half.function for pair in told for half in pair.acquires}
         yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
-        ends = {half.function for pair in (*found, *ending, *shaped, *told) for half in pair.releases}
+        ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
         yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)

@@ -22,6 +22,7 @@ from auditor.project.pools.delegating import hands_on
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import locks_through
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
+from auditor.project.pools.used_together import is_told_what_it_makes
 from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import takes_work
@@ -189,10 +190,18 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
             or finds_a_place(function, partners)
             or hands_on(function, partners)
             or counts_what_it_returns(function, partners)
+            or _lends_by_type(function, name, partners)
         )
     if changes_state(function) or removes_from_state(function) or counts_what_it_returns(function, partners):
         return True
     return any(not STRONG.isdisjoint(split(name)) for name in called(function))
+
+
+def _lends_by_type(function: Function, name: Name, partners: list[Function]) -> bool:
+    """`take_rows(n) -> Rows | None`, and `return_rows(rows: Rows)`"""
+    told = any(is_told_what_it_makes(function, partner) for partner in partners)
+    told = told and not is_told_what_it_makes(function, function)
+    return name.verb not in ("get", "fetch", "pop") and bool(name.affix) and told
 
 
 def _of_other_stores(function: Function, partners: list[Function]) -> bool:
