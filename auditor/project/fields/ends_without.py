@@ -1,5 +1,5 @@
-"""Ends of a record that say nothing of what was said for it: `admit(job)` pins `job.adapter`, charges `job.size` or
-takes a permit, and enters the job; `finish(name)` takes it out and unpins, `abort(name)` takes it out, and no more."""
+"""Ends of a record that say nothing of what was said for it: `admit(job)` pins `job.adapter` or takes a
+permit, and enters the job; `finish(name)` takes it out and unpins, `abort(name)` takes it out, no more."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def left_by_an_end(
 
 
 def _records(outcome: Outcome) -> Iterator[str]:
-    """`job` of `pool.pin(job.adapter)`; of what is told nothing, `permits.take()`, whoever is entered then."""
+    """`job` of `pool.pin(job.adapter)`; of what is told nothing, `permits.take()`, whoever is entered."""
     call, function = outcome.call, outcome.function
     match call.args:
         case [ast.Attribute(value=ast.Name(id=record))] if outcome.acquisition.handle is Handle.ARGUMENT:

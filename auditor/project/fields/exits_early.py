@@ -19,7 +19,11 @@ def leaves_early(
     own = method.owner
     if own is None or method.name not in EXITS or begun.name not in ENTERS:
         return False
-    if not begins_always(begun, call, field):
+    if (
+        not begins_always(begun, call, field)
+        or _is_under_a_test(begun, call)
+        or _is_told_before(method, field)
+    ):
         return False
     tests = [test for test in what_decides(method, own, field) if not is_of_the_exception(test, method)]
     asked = {name for test in tests for name in own_attributes(test, method, own)}
@@ -27,6 +31,21 @@ def leaves_early(
     involved = [each for each in family if each.name != "__init__" and _speaks_of(each, field)]
     decided = {own_attribute(to, each.owner or "") for each in involved for to, _ in assignments(each)}
     return bool(tests) and field not in asked and not PROMISING & words and decided.isdisjoint(asked)
+
+
+def _is_under_a_test(begun: Function, call: ast.Call) -> bool:
+    """`if self.row is None: self.row = pool.take()`"""
+    return any(isinstance(node, ast.If) and call in list(walk(node)) for node in begun.statements)
+
+
+def _is_told_before(method: Function, field: str) -> bool:
+    """Before it leaves early it hands on what lies there: `self.main.retire_later(self.row); return`."""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.body[-1], ast.Return)
+        and any(getattr(part, "attr", "") == field for each in node.body for part in walk(each))
+        for node in method.statements
+    )
 
 
 def _named(node: ast.AST) -> str:

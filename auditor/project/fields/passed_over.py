@@ -12,8 +12,9 @@ from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-GONE = frozenset({"released", "freed", "closed", "done", "finished", "returned", "owned", "owns", "own", "shared",
-                  "borrowed", "external", "none", "gone", "dead", "held", "isinstance", "lease", "leased"})  # fmt: skip
+GONE = frozenset({"released", "freed", "closed", "done", "finished", "returned", "owned", "owns", "own",
+                  "shared", "borrowed", "external", "none", "gone", "dead", "held", "isinstance", "lease",
+                  "leased"})  # fmt: skip
 """Words of what says that there is no lease in an entry, or that somebody else ends it."""
 
 

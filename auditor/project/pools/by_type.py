@@ -1,4 +1,4 @@
-"""Pairs told by names and types together: `attach(size) -> Segment | None`, and `detach(segment: Segment)`."""
+"""Pairs told by names and types: `attach(size) -> Segment | None`, and `detach(segment: Segment)`."""
 
 from collections.abc import Iterator, Set
 

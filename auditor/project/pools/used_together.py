@@ -89,13 +89,23 @@ def is_told_what_it_makes(begins: Function, ends: Function) -> bool:
 def _classes_named(annotation: ast.expr | None) -> set[str]:
     """Of a bare class, or of one that may be None; a list of them is none of them."""
     match annotation:
-        case ast.Name(id=name) | ast.Constant(value=str(name)):
+        case ast.Name(id=name):
             return {name}
+        case ast.Constant(value=str(text)) if (said := _read(text)) is not None:
+            return _classes_named(said)
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
             return _classes_named(inner)
         case ast.BinOp(left=one, op=ast.BitOr(), right=other):
             return _classes_named(one) | _classes_named(other)
     return set()
+
+
+def _read(text: str) -> ast.expr | None:
+    """An annotation that is written as a text."""
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
 
 
 def _by_classes(model: ClassModel, begins: Function, ends: Function) -> Iterator[bool]:
