@@ -90,7 +90,8 @@ class TakenOut(InPart):
             if way.is_for_others(flags):
                 continue
             within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
-            if within and way.is_worked_with(acquisition.telling | self._fields_beside(outcome, path)):
+            no_way = acquisition.telling | self._fields_beside(outcome, path)
+            if within and way.is_worked_with(no_way | self._told_to_others(outcome, method)):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
@@ -207,7 +208,7 @@ class TakenOut(InPart):
         releases = [
             each
             for each in self._releases(outcome, method)
-            if not _only_of(each, beside) and not self._is_of_another_pool(outcome, method, each)
+            if not _only_of(each, beside) and not self._ends_others(outcome, method, each)
         ]
         others = (each for each in self._those_beside(method) if each is not method)
         return (
@@ -225,12 +226,30 @@ class TakenOut(InPart):
             )
         )
 
-    def _is_of_another_pool(self, outcome: Outcome, method: Function, call: ast.Call) -> bool:
-        """`self.budget.refund(job.tokens)`, of an object that is known to be no pool of this one."""
-        calls, releasing = self.recogniser.calls, self.recogniser.releasing
+    def _ends_others(self, outcome: Outcome, method: Function, call: ast.Call) -> bool:
+        """`self.budget.refund(job.tokens)`, to another pool, or of an object of another class, which gives
+        nothing back to this one."""
+        calls, protocol = self.recogniser.calls, outcome.acquisition.protocol
         targets = () if calls.guessed(method, call) else calls.targets(method, call)[0]
+        releasing = self.recogniser.releasing
         pools = {releasing[each][0].name.partition(".")[0] for each in targets if each in releasing}
-        return bool(pools) and outcome.acquisition.protocol.partition(".")[0] not in pools
+        if pools and protocol.partition(".")[0] not in pools:
+            return True
+        others = [each.cls for each in targets if each.cls is not None and each.cls is not method.cls]
+        pool, ends = protocol.partition(".")[0], self.recogniser.ending_names(protocol)
+        return 0 < len(targets) == len(others) and not any(
+            cls.name == pool or any(f"{end}(" in cls.text for end in ends) for cls in others
+        )
+
+    def _told_to_others(self, outcome: Outcome, method: Function) -> frozenset[str]:
+        """`.tokens` of that."""
+        calls = (call for call in method.calls if self._ends_others(outcome, method, call))
+        return frozenset(
+            f".{each.attr}"
+            for call in calls
+            for each in call.args
+            if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
+        )
 
     def _those_beside(self, method: Function) -> Iterator[Function]:
         return self.family_of(method.cls) if method.cls is not None else iter(())
