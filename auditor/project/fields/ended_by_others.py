@@ -3,7 +3,7 @@ what took them over, by a base class of another library, by a caller who reaches
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
@@ -253,6 +253,24 @@ def ended_as_a_whole(calls: Calls, family: Iterable[Function], attribute: str) -
         for method in family
         for call in method.calls
     )
+
+
+def told_to_its_base(function: Function, attribute: str) -> bool:
+    """`super().__init__([self.rows])`: the base keeps it where it sees to it."""
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "__init__"
+        and isinstance(call.func.value, ast.Call)
+        and any(own_attribute(each, function.owner or "") == attribute for each in _within(call))
+        for call in function.calls
+    )
+
+
+def _within(call: ast.Call) -> Iterator[ast.expr]:
+    """What it is told, in lists as well."""
+    for each in (*call.args, *(keyword.value for keyword in call.keywords)):
+        yield each
+        yield from each.elts if isinstance(each, ast.List | ast.Tuple) else ()
 
 
 def closed_by_its_base(lineage: Iterable[Class], attribute: str) -> bool:

@@ -19,6 +19,7 @@ from auditor.project.fields.ended_by_others import (
     ended_as_a_whole,
     has_unknown_base,
     reached_through,
+    told_to_its_base,
 )
 from auditor.project.fields.exits import asks_other_things, begins_always
 from auditor.project.fields.filling_again import (
@@ -322,6 +323,7 @@ class Refilling(ForgottenFields):
         return (
             destroyed_with_its_maker(outcome.call, function, family)
             or any(reached_through(method, attribute) for method in family)
+            or told_to_its_base(function, attribute)
             or closed_by_its_base(self.model.lineage(function.cls), attribute)
             or (has_unknown_base(family) and asked_before_it_is_set(function, attribute, family))
             or any(self._ended_where_told(outcome, family, other) for other in outcome.beside)

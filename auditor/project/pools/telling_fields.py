@@ -15,6 +15,7 @@ from auditor.project.pools.made_of_numbers import known_by, numbered_fields
 from auditor.project.pools.plain_memory import is_row
 from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 _ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray|bytearray)\b"
 _ONE = r"(?:int|float|bool|str|bytes)\b"
@@ -179,7 +180,8 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     if isinstance(value, ast.Constant):
         return plain.match(type(value.value).__name__) is not None
     if isinstance(value, ast.BinOp | ast.ListComp):
-        return plain is not NO_NUMBER and _is_full_of_numbers(value)
+        measured = any(isinstance(n, ast.Constant) and isinstance(n.value, float) for n in walk(value))
+        return (plain is not NO_NUMBER or measured) and _is_full_of_numbers(value)
     made = _MADE.match(ast.unparse(value)) if isinstance(value, ast.Call) else None
     if made is None or plain is PLAIN:
         return made is not None
