@@ -7,7 +7,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.used_together import is_told_what_it_makes
-from auditor.project.shapes.pool_state import changes_state, own_parameters
+from auditor.project.shapes.pool_state import changes_state, own_parameters, removes_from_state
 from auditor.protocols.vocabulary import Name, split, undoes
 
 MAKING = frozenset({"create", "make", "new", "build", "load", "register", "subscribe", "add", "spawn"})
@@ -22,7 +22,9 @@ def typed_pairs(cls: Class, methods: list[Function], paired: Set[Function]) -> I
             continue
         if is_told_what_it_makes(taker, taker):
             continue  # `ref(entry) -> Entry` counts on what it is told
-        if not MAKING.isdisjoint(split(taker.name)[:1]) or not changes_state(taker):
+        if not MAKING.isdisjoint(split(taker.name)[:1]):
+            continue
+        if not (changes_state(taker) or removes_from_state(taker)):
             continue
         givers = [
             giver
@@ -35,3 +37,20 @@ def typed_pairs(cls: Class, methods: list[Function], paired: Set[Function]) -> I
         if givers:
             half = Half(taker, acquiring, Handle.RESULT, 0, value_of(taker), by_shape=True)
             yield Pair(cls.name, cls, (half,), tuple(Half(each, releasing) for each in givers))
+
+
+def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Function]) -> Iterator[Pair]:
+    """`collect() -> Slot | None` beside `open_slot() -> Slot | None` and `close_slot(slot: Slot)`: what others
+    have posted lies in another store of the pool, and whoever takes it out closes it."""
+    for pair in pairs:
+        ends = [half.function for half in pair.releases]
+        lent = [half for half in pair.acquires if half.handle is Handle.RESULT]
+        typed = any(is_told_what_it_makes(half.function, end) for half in lent for end in ends)
+        for method in methods if typed else ():
+            if method in paired or method in ends or method.name.startswith("_") or method.is_abstract:
+                continue
+            if not LENDING.isdisjoint(method.decorators) or not removes_from_state(method):
+                continue
+            if any(is_told_what_it_makes(method, end) for end in ends):
+                half = Half(method, lent[0].name, Handle.RESULT, 0, lent[0].value, by_shape=True)
+                yield Pair(pair.name, pair.owner, (half,), pair.releases)

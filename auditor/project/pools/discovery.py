@@ -19,7 +19,7 @@ from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
-from auditor.project.pools.by_type import typed_pairs
+from auditor.project.pools.by_type import other_takers, typed_pairs
 from auditor.project.pools.counted import counted_pairs, counting_functions
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.ended_objects import ended_objects
@@ -96,6 +96,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         typed = list(typed_pairs(cls, methods, paired))
         yield from typed
         paired |= {half.function for pair in typed for half in pair.acquires}
+        others = list(other_takers(methods, [*found, *shaped, *typed], paired))
+        yield from others
+        paired |= {half.function for pair in others for half in pair.acquires}
         yield from _beside_bases(model, cls, methods, paired)
         told = [
             *(
