@@ -42,7 +42,7 @@ LETTING_IN = frozenset({"admit", "enter", "resume", "schedule", "activate", "wak
 """What is done again to those who have been let out in between."""
 
 PREPARING = re.compile(
-    r"_*(?:pre_?(?:fetch|load|heat|stage|view|allocate|fill)|warm|peek|mark|capture|snapshot|publish|stage|enable"
+    r"_*(?:pre_?(?:fetch|load|heat|stage|view|allocate|fill)|warm|peek|mark|capture|snapshot|publish|enable"
     r"|read_?back|speculate|hint|remember|install|set(?!_(?:out|up|off|in|aside)(?:_|$)))(?:_|$)"
 )
 """What is done ahead, or on the side, as often as somebody thinks of it, undone or not."""

@@ -40,8 +40,8 @@ def typed_pairs(cls: Class, methods: list[Function], paired: Set[Function]) -> I
 
 
 def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Function]) -> Iterator[Pair]:
-    """`collect() -> Slot | None` beside `open_slot() -> Slot | None` and `close_slot(slot: Slot)`: what others
-    have posted lies in another store of the pool, and whoever takes it out closes it."""
+    """`collect() -> Slot | None` beside `open_slot() -> Slot | None` and `close_slot(slot: Slot)`: what
+    others have posted lies in another store of the pool, and whoever takes it out closes it."""
     for pair in pairs:
         ends = [half.function for half in pair.releases]
         lent = [half for half in pair.acquires if half.handle is Handle.RESULT]
