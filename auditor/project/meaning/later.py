@@ -143,8 +143,13 @@ def _told(call: ast.Call, target: Function) -> Iterator[tuple[str, ast.expr]]:
     """What a function that is called, or passed to somebody who calls it, is told, by its parameters."""
     at = next((at for at, given in enumerate(call.args) if last_part(given) == target.name), -1)
     own = target.is_method and not target.is_static
-    yield from zip(target.parameters[own:], call.args[at + 1 :], strict=False)
-    yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None)
+    given = call.args[at + 1 :]
+    named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    match [*given, *([named["args"]] if "args" in named else [])]:
+        case [ast.Tuple(elts=together)]:  # `Thread(target=self.work, args=(job, row))`
+            given = together
+    yield from zip(target.parameters[own:], given, strict=False)
+    yield from named.items()
 
 
 def _may_release(call: ast.Call, target: Function, parameter: str) -> bool:
