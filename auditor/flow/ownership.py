@@ -212,9 +212,8 @@ class Ownership(Yielding):
             self.endings.taken.add(node)
             return None
         value = self.acquisition.value
-        if op.sliced and (value is Value.TENSOR or self._copies_into_another(op, held)):
-            return held
-        if op.sliced and op.source in self._rows_of_numbers(held):
+        copied = value is Value.TENSOR or op.source in self._rows_of_numbers(held)
+        if op.sliced and (copied or self._copies_into_another(op, held)):
             return held
         if node in self._shared_keys and held.stale and all(at[0] == op.target[0] for at in held.places):
             self._lose(Loss.OVERWRITTEN, node, held)

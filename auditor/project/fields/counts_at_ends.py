@@ -71,7 +71,7 @@ class CountsAtEnds(RefusedAndKept):
             over = split(method.name)[0] in OVER and takes_from(method, together)
             if not over or not any(ENDING.search(last_name(call)) for call in method.calls):
                 continue
-            near = (method, *_helpers(method, family), *callers(self.project, method))
+            near = (method, *own_helpers(method, family), *callers(self.project, method))
             if not any(f".{table}" in each.text for each in near):
                 field = Field(function.cls.qualname, f"{table}{ANY_ITEM}")
                 yield StoredField(field, outcome.lease.span, partly_by=(method.qualname,))
@@ -163,6 +163,6 @@ def _under_a_record(function: Function, table: str) -> bool:
     )
 
 
-def _helpers(method: Function, family: Sequence[Function]) -> Iterator[Function]:
+def own_helpers(method: Function, family: Sequence[Function]) -> Iterator[Function]:
     called = {own_attribute(call.func, method.owner or "") for call in method.calls}
     return (each for each in family if each.name in called)

@@ -11,6 +11,7 @@ from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
+from auditor.project.fields.counts_at_ends import own_helpers
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.one_end_forgets import Known, callers
 from auditor.project.fields.record_places import TAKING, put_into, tables_filled, takes_from
@@ -36,7 +37,7 @@ def left_by_an_end(
     if not any(map(known, ends)):
         return
     for method in ends:
-        near = (method, *_helpers(method, family), *callers(project, method))
+        near = (method, *own_helpers(method, family), *callers(project, method))
         if method.name in INITIAL or any(map(known, near)) or not HANDING_ON.isdisjoint(split(method.name)):
             continue
         if _drops(method, table):
@@ -53,11 +54,6 @@ def _records(outcome: Outcome) -> Iterator[str]:
             yield from () if record == function.owner else (record,)
         case [] if outcome.acquisition.handle is Handle.RECEIVER and not call.keywords:
             yield from function.parameters[1:]
-
-
-def _helpers(method: Function, family: Sequence[Function]) -> Iterator[Function]:
-    called = {own_attribute(call.func, method.owner or "") for call in method.calls}
-    return (each for each in family if each.name in called and each is not method)
 
 
 def _drops(method: Function, table: str) -> bool:

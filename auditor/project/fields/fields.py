@@ -112,7 +112,7 @@ class Fields(CountsAtEnds):
                 )
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
-                fields += tuple(self._emptied_on_records(outcome)) if not fields else ()
+                fields += tuple(self._lost_on_records(outcome)) if not fields else ()
                 fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
@@ -133,7 +133,7 @@ class Fields(CountsAtEnds):
             known = partial(self._known_releases, outcome)
             yield from left_by_an_end(outcome, list(self.family_of(cls)), self.project, known)
 
-    def _emptied_on_records(self, outcome: Outcome) -> Iterator[StoredField]:
+    def _lost_on_records(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:
             ends = self.recogniser.ending_names(outcome.acquisition.protocol)
             family, known = list(self.family_of(cls)), partial(self._known_releases, outcome)

@@ -92,7 +92,7 @@ def _looks_up(function: Function) -> bool:
         isinstance(way, ast.Subscript)
         and own_attribute(way.value, owner) is not None
         and isinstance(way.slice, ast.Call)
-        and taken_from(way.slice, owner) is not None
+        and _taken_from(way.slice, owner) is not None
         for value in returned
         for way in ways(value)
     )
@@ -108,15 +108,19 @@ def _in_the_store(function: Function) -> Value:
 
 
 def _filling(function: Function) -> list[str]:
-    """What is put into the lists that the method takes from."""
+    return [ast.unparse(put) for put, _ in put_into_the_store(function)]
+
+
+def put_into_the_store(function: Function) -> list[tuple[ast.expr, bool]]:
+    """What is put into the lists that the method takes from, and whether that is several at once."""
     owner = function.owner
     if owner is None or function.cls is None:
         return []
-    taken = {name for call in function.calls if (name := taken_from(call, owner)) is not None}
+    taken = {name for call in function.calls if (name := _taken_from(call, owner)) is not None}
     return [
-        ast.unparse(put)
+        (put, several)
         for method in function.cls.methods.values()
-        for name, put in _filled_with(method)
+        for name, put, several in _filled_with(method)
         if name in taken
     ]
 
@@ -124,7 +128,9 @@ def _filling(function: Function) -> list[str]:
 def _cuts_memory(function: Function) -> bool:
     """`return self.base[at : at + size]` of a tensor that the constructor made."""
     init = function.cls.methods.get("__init__") if function.cls is not None else None
-    made = {name for name, put in _filled_with(init) if MAKES_TENSORS.match(ast.unparse(put))} if init else ()
+    made = (
+        {name for name, put, _ in _filled_with(init) if MAKES_TENSORS.match(ast.unparse(put))} if init else ()
+    )
     cut = [
         (node.targets[0] if isinstance(node, ast.Assign) else node.value)
         for node in (function.statements if made else ())
@@ -148,7 +154,7 @@ def _returns_another(function: Function) -> bool:
     )
 
 
-def taken_from(call: ast.Call, owner: str) -> str | None:
+def _taken_from(call: ast.Call, owner: str) -> str | None:
     """`free` of `self.free.popleft()` and `heappop(self.free)`."""
     match call.func:
         case ast.Attribute(value=ast.Attribute() as field, attr=way) if way in TAKING:
@@ -158,8 +164,8 @@ def taken_from(call: ast.Call, owner: str) -> str | None:
     return None
 
 
-def _filled_with(method: Function) -> Iterator[tuple[str, ast.expr]]:
-    """Fields of a method's own object, and what it assigns to them or puts into them."""
+def _filled_with(method: Function) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Fields of a method's own object, what it assigns to them or puts in, and whether that is a list."""
     owner = method.owner or ""
     for node in method.statements:
         match node:
@@ -167,11 +173,11 @@ def _filled_with(method: Function) -> Iterator[tuple[str, ast.expr]]:
                 ast.Assign(targets=[target], value=value)
                 | ast.AnnAssign(target=target, value=ast.expr() as value)
             ) if (name := own_attribute(target, owner)) is not None:
-                yield name, value
+                yield name, value, True
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=field, attr=way), args=[*_, put])) if (
                 way in FILLING and (name := own_attribute(field, owner)) is not None
             ):
-                yield name, put
+                yield name, put, "extend" in way
 
 
 def _deals_out_numbers(function: Function) -> bool:

@@ -5,10 +5,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import given_to, own_attribute, ways
+from auditor.project.code.bindings import given_to, ways
 from auditor.project.code.modules import Function, last_part
-from auditor.project.pools.lent_kinds import taken_from
-from auditor.project.shapes.name_bindings import FILLING
+from auditor.project.pools.lent_kinds import put_into_the_store
 
 ROW = re.compile(
     r"(?:Optional\[)?(?:bytearray|[Ll]ist\[float\]|(?:array\.)?array(?:\[float\])?)\]?(?: \| None)?"
@@ -50,29 +49,8 @@ def _returned(function: Function) -> Iterator[ast.expr]:
 
 def _in_the_store(function: Function) -> Iterator[ast.expr]:
     """The elements of the lists that the method takes from."""
-    owner = function.owner
-    if owner is None or function.cls is None:
-        return
-    taken = {name for call in function.calls if (name := taken_from(call, owner)) is not None}
-    for method in function.cls.methods.values() if taken else ():
-        for name, element in _elements_put(method):
-            if name in taken:
-                yield element
-
-
-def _elements_put(method: Function) -> Iterator[tuple[str, ast.expr]]:
-    owner = method.owner or ""
-    for node in method.statements:
-        match node:
-            case (
-                ast.Assign(targets=[target], value=value)
-                | ast.AnnAssign(target=target, value=ast.expr() as value)
-            ) if (name := own_attribute(target, owner)) is not None:
-                yield from ((name, element) for element in _elements(value))
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=field, attr=way), args=[*_, put])) if (
-                way in FILLING and (name := own_attribute(field, owner)) is not None
-            ):
-                yield from ((name, each) for each in (_elements(put) if "extend" in way else [put]))
+    for put, several in put_into_the_store(function):
+        yield from _elements(put) if several else [put]
 
 
 def _elements(container: ast.expr) -> list[ast.expr]:
