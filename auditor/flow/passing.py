@@ -95,31 +95,11 @@ class Passing(Perhaps):
         for position, operand in given:
             if rows and is_copied_out(call, operand, rows):
                 continue
-            if self._by_another_name(call, position, operand, held):
+            passed = self._pass_perhaps(node, call, held, after, edge, position, operand, given)
+            if passed is None:
                 self.endings.unknown.add(node)
                 return ()
-            within = _goes_into_itself(call, held)
-            perhaps = [] if within else list(self._perhaps_given(call, position, operand, held))
-            if perhaps and any(self._inside(held, other) is not None for _, other in given):
-                # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
-                perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
-            if perhaps and self._is_converted(operand):
-                listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
-                perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
-                to = frozenset(place for place in listed if place is not None and edge not in RAISING)
-                after = replace(after, maybe=after.maybe | to)
-            if self.believing and edge not in RAISING:
-                listing = [each for each in perhaps if each.fate is Fate.BORROW and each.moved_to]
-                perhaps = [each for each in perhaps if each not in listing]
-                for each in listing:
-                    after = self._kept_beside(after, operand, each.moved_to or ())
-            if any(self._ends_or_moves(treatment) for treatment in perhaps):
-                if not self._lent_perhaps(node, operand, held, perhaps):
-                    self.endings.unknown.add(node)
-                    return ()
-                self.trusting.add(node)
-            if edge not in RAISING and any(treatment.result is not None for treatment in perhaps):
-                after = replace(after, maybe=after.maybe | {call.target})
+            after = passed
             for place in sorted(held.places):
                 treatment = self._treatment(call, position, operand, place)
                 if treatment is None or treatment == BORROWED:
@@ -132,16 +112,53 @@ class Passing(Perhaps):
                 if passed is None:
                     return (held,) if treatment.split else ()
                 after = passed
-        if edge not in RAISING and self._leads_within(call, held):
-            after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
-        if edge not in RAISING and self._made_of_contents(call, held):
-            after = replace(after, maybe=after.maybe | {(*call.target, AT)})
+        if edge not in RAISING:
+            after = self._made_of_it(call, held, after)
         if after == held:
             return (held,)
         kept = self._keep(node, held, after, Loss.DROPPED)
         if kept is None:
             return ()
         return (kept, held) if split else (kept,)
+
+    def _pass_perhaps(
+        self, node: int, call: Call, held: Held, after: Held, edge: Edge,
+        position: Position, operand: Path, given: list[tuple[Position, Path]],
+    ) -> Held | None:  # fmt: skip
+        """The same for what the operand may be, or may have in it; None where nobody knows what becomes of
+        the lease then."""
+        if self._by_another_name(call, position, operand, held):
+            return None
+        within = _goes_into_itself(call, held)
+        perhaps = [] if within else list(self._perhaps_given(call, position, operand, held))
+        if perhaps and any(self._inside(held, other) is not None for _, other in given):
+            # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
+            perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
+        if perhaps and self._is_converted(operand):
+            listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
+            perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
+            to = frozenset(place for place in listed if place is not None and edge not in RAISING)
+            after = replace(after, maybe=after.maybe | to)
+        if self.believing and edge not in RAISING:
+            listing = [each for each in perhaps if each.fate is Fate.BORROW and each.moved_to]
+            perhaps = [each for each in perhaps if each not in listing]
+            for each in listing:
+                after = self._kept_beside(after, operand, each.moved_to or ())
+        if any(self._ends_or_moves(treatment) for treatment in perhaps):
+            if not self._lent_perhaps(node, operand, held, perhaps):
+                return None
+            self.trusting.add(node)
+        if edge not in RAISING and any(treatment.result is not None for treatment in perhaps):
+            after = replace(after, maybe=after.maybe | {call.target})
+        return after
+
+    def _made_of_it(self, call: Call, held: Held, after: Held) -> Held:
+        """What the call answers may be a part of the lease, or have its contents."""
+        if self._leads_within(call, held):
+            after = replace(after, maybe=after.maybe | {(*call.target, WITHIN)})
+        if self._made_of_contents(call, held):
+            after = replace(after, maybe=after.maybe | {(*call.target, AT)})
+        return after
 
     def _given_by_what_it_says(self, call: Call, held: Held) -> Iterator[tuple[Position, Path]]:
         """`pool.free(buffer.data_ptr())`, `pool.free(pages + more)`: who goes by what it says, or by its
