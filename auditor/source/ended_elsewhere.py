@@ -24,6 +24,9 @@ _COUNTED = re.compile(
     rb"= (?:(?P<less>(?<= -= )(?:1\n|self\.))|(?P<more>(?<= \+= )self\.)|(?P<back>(?<=\w = )self\.\w+\n))"
 )
 
+_PRIVATE = re.compile(rb"\._(?<!self\._)(?=(\w+)\()")
+_OWN_FIELD = re.compile(rb"\bself\.\w+$")
+
 _ENTERED = rb"\b%b(?:\.(?:add|append|put|insert|setdefault)\w*\(|\[[^\n]*?\] = (?!None|False|0\n))"
 _BEFORE = {
     "taken": _ENTERED,
@@ -40,7 +43,17 @@ def ends_elsewhere(text: Searched) -> bool:
     """Whether what one object does to a field of another has its opposite in the same file."""
     if b"self." not in text.data:
         return False
-    return any(_is_done(way, name, text.data) for way, name in sorted(set(_ended(text))))
+    told = any(_is_done(way, name, text.data) for way, name in sorted(set(_ended(text))))
+    return told or _tells_its_maker(text.data)
+
+
+def _tells_its_maker(data: bytes) -> bool:
+    """`self.quota._voided(self.amount)`, of a private method that stands in the same file."""
+    for told in _PRIVATE.finditer(data):
+        start = data.rfind(b"\n", 0, told.start()) + 1
+        if _OWN_FIELD.search(data, start, told.start()) and b"def _%b(self" % told[1] in data:
+            return True
+    return False
 
 
 def _is_done(way: str, name: bytes, data: bytes) -> bool:

@@ -85,6 +85,10 @@ SETS = (
     "millers",
     "potters",
     "drovers",
+    "porters",
+    "hatters",
+    "tinkers",
+    "carters",
     "pilots",
     "auditors",
 )

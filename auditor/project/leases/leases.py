@@ -171,6 +171,7 @@ class Follower(Afterwards):
             or (self.in_test and self._made_for_the_test(op))
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
+            or self._may_last(acquisition, endings)
             or counts_places(op.at, function, ended_here=ended_here)
             or ends_with_its_script(op.at, function)
             or only_compared(op, self.graph)
@@ -201,6 +202,11 @@ class Follower(Afterwards):
         if acquisition.keyed and followed.endings.released:
             return tuple(leak for leak in leaks if not leak.started)
         return leaks
+
+    def _may_last(self, acquisition: Acquisition, endings: Endings) -> bool:
+        """What is ended by calling what was handed out, and nobody here calls that on any way, or keeps it."""
+        called = acquisition.protocol in self.effects.recogniser.called
+        return called and not (endings.is_somebodys or endings.stored)
 
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
         """The calls that give it back."""

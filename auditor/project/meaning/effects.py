@@ -120,6 +120,8 @@ class FunctionEffects(OutsideEffects):
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:
             return self._later.closure(call, position, rest, value, protocol)
+        if position == -1 and rest == (f".{call.method}",) and protocol in self.recogniser.called:
+            return RELEASED  # `self.stop()`
         if position == -1 and rest:
             called_back = self._later.told_of_itself(call, rest, value, protocol)
             if called_back is not None:

@@ -33,6 +33,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near,
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
+from auditor.project.pools.none_beside import known_beside
 from auditor.project.pools.plain_memory import lends_plain_memory
 from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
@@ -362,6 +363,7 @@ def _discovered(pair: Pair, half: Half) -> Source:
         counts=counts,
         proposed=pair.proposed,
         by_key=half.by_key,
+        flags=frozenset() if half.part is None else known_beside(half.function, half.part),
     )
 
 

@@ -2,7 +2,7 @@
 tables."""
 
 import ast
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.flow.operands import PROCESS_POSITION
@@ -26,7 +26,7 @@ FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
 class Releases:
     """Answers by resolved function where there is one, else by patterns, at last by the name."""
 
-    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Iterable[Pair]) -> None:
+    def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
         self.calls = calls
         self.aliases = Aliases()
         self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
@@ -53,6 +53,8 @@ class Releases:
         self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self._proposed: dict[tuple[Function, str], tuple[Pair, Half]] = {}  # of which one may end several
+        self.called = {pair.name for pair in pairs if pair.called}
+        """Of what these lend, a call of it is the end."""
         self._ends_of: dict[str, list[tuple[Pair, Half]]] = {}
         for pair in pairs:
             self._ends_of.setdefault(pair.name, []).extend((pair, half) for half in pair.releases)
@@ -101,6 +103,8 @@ class Releases:
         return self._releases(function, call, position, protocol)
 
     def _releases(self, function: Function, call: ast.Call, position: Position, protocol: str) -> bool | None:
+        if position == -1 and protocol in self.called and not isinstance(call.func, ast.Attribute):
+            return True
         targets, constructed, dotted = self.calls.targets(function, call)
         text = callee_text(call)
         names = names_of(targets, constructed, dotted)

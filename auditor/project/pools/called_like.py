@@ -34,8 +34,10 @@ def says_enough(receiver: ast.expr, method: Function, pair: Pair) -> bool:
 def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     """Whether something is given back to that receiver here, or by another method of the object whose field
     it is: what is taken out of `self.lists[size]` may go back to `self.lists[item.size]`. Where the name of
-    the way back is no common one, it may be another such pool: `self.old.close_row(row)`."""
+    the way back is no common one, it may be another such pool: `self.old.close_row(row)`. What is lent may
+    have the way back itself: `segment.seal()`."""
     ways_back = {half.function.name for half in pair.releases}
+    of_lent = {half.function.name for half in pair.releases if half.function.cls is not pair.owner}
     telling = {name for name in ways_back if len(split(name)) > 1}
     asked = ast.unparse(listing(receiver))
     of_own = asked.startswith(f"{function.owner}.") and function.cls is not None
@@ -43,7 +45,7 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     return any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back
-        and (other.func.attr in telling or ast.unparse(listing(other.func.value)) == asked)
+        and (other.func.attr in telling | of_lent or ast.unparse(listing(other.func.value)) == asked)
         for each in near
         for other in each.calls
     )

@@ -20,6 +20,7 @@ from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
 from auditor.project.pools.by_type import other_takers, typed_pairs
+from auditor.project.pools.called_to_end import called_to_end
 from auditor.project.pools.counted import counted_pairs, counting_functions
 from auditor.project.pools.delegating import handing_on, hands_on
 from auditor.project.pools.ended_objects import ended_objects
@@ -87,7 +88,9 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         paired = {half.function for pair in found for half in pair.acquires}
         ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
         yield from ending
-        paired |= {half.function for pair in ending for half in pair.acquires}
+        handing = list(called_to_end(model, cls, methods, paired)) if lending else []
+        yield from handing
+        paired |= {half.function for pair in (*ending, *handing) for half in pair.acquires}
         shaped = [
             _with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)
         ]

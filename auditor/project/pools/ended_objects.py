@@ -24,7 +24,7 @@ from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import beginning, full_at_first, things_to_do
 from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS
-from auditor.project.shapes.ways import MODULE, SELF, Way, Ways
+from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Way, Ways
 from auditor.protocols.vocabulary import Name, split, undoes
 from auditor.source.nodes import walk
 
@@ -135,10 +135,14 @@ def _fields_of_parameters(init: Function) -> dict[str, str]:
 
 def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
     begun = [change for change in all_changes(maker.function) if not _speaks_of_work(maker.function, change)]
-    recorded = any(change.did is Did.IN and _is_made(maker, change.value) for change in begun)
+    recorded = {change.way for change in begun if change.did is Did.IN and _is_made(maker, change.value)}
+    limited = bool(recorded) and all(_is_limited(maker.function, way) for way in recorded)
     for end in _methods(model, maker.made) if begun else ():
         named = undoes(end.name, maker.function.name)
-        if (recorded and not named) or not _may_end(end, named):
+        if (recorded and not (named or limited)) or not _may_end(end, named):
+            continue
+        if _tells_its_maker(model, maker, end, begun):
+            yield end
             continue
         ended = [(done, way) for done in all_changes(end) if (way := _translated(done, maker.leads))]
         if any(
@@ -147,6 +151,48 @@ def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
             for done, way in ended
         ):
             yield end
+
+
+def _is_limited(function: Function, way: Way) -> bool:
+    """`if len(self.seated) >= self.capacity:`: so many there may be, and somebody has to make room."""
+    field = way[-1]
+    return len(way) == 2 and any(
+        isinstance(side, ast.Call)
+        and getattr(side.func, "id", "") == "len"
+        and any(own_attribute(each, function.owner or "") == field for each in side.args)
+        for node in function.nodes
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        for side in (node.left, *node.comparators)
+    )
+
+
+def _tells_its_maker(model: ClassModel, maker: Maker, end: Function, begun: list[Change]) -> bool:
+    """`self.quota._voided(self.amount)`, of the maker's own object, which undoes there what it has done."""
+    pool = maker.function.cls
+    own = {field for field, way in maker.leads.items() if way == (SELF,)}
+    return pool is not None and any(
+        _undoes(change, done, done.way) and done.did is not Did.SET
+        for told in _told_of_it(model, maker.made, pool, end, own)
+        for done in all_changes(told)
+        for change in begun
+    )
+
+
+def _told_of_it(
+    model: ClassModel, made: Class, pool: Class, end: Function, fields: Set[str], deep: int = 0
+) -> Iterator[Function]:
+    """Private methods of the pool that a method of its object calls through one of these fields, also where
+    it has another method of its own do that."""
+    for call in end.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=name), attr=helper) if name == end.owner and deep < DEEPEST:
+                asked = model.method(made, helper)
+                if asked is not None and asked is not end:
+                    yield from _told_of_it(model, made, pool, asked, fields, deep + 1)
+            case ast.Attribute(value=field, attr=name) if name.startswith("_"):
+                told = model.method(pool, name) if own_attribute(field, end.owner or "") in fields else None
+                if told is not None:
+                    yield told
 
 
 def _ends_of_stored(model: ClassModel, taker: Function) -> Iterator[Function]:

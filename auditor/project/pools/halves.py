@@ -67,13 +67,15 @@ class Half:
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One discovered protocol: the pool it belongs to, its acquiring and its releasing functions. `proposed`
-    where it is for those who use it to say whether it is one."""
+    where it is for those who use it to say whether it is one; `called` where what is handed out is the
+    function that ends it."""
 
     name: str
     owner: Class | None
     acquires: tuple[Half, ...]
     releases: tuple[Half, ...]
     proposed: bool = False
+    called: bool = False
 
 
 def acquiring_half(

@@ -12,7 +12,8 @@ from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import Half, Pair
-from auditor.project.pools.lent_objects import lent_class, needs_nothing
+from auditor.project.pools.lent_objects import lent_class, needs_nothing, stored_class
+from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import Name
 
 WRAPPED = frozenset({Handle.RESULT, Handle.RECEIVER})
@@ -27,14 +28,31 @@ def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
     acquires: list[Half] = []
     ends: dict[Function, Half] = {}
     for half in pair.acquires:
-        lent = lent_class(model, pair.owner, half.function) if half.handle in WRAPPED else None
+        lent = _lent(model, pair.owner, half) if half.handle in WRAPPED else None
         own = list(_telling(lent, names)) if lent is not None and lent is not pair.owner else []
+        own += list(_telling(lent, _putting(pair.owner))) if lent is not None and own else []
         ends |= {end: Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in own}
         wrapped = replace(half, handle=Handle.RESULT, value=Value.OBJECT)
         acquires.append(wrapped if own else half)
     known = {half.function for half in pair.releases}
     added = tuple(half for end, half in ends.items() if end not in known)
     return replace(pair, acquires=tuple(acquires), releases=(*pair.releases, *added))
+
+
+def _lent(model: ClassModel, pool: Class, half: Half) -> Class | None:
+    found = lent_class(model, pool, half.function)
+    return found if found is not None else stored_class(model, pool, half.function)
+
+
+def _putting(pool: Class) -> set[str]:
+    """`_sealed(segment)`, private, which puts what it is told into another store: somebody else goes on with
+    it there."""
+    return {
+        name
+        for name, method in pool.methods.items()
+        if name.startswith("_") and not name.startswith("__")
+        if any(getattr(put.value, "id", "") in method.parameters[1:] for put in field_work(method).put)
+    }
 
 
 def _telling(lent: Class, names: set[str]) -> Iterator[Function]:

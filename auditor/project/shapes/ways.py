@@ -50,6 +50,8 @@ class Ways:
         self.known.update((name, (name,)) for name in function.parameters)
         if function.owner is not None:
             self.known[function.owner] = (SELF,)
+        elif function.parent is not None and function.parent.owner is not None:
+            self.known.setdefault(function.parent.owner, (SELF,))  # of a closure
         for node in function.statements:
             self._note(node)
 

@@ -1,0 +1,4 @@
+from .refs import AdapterHandle, Registry
+from .service import AdapterService
+
+__all__ = ["AdapterHandle", "AdapterService", "Registry"]
