@@ -43,7 +43,7 @@ _UNDONE = (
 )
 _UNDONE_OF_FREE = (
     (("cut",), _JOINED),
-    (("struck", "less"), ("added", "updated", "also")),
+    (("struck", "less", "fewer"), ("added", "updated", "also")),
     (("taken",), ("updated",)),
 )
 """Of these the field has to be called what is free or in use, or may be full at first."""
@@ -128,7 +128,13 @@ def works_both_ways(text: Searched) -> bool:
     return (
         any(_both(notes, *ways) for ways in _UNDONE)
         or any(_is_said(_both(notes, *ways), data) for ways in _UNDONE_OF_FREE)
-        or any(map(_SAID.search, _both(notes, ("struck",), _PUT) | _both(notes, ("taken",), ("entered",))))
+        or any(
+            map(
+                _SAID.search,
+                struck := _both(notes, ("struck",), _PUT) | _both(notes, ("taken",), ("entered",)),
+            )
+        )
+        or any(b"len(self.%b) %b" % (field, sign) in data for field in struck for sign in (b">", b"<"))
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)

@@ -42,6 +42,8 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     asked = ast.unparse(listing(receiver))
     of_own = asked.startswith(f"{function.owner}.") and function.cls is not None
     near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
+    if isinstance(receiver, ast.Name) and function.cls is None:  # `unsubscribe(tramps, slots)` beside it
+        near += [each for each in function.module.by_node.values() if asked in each.parameters]
     return any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back

@@ -16,7 +16,7 @@ from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
 from auditor.project.shapes.born_with_one import entered_with_one
-from auditor.project.shapes.credits import credits_taken
+from auditor.project.shapes.credits import credits_taken, granted
 from auditor.project.shapes.part_counted import part_counted
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.reference_counts import (
@@ -87,6 +87,10 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
         marking = marking_half(begins, up, [ends])
         if marking is not None and marking.value is Value.AMOUNT:
             yield Pair(cls.name, cls, (replace(marking, by_shape=True),), (Half(ends, down, marking.handle),))
+    for begins, ends in granted(plain):
+        if asked_in_turn(model, begins, ends):
+            half = Half(begins, up, Handle.RECEIVER, by_shape=True)
+            yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.RECEIVER),))
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))

@@ -23,7 +23,7 @@ from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes, 
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import beginning, full_at_first, things_to_do
 from auditor.project.shapes.pool_state import called
-from auditor.project.shapes.registers import LISTENERS
+from auditor.project.shapes.registers import LISTENERS, is_limited
 from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Way, Ways
 from auditor.protocols.vocabulary import Name, split, undoes
 from auditor.source.nodes import walk
@@ -136,7 +136,7 @@ def _fields_of_parameters(init: Function) -> dict[str, str]:
 def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
     begun = [change for change in all_changes(maker.function) if not _speaks_of_work(maker.function, change)]
     recorded = {change.way for change in begun if change.did is Did.IN and _is_made(maker, change.value)}
-    limited = bool(recorded) and all(_is_limited(maker.function, way) for way in recorded)
+    limited = bool(recorded) and all(len(way) == 2 and is_limited(maker.function, way[-1]) for way in recorded)
     for end in _methods(model, maker.made) if begun else ():
         named = undoes(end.name, maker.function.name)
         if (recorded and not (named or limited)) or not _may_end(end, named):
@@ -151,19 +151,6 @@ def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
             for done, way in ended
         ):
             yield end
-
-
-def _is_limited(function: Function, way: Way) -> bool:
-    """`if len(self.seated) >= self.capacity:`: so many there may be, and somebody has to make room."""
-    field = way[-1]
-    return len(way) == 2 and any(
-        isinstance(side, ast.Call)
-        and getattr(side.func, "id", "") == "len"
-        and any(own_attribute(each, function.owner or "") == field for each in side.args)
-        for node in function.nodes
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-        for side in (node.left, *node.comparators)
-    )
 
 
 def _tells_its_maker(model: ClassModel, maker: Maker, end: Function, begun: list[Change]) -> bool:

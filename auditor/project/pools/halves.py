@@ -36,7 +36,7 @@ from auditor.project.shapes.reference_counts import (
     returns_what_it_is_told,
 )
 from auditor.project.shapes.under_keys import answers_what_lies_there
-from auditor.project.shapes.use_counts import lowered_by, returns_the_count
+from auditor.project.shapes.use_counts import lowered_by, returns_the_count, struck_off_by_its_answer
 from auditor.project.shapes.use_flags import marks_an_entry, marks_itself
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
 
@@ -116,7 +116,10 @@ def acquiring_half(
     keyed = kept_under_parameter(function)
     if keyed is None:
         keyed = shared_key(function, partners)
-    by_another_key = any(hands_out_a_key(function, partner) for partner in partners)
+    by_another_key = any(
+        hands_out_a_key(function, partner) or struck_off_by_its_answer(function, partner)
+        for partner in partners
+    )
     if keyed is not None and not (given_back_itself(function, partners) or by_another_key):
         return Half(function, name, Handle.ARGUMENT, keyed, _told_value(function))
     return Half(function, name, Handle.RESULT, 0, value_of(function))
@@ -161,6 +164,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
         return None  # `retain(event)`, `release_all()`: kept while the receiver lives, and owed by nobody
     if marks_argument and any(hands_out_a_key(function, partner) for partner in partners):
         return Half(function, name, Handle.RESULT, 0, Value.INDEX)
+    if marks_argument and any(struck_off_by_its_answer(function, partner) for partner in partners):
+        return Half(function, name, Handle.RESULT, 0, value_of(function))
     if marks_argument:
         converts = bool(name.kind) and not counts_references(function)  # `pin_memory(tensor)`
         echo = not converts and returns_what_it_is_told(function)

@@ -5,7 +5,7 @@ counts in a table, `self.users[handle] = 1`."""
 import ast
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Class, Function
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.use_counts import counted, struck_off
@@ -21,13 +21,14 @@ def counts_from_one(begins: Function, ends: Function, count: str) -> bool:
 
 def entered_with_one(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """`self.users[handle] = 1; return handle`, and who lowers the `self.users[handle]` of one that it is
-    told, and strikes it off with the last."""
+    told, and strikes it off with the last; the same of `self.entries[handle] = Entry(thing, 1)`."""
     text = methods[0].cls.text if methods and methods[0].cls is not None else ""
-    if "] = 1" not in text or "] -= 1" not in text:
+    if "] = " not in text or " -= 1" not in text:
         return
     entered = {id(method): set(_entered_and_returned(method)) for method in methods}
     for ends in methods if any(entered.values()) else ():
-        struck = struck_off(ends) & counted(ends, ast.Sub)
+        struck = struck_off(ends)
+        struck &= counted(ends, ast.Sub) | set(_lowered_in_records(ends)) if struck else struck
         for begins in methods if struck else ():
             if begins is not ends and entered[id(begins)] & struck:
                 yield begins, ends
@@ -43,8 +44,40 @@ def _entered_and_returned(method: Function) -> Iterator[str]:
     for target, value in assignments(method) if returned else ():
         match target:
             case ast.Subscript(value=table, slice=ast.Name(id=key)) if key in returned:
-                if _is_number(value, 1) and (field := own_attribute(table, method.owner or "")) is not None:
+                if _holds_one(value) and (field := own_attribute(table, method.owner or "")) is not None:
                     yield field
+
+
+def _holds_one(value: ast.expr) -> bool:
+    """`1`, `Entry(thing, 1)`, `Entry(thing, users=1)`, `[thing, 1]`."""
+    match value:
+        case ast.Call(args=args, keywords=keywords):
+            parts = [*args, *(each.value for each in keywords)]
+        case ast.List(elts=parts):
+            pass
+        case _:
+            parts = [value]
+    return any(_is_number(each, 1) for each in parts)
+
+
+def _lowered_in_records(ends: Function) -> Iterator[str]:
+    """Tables of `entry = self.entries[handle]`, `entry.users -= 1`."""
+    own = ends.owner or ""
+    for node in ends.statements:
+        match node:
+            case ast.AugAssign(
+                target=ast.Attribute(value=record) | ast.Subscript(value=record, slice=ast.Constant()),
+                op=ast.Sub(),
+                value=value,
+            ) if _is_number(value, 1):
+                found = given_to(ends, record.id) if isinstance(record, ast.Name) else [record]
+                for place in found:
+                    match place:
+                        case (
+                            ast.Subscript(value=table)
+                            | ast.Call(func=ast.Attribute(value=table, attr="get"))
+                        ) if (field := own_attribute(table, own)) is not None:
+                            yield field
 
 
 def _ones(cls: Class) -> Iterator[str]:

@@ -22,6 +22,23 @@ def credits_taken(methods: list[Function]) -> Iterator[tuple[Function, Function]
                     yield begins, ends
 
 
+def granted(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
+    """`try_probe()` says no where too many are out, and counts one more; `report(ok)` counts one less. No
+    name says so: those who use them are to be asked."""
+    for begins in methods:
+        for ends in methods if not own_parameters(begins) and _refuses(begins) else ():
+            up = counted(begins, ast.Add) & counted(ends, ast.Sub)
+            down = counted(begins, ast.Sub) & counted(ends, ast.Add)
+            if any(asks(field_work(begins), count) and not _refuses(ends) for count in up | down):
+                yield begins, ends
+
+
+def _refuses(method: Function) -> bool:
+    """It answers yes and no, and nothing else."""
+    answers = [each.value for each in field_work(method).returned if isinstance(each, ast.Constant)]
+    return len(answers) == len(field_work(method).returned) and {True, False} <= set(answers)
+
+
 def _only_counts(begins: Function, ends: Function, count: str) -> bool:
     written = {
         own_attribute(node, method.owner or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
@@ -158,6 +159,9 @@ class _Reader:
                 target, ast.Attribute | ast.Subscript
             ) or (isinstance(target, ast.Name) and target.id in self.of_module):
                 self._changed(target, op, value)
+            case ast.AugAssign(target=target, op=ast.BitOr(), value=value):
+                if (name := self.field_of(target)) is not None and self._is_a_set(name):
+                    self.work.put.append(Put(name, None, value))
             case ast.Delete(targets=[ast.Subscript(value=container, slice=key)]):
                 if (name := self.field_of(container)) is not None:
                     self.work.removed.append((name, key))
@@ -261,6 +265,9 @@ class _Reader:
             return
         if isinstance(value, (ast.List, ast.Tuple, ast.Name)) and way > 0:
             self.work.put.append(Put(name, None, value))
+        if way < 0 and self._is_a_set(name):
+            self._struck(name, value)
+            return
         self.work.counted.append((name, way))
         if not (isinstance(value, ast.Constant) and value.value == 1):
             self.work.summed.add(name)
@@ -288,11 +295,20 @@ class _Reader:
                     self.work.added_under.append((name, key))
                 if way in FILLING and args:
                     self.work.put.append(Put(name, None, args[-1]))
-                if way in ("remove", "discard", "pop") and args:
-                    self.work.removed.append((name, args[0]))
-                    self._taken_in_loop(name)
-                    of_field = found_in(self.work, args[0], lambda node: self.field_of(node) == name)
-                    self.work.taken += [(name, value) for value in of_field]
+                if way in ("remove", "discard", "pop", "difference_update") and args:
+                    self._struck(name, args[0])
+
+    def _struck(self, name: str, thing: ast.expr) -> None:
+        """`self.idle.remove(page)`, `self.idle -= pages`"""
+        self.work.removed.append((name, thing))
+        self._taken_in_loop(name)
+        of_field = found_in(self.work, thing, lambda node: self.field_of(node) == name)
+        self.work.taken += [(name, value) for value in of_field]
+
+    def _is_a_set(self, name: str) -> bool:
+        """`self.idle = set(range(n))`, or `= {...}`, in its class: `-=` strikes off, and counts nothing."""
+        cls = self.work.method.cls
+        return cls is not None and re.search(rf"\.{name}(?:: [^=\n]+)? = (?:set\(|\{{)", cls.text) is not None
 
 
 def _key_within(container: ast.expr) -> ast.expr | None:

@@ -19,10 +19,16 @@ ORDERING = frozenset({"heappop", "heappush", "heappushpop", "heapreplace", "heap
 """Functions that change the list which they are given first."""
 
 
+PATIENCE = frozenset({"timeout", "timeout_s", "timeout_ms", "blocking", "wait", "deadline"})
+"""Last parameters that name nothing."""
+
+
 def own_parameters(function: Function) -> tuple[str, ...]:
-    """Without `self`; of `put(self, *slots)` the slots."""
+    """Without `self`, and without what says how long it may take; of `put(self, *slots)` the slots."""
     names = function.parameters
     own = names[1:] if function.of_first or (function.is_method and not function.is_static) else names
+    while own and own[-1] in PATIENCE:
+        own = own[:-1]
     return own or _gathered(function)
 
 

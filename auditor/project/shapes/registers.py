@@ -29,11 +29,27 @@ def registers(
         for giver in (work for work in given if work.removed):
             if (
                 giver is not taker
-                and undoes(giver.method.name, taker.method.name)
                 and any(_records(taker, put) and strikes(giver, put.field) for put in taker.put)
+                and (
+                    undoes(giver.method.name, taker.method.name)
+                    or any(is_limited(taker.method, put.field) for put in taker.put if _records(taker, put))
+                )
             ):
                 yield taker, giver
     yield from _under_drawn_numbers(lending, given)
+
+
+def is_limited(method: Function, field: str) -> bool:
+    """`if len(self.seated) >= self.capacity:`: so many there may be, and somebody has to make room."""
+    own = method.owner or ""
+    return any(
+        isinstance(side, ast.Call)
+        and getattr(side.func, "id", "") == "len"
+        and any(own_attribute(each, own) == field for each in side.args)
+        for node in method.nodes
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+        for side in (node.left, *node.comparators)
+    )
 
 
 def _under_drawn_numbers(

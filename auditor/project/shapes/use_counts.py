@@ -176,6 +176,14 @@ def struck_off(method: Function) -> set[str]:
     return {field for field, key in field_work(method).removed if mentions(key, told, frozenset())}
 
 
+def struck_off_by_its_answer(begins: Function, ends: Function) -> bool:
+    """`self.sessions[number] = user; return number`, and `finish(number)` strikes that off."""
+    work, told = field_work(begins), own_parameters(begins)
+    answers = {each.id for each in work.returned if isinstance(each, ast.Name)} - {*told}
+    kept = (put for put in work.put if isinstance(put.key, ast.Name) and put.key.id in answers)
+    return bool(answers) and not {put.field for put in kept}.isdisjoint(struck_off(ends))
+
+
 def lowered_by(method: Function, partners: list[Function]) -> set[str]:
     """What is left of something, in a field: `get_credit()` lowers the number that `put_credit()` raises."""
     lowered = counted(method, ast.Sub)
