@@ -28,6 +28,7 @@ from auditor.project.leases.afterwards import Afterwards
 from auditor.project.leases.broken_off import broken_off_at
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
+from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.left_out import lines_left_out
@@ -172,6 +173,7 @@ class Follower(Afterwards):
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
             or self._may_last(acquisition, endings)
+            or entered_below(op.at, self.effects.recogniser.calls.targets(function, op.at)[0])
             or counts_places(op.at, function, ended_here=ended_here)
             or ends_with_its_script(op.at, function)
             or only_compared(op, self.graph)
@@ -204,7 +206,7 @@ class Follower(Afterwards):
         return leaks
 
     def _may_last(self, acquisition: Acquisition, endings: Endings) -> bool:
-        """What is ended by calling what was handed out, and nobody here calls that on any way, or keeps it."""
+        """What is ended by calling what was handed out, and nobody here ever calls that, or keeps it."""
         called = acquisition.protocol in self.effects.recogniser.called
         return called and not (endings.is_somebodys or endings.stored)
 

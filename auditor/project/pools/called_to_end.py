@@ -65,5 +65,5 @@ def _function_of(model: ClassModel, cls: Class, method: Function, value: ast.exp
             pass
         case _:
             return None
-    name = own_attribute(told, method.owner or "")
-    return model.method(cls, name) if name is not None else None
+    asked = own_attribute(told, method.owner or "")
+    return model.method(cls, asked) if asked is not None else None

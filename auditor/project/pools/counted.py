@@ -28,7 +28,7 @@ from auditor.project.shapes.reference_counts import (
     returns_what_it_is_told,
 )
 from auditor.project.shapes.under_keys import answers_what_lies_there
-from auditor.project.shapes.use_counts import capacities, permits, use_counts
+from auditor.project.shapes.use_counts import capacities, permits, struck_off_by_its_answer, use_counts
 from auditor.protocols.vocabulary import Name, split
 
 WAYS_OF_ASKING = frozenset({"try", "async", "wait", "nowait", "no", "blocking", "maybe", "sync", "now"})
@@ -56,6 +56,8 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
             half = replace(half, handle=Handle.RESULT, value=value_of(begins), echo=True)
         elif hands_out_a_key(begins, ends):
             half = replace(half, handle=Handle.RESULT, value=Value.INDEX)
+        elif struck_off_by_its_answer(begins, ends):
+            half = replace(half, handle=Handle.RESULT, value=value_of(begins))
         yield Pair(cls.name, cls, (half,), (Half(ends, down, half.handle),))
     told: set[Function] = set()
     for begins, ends, parameter, of_told in counts_of_objects([m for m in methods if m not in paired]):

@@ -18,7 +18,7 @@ from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import returns_something
 from auditor.project.pools.halves import LENDING, Half, Pair
-from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing, stored_class
+from auditor.project.pools.lent_objects import BY_THEMSELVES, goes_straight_on, needs_nothing, stored_class
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes, changes
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import beginning, full_at_first, things_to_do
@@ -133,24 +133,31 @@ def _fields_of_parameters(init: Function) -> dict[str, str]:
 # Who ends it ------------------------------------------------------------------------------------------------
 
 
-def _ends(model: ClassModel, maker: Maker) -> Iterator[Function]:
+def _ends(model: ClassModel, maker: Maker) -> list[Function]:
     begun = [change for change in all_changes(maker.function) if not _speaks_of_work(maker.function, change)]
     recorded = {change.way for change in begun if change.did is Did.IN and _is_made(maker, change.value)}
-    limited = bool(recorded) and all(len(way) == 2 and is_limited(maker.function, way[-1]) for way in recorded)
+    limited = bool(recorded) and all(
+        len(way) == 2 and is_limited(maker.function, way[-1]) for way in recorded
+    )
+    found = []
     for end in _methods(model, maker.made) if begun else ():
         named = undoes(end.name, maker.function.name)
-        if (recorded and not (named or limited)) or not _may_end(end, named):
+        if recorded and not (named or limited):
             continue
-        if _tells_its_maker(model, maker, end, begun):
-            yield end
-            continue
-        ended = [(done, way) for done in all_changes(end) if (way := _translated(done, maker.leads))]
-        if any(
-            _undoes(change, done, way) and (done.did is not Did.SET or _restores(maker, change, done))
-            for change in begun
-            for done, way in ended
-        ):
-            yield end
+        if (_may_end(end, named) or _may_end_told(end)) and _ends_it(model, maker, end, begun):
+            found.append(end)
+    return found if any(_may_end(end, undoes(end.name, maker.function.name)) for end in found) else []
+
+
+def _ends_it(model: ClassModel, maker: Maker, end: Function, begun: list[Change]) -> bool:
+    if _tells_its_maker(model, maker, end, begun):
+        return True
+    ended = [(done, way) for done in all_changes(end) if (way := _translated(done, maker.leads))]
+    return any(
+        _undoes(change, done, way) and (done.did is not Did.SET or _restores(maker, change, done))
+        for change in begun
+        for done, way in ended
+    )
 
 
 def _tells_its_maker(model: ClassModel, maker: Maker, end: Function, begun: list[Change]) -> bool:
@@ -230,6 +237,12 @@ def _may_end(end: Function, named: bool) -> bool:
         return False
     told_nothing = needs_nothing(end) or end.name in LEAVING
     return named or (told_nothing and NO_END.isdisjoint(split(end.name)[:1]))
+
+
+def _may_end_told(end: Function) -> bool:
+    """`commit(used)` beside `cancel()`"""
+    own = end.name.startswith("_") or end.is_abstract or end.is_static or bool(LENDING & set(end.decorators))
+    return not own and goes_straight_on(end) and NO_END.isdisjoint(split(end.name)[:1])
 
 
 def _translated(change: Change, leads: Mapping[str, Way]) -> Way | None:

@@ -82,6 +82,16 @@ def needs_nothing(method: Function) -> bool:
     return len(method.parameters) - len(node.args.defaults) <= 1
 
 
+def goes_straight_on(method: Function) -> bool:
+    """Whatever it does it does each time, unless it raises: `commit(used)` ends the object as `cancel()`
+    does, `read(n)` only where that was the last."""
+    return all(
+        isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise) and not node.orelse
+        for node in method.statements
+        if isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match | ast.AsyncFor)
+    )
+
+
 def _speaks(method: Function) -> bool:
     """It calls something of a field of its own: the pool that it came from."""
     own = method.owner

@@ -12,7 +12,7 @@ from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import Half, Pair
-from auditor.project.pools.lent_objects import lent_class, needs_nothing, stored_class
+from auditor.project.pools.lent_objects import goes_straight_on, lent_class, needs_nothing, stored_class
 from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import Name
 
@@ -56,10 +56,16 @@ def _putting(pool: Class) -> set[str]:
 
 
 def _telling(lent: Class, names: set[str]) -> Iterator[Function]:
-    """Its methods that call one of the pool's `names` on a field of theirs, with another field or nothing."""
-    for _, method in sorted(lent.methods.items()):
-        if needs_nothing(method) and any(_tells(method, name) for name in names):
-            yield method
+    """Its methods that call one of the pool's `names` on a field of theirs, with another field or nothing.
+    Those that are told something do so each time, and stand beside one that is not."""
+    found = [
+        method
+        for _, method in sorted(lent.methods.items())
+        if any(_tells(method, name) for name in names)
+        if needs_nothing(method) or (goes_straight_on(method) and not method.name.startswith("_"))
+    ]
+    if any(map(needs_nothing, found)):
+        yield from found
 
 
 def _tells(method: Function, name: str) -> bool:

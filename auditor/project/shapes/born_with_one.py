@@ -74,8 +74,7 @@ def _lowered_in_records(ends: Function) -> Iterator[str]:
                 for place in found:
                     match place:
                         case (
-                            ast.Subscript(value=table)
-                            | ast.Call(func=ast.Attribute(value=table, attr="get"))
+                            ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table, attr="get"))
                         ) if (field := own_attribute(table, own)) is not None:
                             yield field
 

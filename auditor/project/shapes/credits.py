@@ -24,12 +24,15 @@ def credits_taken(methods: list[Function]) -> Iterator[tuple[Function, Function]
 
 def granted(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """`try_probe()` says no where too many are out, and counts one more; `report(ok)` counts one less. No
-    name says so: those who use them are to be asked."""
+    name says so: those who use them are to be asked, and all where there are several ways to take one."""
     for begins in methods:
         for ends in methods if not own_parameters(begins) and _refuses(begins) else ():
             up = counted(begins, ast.Add) & counted(ends, ast.Sub)
             down = counted(begins, ast.Sub) & counted(ends, ast.Add)
-            if any(asks(field_work(begins), count) and not _refuses(ends) for count in up | down):
+            both = {count for count in up | down if asks(field_work(begins), count)}
+            way = ast.Add if up else ast.Sub
+            alone = not any(both & counted(each, way) for each in methods if each is not begins)
+            if both and alone and not _refuses(ends):
                 yield begins, ends
 
 

@@ -11,10 +11,10 @@ takes out of the first, the other, so called, puts into the second.
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import ways
+from auditor.project.code.bindings import own_attribute, ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.amounts import carries_the_amount, tickets
 from auditor.project.shapes.field_work import FieldWork, Put, field_work
@@ -277,10 +277,18 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
 
 
 def _put_elsewhere(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
-    """`next_frame` takes out of the full ones, `return_frame` puts into the empty ones."""
+    """`next_frame` takes out of the full ones, `return_frame` puts into the empty ones; whatever the two are
+    called, where those are filled up again from these: `self.idle.update(self.cooling)`."""
     for taker in lending:
         sources = {name for name, _ in taker.taken if _takes_out_of(taker, name)}
         for giver in given if sources else ():
             kept = {put.field for put in giver.put if _puts_into(giver, put.field)}
-            if kept and sources.isdisjoint(kept) and undoes(giver.method.name, taker.method.name):
+            again = any(_is_filled_from(work, sources, kept) for work in given) if kept else False
+            called = undoes(giver.method.name, taker.method.name)
+            if kept and sources.isdisjoint(kept) and (called or again):
                 yield from _shape([taker], [giver])
+
+
+def _is_filled_from(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:
+    own = work.method.owner or ""
+    return any(put.field in sources and own_attribute(put.value, own) in kept for put in work.put)

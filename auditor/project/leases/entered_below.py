@@ -1,0 +1,42 @@
+"""Leases that their pool itself puts below another one: `child = grove.sprout(token, root)`, of which
+`root.children` has it, goes when the root does."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from auditor.project.code.modules import Function
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.source.nodes import walk
+
+PUTTING = frozenset({"append", "add", "insert"})
+
+
+def entered_below(call: ast.Call, takers: Iterable[Function]) -> bool:
+    """Whether the call names, by a local name, what its pool puts the new one below."""
+    return any(
+        isinstance(given, ast.Name)
+        for taker in takers
+        for name in _below(taker)
+        for given in _given_for(name, taker, call)
+    )
+
+
+def _below(taker: Function) -> Iterator[str]:
+    """Parameters in which, or under which, it puts what it returns."""
+    told = set(own_parameters(taker))
+    returned = {
+        node.value.id
+        for node in taker.statements
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    }
+    for each in taker.calls if returned - told else ():
+        match each:
+            case ast.Call(func=ast.Attribute(value=place, attr=way), args=[*_, ast.Name(id=put)]):
+                if way in PUTTING and put in returned - told:
+                    yield from told & {n.id for n in walk(place) if isinstance(n, ast.Name)}
+
+
+def _given_for(name: str, taker: Function, call: ast.Call) -> Iterator[ast.expr]:
+    at = own_parameters(taker).index(name)
+    yield from call.args[at : at + 1]
+    yield from (each.value for each in call.keywords if each.arg == name)
