@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from auditor.project.code.modules import Function
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.source.nodes import walk
 
 PUTTING = frozenset({"append", "add", "insert"})
 
@@ -33,7 +32,15 @@ def _below(taker: Function) -> Iterator[str]:
         match each:
             case ast.Call(func=ast.Attribute(value=place, attr=way), args=[*_, ast.Name(id=put)]):
                 if way in PUTTING and put in returned - told:
-                    yield from told & {n.id for n in walk(place) if isinstance(n, ast.Name)}
+                    yield from told & {_whose(place)}
+
+
+def _whose(place: ast.expr) -> str:
+    """`parent` of `parent.kids` and of `self.nodes[parent].kids`, and of no `self.rows[parent]`."""
+    match place:
+        case ast.Attribute(value=ast.Name(id=name) | ast.Subscript(slice=ast.Name(id=name))):
+            return name
+    return ""
 
 
 def _given_for(name: str, taker: Function, call: ast.Call) -> Iterator[ast.expr]:

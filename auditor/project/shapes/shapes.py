@@ -90,7 +90,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
                 yield Shape(_methods(takers), _methods(_not_undone(givers)))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
-    yield from _put_elsewhere(lending, named)
+    yield from _put_elsewhere(lending, named, begun)
     lending = [work for work in lending if work.method.name not in queues]
     given = [work for work in named if work.method.name not in queues]
     yield from _places(lending, given)
@@ -276,14 +276,17 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
     )
 
 
-def _put_elsewhere(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
+def _put_elsewhere(
+    lending: Sequence[FieldWork], given: Sequence[FieldWork], begun: Sequence[FieldWork]
+) -> Iterator[Shape]:
     """`next_frame` takes out of the full ones, `return_frame` puts into the empty ones; whatever the two are
     called, where those are filled up again from these: `self.idle.update(self.cooling)`."""
     for taker in lending:
         sources = {name for name, _ in taker.taken if _takes_out_of(taker, name)}
         for giver in given if sources else ():
             kept = {put.field for put in giver.put if _puts_into(giver, put.field)}
-            again = any(_is_filled_from(work, sources, kept) for work in given) if kept else False
+            full = {name for name in sources if kept and full_at_first(begun, taker.method, name)}
+            again = any(_is_filled_from(work, full, kept) for work in given if full)
             called = undoes(giver.method.name, taker.method.name)
             if kept and sources.isdisjoint(kept) and (called or again):
                 yield from _shape([taker], [giver])

@@ -26,11 +26,12 @@ def _lies_under(method: Function, value: ast.expr, key: str) -> bool:
 
 def _is_put_there(method: Function, name: str, key: str) -> bool:
     """`self.slot_of[name] = slot`, of one that is new; `slot = self.slot_of[name] = make()`, too."""
-    for node in method.statements:
-        if isinstance(node, ast.Assign) and name in [getattr(each, "id", "") for each in node.targets]:
-            if any(_is_looked_up(each, key) for each in node.targets):
-                return True
-    return any(
+    chained = (
+        node.targets
+        for node in method.statements
+        if isinstance(node, ast.Assign) and name in [getattr(each, "id", "") for each in node.targets]
+    )
+    return any(_is_looked_up(each, key) for targets in chained for each in targets) or any(
         getattr(put.value, "id", "") == name and getattr(put.key, "id", "") == key
         for put in field_work(method).put
     )
