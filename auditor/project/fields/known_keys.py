@@ -23,7 +23,9 @@ from auditor.project.fields.reckoning import (
     takes_out,
     told_by_its_caller,
 )
-from auditor.protocols.vocabulary import negates
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.protocols.vocabulary import negates, split
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
@@ -125,6 +127,18 @@ def replaces_what_is_known(filling: Filling, family: Sequence[Function]) -> bool
     ]
     itself = any(isinstance(each.iter, ast.expr) and own_attribute(each.iter, own) for each in over)
     return itself and RESETTING.match(method.name) is not None
+
+
+def only_emptied_as_a_whole(filling: Filling, family: Sequence[Function], enders: Sequence[Function]) -> bool:
+    """`observe(tokens)` enters what it is told under what it is told, and nobody ever takes one entry out:
+    until `flush()` a key comes as often as it likes."""
+    method, key = filling.method, filling.key
+    in_turn = any(set(split(each.name)) & set(split(method.name)) for each in enders)  # `drop_aux`
+    if key is None or COMING.match(method.name) or in_turn or any(map(own_parameters, enders)):
+        return False
+    told = field_work(method).derived(set(own_parameters(method)), frozenset())
+    alone = not any(field == filling.field for each in family for field, _ in field_work(each).removed)
+    return alone and not names_in(key).isdisjoint(told)
 
 
 def _adds(node: ast.AST, own: str, field: str) -> bool:

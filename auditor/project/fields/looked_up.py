@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.follow import known_at_nodes
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import ANY_ITEM, Path, Store
+from auditor.ir.ops import ANY_ITEM, Call, Move, Path, Store
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.field_paths import mentions
 from auditor.project.code.modules import Function
@@ -50,7 +50,9 @@ def _returned_as_fit(
         for node in filling.method.statements
         if isinstance(node, ast.If) and node.lineno < filling.line and _returns(node.body[-1], name)
     ]
-    flags = {each.attr for node in fit for each in attributes_in(node.test) if _is_field_of(each, name)}
+    asked_of = [each for node in fit for each in attributes_in(node.test) if _is_part_of(each, name)]
+    inner = {id(each.value) for each in asked_of}
+    flags = {each.attr for each in asked_of if id(each) not in inner}  # `healthy` of `found.host.healthy`
     asked = any(flag in each.text for flag in flags for each in enders)
     if (
         not flags
@@ -66,6 +68,7 @@ def _is_set_by_pool(filling: Filling, flag: str, ending: Set[str]) -> bool:
     return any(
         isinstance(node.ctx, ast.Store) and node.attr == flag
         for function in filling.method.module.by_node.values()
+        if function.name != "__init__"
         if function.cls is not None and not ending.isdisjoint(function.cls.methods)
         for node in attributes_in(function.node)
     )
@@ -75,8 +78,11 @@ def _returns(node: ast.stmt, name: str) -> bool:
     return isinstance(node, ast.Return) and getattr(node.value, "id", "") == name
 
 
-def _is_field_of(node: ast.Attribute, name: str) -> bool:
-    return getattr(node.value, "id", "") == name
+def _is_part_of(node: ast.Attribute, name: str) -> bool:
+    whose = node.value
+    while isinstance(whose, ast.Attribute):
+        whose = whose.value
+    return getattr(whose, "id", "") == name
 
 
 def leave_no_shells(enders: Sequence[Function], field: str) -> bool:
@@ -136,8 +142,10 @@ def _lookups(filling: Filling) -> Iterator[tuple[str, ast.expr, bool]]:
                 continue
         under = own_attribute(table, filling.owner) == filling.field and _same_key(filling, key)
         before = under and value.lineno < filling.line
-        if before and isinstance(target, ast.Name) and bound.count(target.id) == 1:
-            yield target.id, table, surely
+        if before and isinstance(target, ast.Name):
+            again = getattr(getattr(filling.statement, "value", None), "id", "") == target.id
+            if bound.count(target.id) == 1 + again:  # `lease` may be the new one's name further down
+                yield target.id, table, surely
 
 
 def _same_key(filling: Filling, key: ast.expr) -> bool:
@@ -147,11 +155,26 @@ def _same_key(filling: Filling, key: ast.expr) -> bool:
 def _may_be_there(filling: Filling, name: str, surely: bool) -> bool:
     """On some way to the store, and somebody reckons with it."""
     graph = filling.method.graph
-    nodes = [at for at, op in enumerate(graph.ops) if isinstance(op, Store) and op.at is filling.target]
+    nodes = _where_it_is_bound_again(filling, name) or [
+        at for at, op in enumerate(graph.ops) if isinstance(op, Store) and op.at is filling.target
+    ]
     known = known_at_nodes(graph) if nodes else {}
     missing = {(f"{name} is None", True), (name, False)}
     asked = surely or any(name in _asked(node) for node in filling.method.nodes)
     return asked and any(missing.isdisjoint(known[at]) for at in nodes if at in known)
+
+
+def _where_it_is_bound_again(filling: Filling, name: str) -> list[int]:
+    """Where the name of the old one becomes that of the new one."""
+    if getattr(getattr(filling.statement, "value", None), "id", "") != name:
+        return []
+    bound = [
+        at
+        for at, op in enumerate(filling.method.graph.ops)
+        if isinstance(op, Call | Move) and op.target == (name,)
+    ]
+    lines = [getattr(filling.method.graph.ops[at].at, "lineno", 0) for at in bound]
+    return [at for at, line in zip(bound, lines, strict=True) if line > min(lines)]
 
 
 def _asked(node: ast.AST) -> set[str]:
@@ -184,16 +207,25 @@ def _only_read(
     """It is asked for, compared, and its fields are read; none of them is kept, handed on or ended. What is
     `aside` is on other ways. `carries`: the new one may go on with what the old one had, if there was one."""
     harmless = set(aside)
-    for node in filling.method.nodes:
+    nodes = _while_it_is_the_old_one(filling, name)
+    for node in nodes:
         match node:
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 harmless |= {id(_of_none(part)) for part in _parts(test)}
             case ast.Attribute(value=ast.Name(id=read) as of) if read == name:
                 harmless.add(id(of))
-    loads = [n for n in filling.method.nodes if isinstance(n, ast.Name) and n.id == name]
+    loads = [n for n in nodes if isinstance(n, ast.Name) and n.id == name]
     unread = [n for n in loads if isinstance(n.ctx, ast.Load) and id(n) not in harmless]
-    instead = not carries and any(_goes_on_instead(node, name) for node in filling.method.nodes)
-    return not (unread or instead or any(_goes_on(node, name, ending) for node in filling.method.nodes))
+    instead = not carries and any(_goes_on_instead(node, name) for node in nodes)
+    return not (unread or instead or any(_goes_on(node, name, ending) for node in nodes))
+
+
+def _while_it_is_the_old_one(filling: Filling, name: str) -> list[ast.AST]:
+    ops = filling.method.graph.ops
+    lines = [getattr(ops[at].at, "lineno", 0) for at in _where_it_is_bound_again(filling, name)]
+    until = min(lines, default=None)
+    nodes = filling.method.nodes
+    return [each for each in nodes if until is None or getattr(each, "lineno", until) < until]
 
 
 def _goes_on_instead(node: ast.AST, name: str) -> bool:

@@ -47,6 +47,9 @@ PREPARING = re.compile(
 )
 """What is done ahead, or on the side, as often as somebody thinks of it, undone or not."""
 
+EACH_STEP = re.compile(r"_*(?:prepare|poll|step|tick|refresh|observe)(?:_|$)")
+"""What is done over and over until the object is closed."""
+
 AROUND = (("before", "after"), ("pre", "post"))
 """First words of methods that are called around a step."""
 

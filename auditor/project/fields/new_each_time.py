@@ -5,6 +5,7 @@ Those that give their caller another one each time: `self.port = self.ports.rese
 ends the last one."""
 
 import ast
+import re
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -53,6 +54,16 @@ def is_one_of_a_folder(call: ast.Call, method: Function) -> bool:
         if folder and written and names & told:
             return True
     return False
+
+
+WHICH = re.compile(r"(?:\w+_)?(?:path|file|filename|fname|name|tag|url|version)")
+
+
+def is_told_which_one(call: ast.Call, method: Function) -> bool:
+    """`self.overlay = open_shard(path)`, `self.words = cache.acquire(self.root / filename)`: of what is
+    called by a name there are several."""
+    told = {name for name in method.parameters[1:] if WHICH.fullmatch(name)}
+    return any(isinstance(node, ast.Name) and node.id in told for each in call.args[:1] for node in walk(each))
 
 
 def is_told_the_path(call: ast.Call, method: Function) -> bool:

@@ -51,19 +51,21 @@ from auditor.project.fields.known_keys import (
     known_elsewhere,
     known_under_it,
     names_a_place,
+    only_emptied_as_a_whole,
     plain_table,
     replaces_what_is_known,
 )
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
-from auditor.project.fields.names_of_refillers import PREPARING, in_turns
+from auditor.project.fields.names_of_refillers import EACH_STEP, PREPARING, in_turns
 from auditor.project.fields.new_each_time import (
     is_another_one_each_time,
     is_of_another_now,
     is_of_the_next,
     is_one_of_a_folder,
     is_told_the_path,
+    is_told_which_one,
 )
 from auditor.project.fields.other_words import asked_before_it_is_set
 from auditor.project.fields.reckoning import (
@@ -213,8 +215,12 @@ class Refilling(ForgottenFields):
         if is_another_one_each_time(filling, enders) or is_one_of_a_folder(outcome.call, filling.method):
             return True
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
+        if only_closed and is_told_which_one(outcome.call, filling.method):
+            return True
         if only_closed and has_gone_to_the_caller(outcome):
             return False
+        if only_closed and EACH_STEP.match(filling.method.name):
+            return True
         return not comes_in_pairs(filling.method.name) or puts_in(filling)
 
     def _key_again(
@@ -222,7 +228,7 @@ class Refilling(ForgottenFields):
     ) -> bool:
         if not plain_table(family, filling.field) or comes_from_another_table(filling, family):
             return False
-        if replaces_what_is_known(filling, family):
+        if replaces_what_is_known(filling, family) or only_emptied_as_a_whole(filling, family, enders):
             return True
         comes = comes_in_pairs(filling.method.name)
         known = speaking_for(filling, family, self.model)
