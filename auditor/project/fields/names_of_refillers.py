@@ -50,7 +50,13 @@ PREPARING = re.compile(
 EACH_STEP = re.compile(r"_*(?:prepare|poll|step|tick|refresh|observe)(?:_|$)")
 """What is done over and over until the object is closed."""
 
-AROUND = (("before", "after"), ("pre", "post"))
+AROUND = (
+    ("before", "after"),
+    ("pre", "post"),
+    ("dispatch", "combine"),
+    ("post", "complete"),
+    ("post", "wait"),
+)
 """First words of methods that are called around a step."""
 
 

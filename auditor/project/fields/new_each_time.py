@@ -63,7 +63,9 @@ def is_told_which_one(call: ast.Call, method: Function) -> bool:
     """`self.overlay = open_shard(path)`, `self.words = cache.acquire(self.root / filename)`: of what is
     called by a name there are several."""
     told = {name for name in method.parameters[1:] if WHICH.fullmatch(name)}
-    return any(isinstance(node, ast.Name) and node.id in told for each in call.args[:1] for node in walk(each))
+    return any(
+        isinstance(node, ast.Name) and node.id in told for each in call.args[:1] for node in walk(each)
+    )
 
 
 def is_told_the_path(call: ast.Call, method: Function) -> bool:

@@ -171,7 +171,19 @@ class Way:
             case ast.Compare(left=key, ops=[op], comparators=[table]) if isinstance(op, way):
                 its = self.filling.key is not None and same(made_of(self.method, key), self.filling.key)
                 return its and self._is_field(table)
-        return False
+            case ast.Compare(
+                left=ast.Call() as got,
+                ops=[ast.Is() | ast.IsNot() as op],
+                comparators=[ast.Constant(value=None)],
+            ):
+                absent = isinstance(op, ast.Is)
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as got):
+                absent = True
+            case ast.Call() as got:
+                absent = False
+            case _:
+                return False
+        return absent == (way is ast.NotIn) and self.filling.key is not None and self._is_it(got)
 
     def _known(self) -> Iterator[Knowledge]:
         """At the acquire, and at the store."""

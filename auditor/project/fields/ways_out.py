@@ -141,8 +141,22 @@ class WayOut:
         named = any(place[0].isidentifier() for place in self.held.places)  # which entry this one is
         if self.all_at_once:
             return named  # `pending, self.pending = self.pending, []`: they are gone through, or are not
-        return named and any(
-            id(at) in inside or (around is None and self._loop_around(at) is None) for at in released
+        return named and (
+            any(id(at) in inside or (around is None and self._loop_around(at) is None) for at in released)
+            or (around is not None and self._is_gathered_in(around))
+        )
+
+    def _is_gathered_in(self, loop: ast.AST) -> bool:
+        """`batch.append((request, permit))` on the other ways of the turn, and a loop behind it gives those
+        back."""
+        roots = {place[0] for place in self.held.places}
+        return any(
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("append", "add")
+            and isinstance(call.func.value, ast.Name)
+            and any(isinstance(n, ast.Name) and n.id in roots for each in call.args for n in walk(each))
+            for call in walk(loop)
         )
 
     def is_another(self) -> bool:
