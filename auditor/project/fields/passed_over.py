@@ -1,5 +1,6 @@
 """Tables that a loop goes over for the last time, where some entries are passed over: `for rank, row in
-self.rows.items(): if rank == self.rank: continue; pool.put(row)`, and then `self.rows.clear()`."""
+self.rows.items(): if rank == self.rank: continue; pool.put(row)`, and then `self.rows.clear()`; or where it
+stops at the first that fails."""
 
 import ast
 from collections.abc import Iterator, Set
@@ -26,7 +27,7 @@ def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) ->
             if not isinstance(loop, ast.For) or loop.orelse or not _is_over(loop.iter, own, attribute):
                 continue
             names = {node.id for node in walk(loop.target) if isinstance(node, ast.Name)}
-            if _passes_over(loop.body, names, ends):
+            if _passes_over(loop.body, names, ends) or _stops(loop, names, ends):
                 yield from (each for each in suite[at + 1 :] if empties(each, own, attribute))
 
 
@@ -52,6 +53,18 @@ def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
     ended = any(_ends(each, names, ends) for each in behind)
     before = any(_ends(each, names, ends) for each in body[: body.index(test)])
     return isinstance(last, ast.Continue) and quiet and ended and not before and not GONE & words
+
+
+def _stops(loop: ast.For, names: set[str], ends: Set[str]) -> bool:
+    """`except OSError: ok = False; break`, of a loop that gives back each entry it comes to."""
+    inner = {
+        id(node)
+        for each in walk(loop)
+        if each is not loop and isinstance(each, ast.For | ast.While | ast.AsyncFor)
+        for node in walk(each)
+    }
+    stops = any(isinstance(node, ast.Break) and id(node) not in inner for node in walk(loop))
+    return stops and any(_ends(each, names, ends) for each in loop.body)
 
 
 def _only_says(value: ast.expr) -> bool:

@@ -39,6 +39,7 @@ from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
+from auditor.project.leases.stopped_early import stopped_early
 from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.leases.unnoted import lines_with_its_key, lines_without_a_note, lost_with_what_says_it
@@ -102,6 +103,9 @@ class Follower(Afterwards):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
+        if endings.released:
+            stops = stopped_early(self.function, op.at, ending)
+            leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in stops)
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
