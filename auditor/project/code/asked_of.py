@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Set
 
-from auditor.project.code.modules import Class, Function, last_part
+from auditor.project.code.modules import Class, Function, Module, last_part
 from auditor.protocols.vocabulary import GUARDS, POOLS, singular, split
 
 SAYING_NOTHING = frozenset({"base", "abstract", "interface", "simple", "my", "the", "new", "data", "item"})
@@ -17,7 +17,7 @@ class AskedOf:
     """Reads each function, and each class, once."""
 
     def __init__(self) -> None:
-        self._known: dict[Function | Class, Asked] = {}
+        self._known: dict[Function | Class | Module, Asked] = {}
 
     def methods(self, function: Function, receiver: ast.expr) -> Set[str]:
         """What is called of the same name here, or of the same field anywhere in the class: of `self.rows[i]`
@@ -29,6 +29,14 @@ class AskedOf:
             near = where.methods.values() if isinstance(where, Class) else (where,)
             self._known[where] = _asked(near)
         return self._known[where].get(text, set())
+
+    def in_module(self, function: Function, receiver: ast.expr) -> Set[str]:
+        """The same of all fields so called in its module: who only takes `self.streams.get()` has what others
+        give back to their `self.streams`."""
+        module = function.module
+        if module not in self._known:
+            self._known[module] = _asked(each for each in module.by_node.values() if each.is_method)
+        return self._known[module].get(ast.unparse(listing(receiver)), set())
 
 
 def _asked(functions: Iterable[Function]) -> Asked:

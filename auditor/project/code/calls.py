@@ -112,6 +112,8 @@ class Calls:
         has. What is called a pool need not be asked for more than `pool.get()`."""
         named = self._by_name.get(last_part(call.func), ()) if self._by_name is not None else ()
         asked = self._asked.methods(function, receiver) if named else frozenset()
+        if len(asked) == 1 and asked <= COMMON_NAMES and isinstance(receiver, ast.Attribute):
+            asked = self._asked.in_module(function, receiver)
         alike = len(asked) > 1 or is_called_a_pool(receiver)
         if asked <= COMMON_NAMES and not alike:
             return ()
