@@ -26,9 +26,10 @@ def asked_first(graph: Graph, domain: Ownership, solution: Solution[Held]) -> fr
         return frozenset()
     keeping = leading_to(solution, kept)
     losing = leading_to(solution, ((at, held) for loss, at, held in endings.lost if loss not in EXCEPTIONAL))
+    only_kept = {at for at, _ in keeping} - {at for at, _ in losing}
     found = set()
     for node in domain.trusting:
-        agreed = _agreed(graph, node)
+        agreed = _agreed(graph, node) | (_told_by_its_fields(graph, node) & only_kept)
         if agreed & {at for at, _ in keeping - losing} and not agreed & {at for at, _ in losing}:
             found.add(node)
     return frozenset(found)
@@ -36,18 +37,32 @@ def asked_first(graph: Graph, domain: Ownership, solution: Solution[Held]) -> fr
 
 def _agreed(graph: Graph, node: int) -> set[int]:
     """Where the function goes on because the call did not say no."""
-    call = graph.ops[node]
-    if not isinstance(call, Call):
-        return set()
-    answers: set[Path] = {call.target}
-    for op in graph.ops:
-        if isinstance(op, Move | Await) and op.source in answers and len(op.target) == 1:
-            answers.add(op.target)
+    answers = _answers(graph, node)
     return {
         at
         for at, op in enumerate(graph.ops)
         if isinstance(op, Assume) and op.subject in answers and not op.says_absent
     }
+
+
+def _told_by_its_fields(graph: Graph, node: int) -> set[int]:
+    """`if out.filtered: return None`: one of the two ways is the good one, and the lease is kept there."""
+    answers = _answers(graph, node)
+    return {
+        at
+        for at, op in enumerate(graph.ops)
+        if isinstance(op, Assume) and len(op.subject or ()) > 1 and (op.subject or ())[:1] in answers
+    }
+
+
+def _answers(graph: Graph, node: int) -> set[Path]:
+    """Names of what the call answers."""
+    call = graph.ops[node]
+    answers: set[Path] = {call.target} if isinstance(call, Call) else set()
+    for op in graph.ops if answers else ():
+        if isinstance(op, Move | Await) and op.source in answers and len(op.target) == 1:
+            answers.add(op.target)
+    return answers
 
 
 def leading_to(solution: Solution[Held], points: Iterable[Point]) -> set[Point]:

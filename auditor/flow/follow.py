@@ -1,5 +1,6 @@
 """Follow one lease through one function, and say how it ended."""
 
+import ast
 from dataclasses import dataclass, replace
 
 from auditor.flow.asked_first import asked_first
@@ -15,7 +16,8 @@ from auditor.flow.places import GIVEN, named
 from auditor.flow.says_it_took import says_it_took
 from auditor.flow.solve import Solution, solve
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, RESULT, Call, Edge, Move, Next, Path, Unpack, is_temporary
+from auditor.ir.ops import RAISING, RESULT, Call, Capture, Edge, Move, Next, Path, Unpack, is_temporary
+from auditor.source.nodes import walk
 
 ENTRY = 0
 EDGES = {
@@ -151,6 +153,7 @@ def _follow(
         back = frozenset(Edge) if site >= 0 else EDGES["none"]  # who undoes a failure may have kept it before
         believed = followed(_all_calls(graph), others, believing=True)
         trusted = _only_lent(*believed, back) | asked_first(graph, *believed) | only_told(*believed)
+        trusted |= _of_the_same(graph, trusted, believed[0])
         trusted = frozenset(node for node in trusted if not says_it_took(graph, node))
         if trusted:
             others |= kept_beside(*believed)
@@ -189,6 +192,17 @@ def _only_lent(domain: Ownership, solution: Solution[Held], edges: frozenset[Edg
                 seen.add((node, held))
                 pending.append((node, held))
     return frozenset(domain.trusting & {node for node, _ in seen})
+
+
+def _of_the_same(graph: Graph, trusted: frozenset[int], domain: Ownership) -> frozenset[int]:
+    """`load(slot)` on one way, where another one goes on with `load(slot)` and `pool.put(slot)`, here or in
+    a function that is called later."""
+    calls = {node: op.at for node in domain.trusting if isinstance(op := graph.ops[node], Call)}
+    lent = {ast.unparse(at.func) for node, at in calls.items() if node in trusted}
+    if domain.endings.later:
+        nested = (op.at for op in graph.ops if isinstance(op, Capture))
+        lent |= {ast.unparse(each.func) for at in nested for each in walk(at) if isinstance(each, ast.Call)}
+    return frozenset(node for node, at in calls.items() if ast.unparse(at.func) in lent)
 
 
 def _gone_on_with(graph: Graph, endings: Endings) -> frozenset[str]:

@@ -1,5 +1,5 @@
-"""Several leases of one function, in a list of its own, that a loop gives back one by one, and leaves before it
-is through: `for lease in leases: if failed(lease): pool.put(lease); return False; pool.put(lease)`."""
+"""Several leases of one function, in a list of its own, that a loop gives back one by one, and leaves before
+it is through: `for lease in leases: if failed(lease): pool.put(lease); return False; pool.put(lease)`."""
 
 import ast
 from collections.abc import Iterator, Set
