@@ -83,6 +83,7 @@ from auditor.project.fields.reckoning import (
 )
 from auditor.project.fields.round_after_round import passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
+from auditor.project.fields.swapped_away import swapped_away
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -110,6 +111,7 @@ class Refilling(ForgottenFields):
             return None if emptied or self._in_step(filling, enders) else filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
+        known = known or swapped_away(filling)
         again = known or decide(filling, outcome, family, enders)
         if again and not self._in_step(filling, enders):
             return filling
@@ -165,7 +167,7 @@ class Refilling(ForgottenFields):
         if (renewed := is_of_another_now(found[0])) or unsure:
             return found[0] if renewed else None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
-        known = known or replaces_what_it_saw(found[0], (), self._ends(outcome))
+        known = known or replaces_what_it_saw(found[0], (), self._ends(outcome)) or swapped_away(found[0])
         return found[0] if known or not looks_first(found[0], family) else None
 
     def _ends(self, outcome: Outcome) -> Set[str]:

@@ -34,6 +34,7 @@ from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.left_out import lines_left_out
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
+from auditor.project.leases.lost_to_the_first import lost_to_the_first
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
@@ -106,6 +107,9 @@ class Follower(Afterwards):
         if endings.released:
             stops = stopped_early(self.function, op.at, ending)
             leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in stops)
+        if acquisition.handle is Handle.RESULT and "setdefault(" in self.function.text:
+            late = lost_to_the_first(self.function, op.at)
+            leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in late)
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
