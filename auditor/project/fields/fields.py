@@ -43,6 +43,7 @@ from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
+from auditor.project.fields.parked import lost_in, parked_in
 from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
@@ -318,7 +319,9 @@ class Fields(CountsAtEnds):
             elif answer.fate is Fate.TAKE or answer.result is not None:
                 passed_over = self._rest_passed_over(outcome, method, path)
                 drops += passed_over
-                escapes = escapes or not (passed_over or method is outcome.function)
+                left = self._left_where_it_is_moved(outcome, family, method, path)
+                drops += left
+                escapes = escapes or not (passed_over or left or method is outcome.function)
             elif answer.fate is Fate.UNKNOWN and (
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):
@@ -334,6 +337,22 @@ class Fields(CountsAtEnds):
             drops += self._emptied(outcome, method, path, answer)
         escapes = escapes or (copied and not released_by)
         return released_by, escapes, lost_after_birth(self.project, drops, family)
+
+    def _left_where_it_is_moved(
+        self, outcome: Outcome, family: list[Function], method: Function, path: Path
+    ) -> list[Leak]:
+        """Of what the tree's own pools lent, and this table alone has."""
+        known = outcome.acquisition.foreign or outcome.acquisition.keyed or path[2:] != (ANY_ITEM,)
+        if known or {place[:2] for place in outcome.beside if place != RESULT} - {path[:2]}:
+            return []
+        attribute, found = path[1][1:], []
+        moved = [each for each in parked_in(family, attribute) if each[0] is method]
+        enders = [each.name for each in family if self._asked(outcome, each, path).fate is Fate.RELEASE]
+        for other in sorted({other for _, _, other in moved}):
+            there = (path[0], f".{other}", ANY_ITEM)
+            if not any(self._asked(outcome, each, there).fate is Fate.RELEASE for each in family):
+                found += lost_in(family, other, attribute, enders)
+        return [replace(self._dropped_at(where, at), parted=True) for where, at in found]
 
     def _throws_away(self, outcome: Outcome, method: Function, path: Path) -> bool:
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)

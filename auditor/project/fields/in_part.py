@@ -20,6 +20,7 @@ from auditor.project.fields.half_emptied import HalfEnd, half_emptied
 from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
 from auditor.project.fields.partial import (
+    gone_over_apart,
     keeps_the_part,
     lists_them,
     popped_in_part,
@@ -56,7 +57,8 @@ class InPart(Families):
             elsewhere = any(place[:2] != path[:2] for place in outcome.beside)  # in a queue, too
             names = self.recogniser.ending_names(outcome.acquisition.protocol)
             elsewhere = elsewhere or comes_back_by_word(outcome, family, names)
-            found = () if ended or elsewhere else taken_apart(method, path[1][1:])
+            apart = (*taken_apart(method, path[1][1:]), *gone_over_apart(method, path[1][1:]))
+            found = () if ended or elsewhere else apart
             if ended and not (outcome.acquisition.foreign or outcome.unknown):
                 part = int(whole[-1][1:-1])
                 found = swept_in_part(method, path[1][1:], part, names, outcome.function)

@@ -4,8 +4,9 @@ before `self.lanes.clear()`."""
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.bindings import assignments, own_attribute, suites_of
 from auditor.project.code.modules import Function, last_part
+from auditor.project.fields.cleared_beside_others import empties
 from auditor.source.nodes import walk
 
 AROUND = frozenset({"list", "tuple", "sorted", "reversed", "iter"})
@@ -44,6 +45,16 @@ def taken_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
             case ast.Assign(targets=[ast.Tuple()], value=ast.Call(func=ast.Attribute(value=whole, attr=way))):
                 if way in ("pop", "popleft") and own_attribute(whole, method.owner or "") == attribute:
                     yield node
+
+
+def gone_over_apart(method: Function, attribute: str) -> Iterator[ast.stmt]:
+    """`self.spans.clear()` behind `for name, begin, end in self.spans: self.events.put(begin)`."""
+    own = method.owner or ""
+    for suite in suites_of(method.node):
+        for at, loop in enumerate(suite):
+            match loop:
+                case ast.For(target=ast.Tuple(), iter=over) if own_attribute(over, own) == attribute:
+                    yield from (each for each in suite[at + 1 :] if empties(each, own, attribute))
 
 
 def unpacked_from(method: Function, attribute: str, parts: Set[str]) -> Iterator[str]:
