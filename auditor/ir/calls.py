@@ -3,7 +3,7 @@
 import ast
 
 from auditor.ir.iterations import IterationLowering
-from auditor.ir.ops import Call, Move, Path
+from auditor.ir.ops import ANY_ITEM, Call, Move, Path
 
 LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
 
@@ -54,7 +54,14 @@ class CallLowering(IterationLowering):
             self.builder.emit_raising(call)
         if (name := self.looked_at.get(id(node))) is not None:
             self.builder.emit(Move(node, target, (self.root(name),)))
-        return target
+        return self._row_of(node, receiver) or target
+
+    def _row_of(self, node: ast.Call, receiver: Path | None) -> Path | None:
+        """`rows.setdefault(key, {})` is the row that the table has under the key: `rows[key]`."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr="setdefault"), args=[_, ast.List() | ast.Dict()]):
+                return (*receiver, ANY_ITEM) if receiver is not None else None
+        return None
 
     def _attribute_read(self, node: ast.Call) -> Path | None:
         """`getattr(x, "name", default)` reads an attribute."""

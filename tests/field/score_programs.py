@@ -89,6 +89,9 @@ SETS = (
     "hatters",
     "tinkers",
     "carters",
+    "turners",
+    "bakers",
+    "grocers",
     "pilots",
     "auditors",
 )

@@ -31,8 +31,10 @@ def passed_over(
     """Of these losses those that no caller can know of."""
     if not leaks or not acquisition.keyed or _asks_whether_it_is_there(function):
         return ()
-    listed = set() if endings.kept else {*_listed_in(function.graph, endings.taken)}
-    places = {_kept_in(function.graph, node) for node in endings.kept} | listed
+    listed = {*_listed_in(function.graph, endings.taken | endings.kept)}
+    kept = {_kept_in(function.graph, node) for node in endings.kept}
+    listed = set() if kept - listed else listed
+    places = kept | listed
     if not any(_is_ended_there(function, summaries, acquisition, place) for place in sorted(places)):
         return ()
     answers = any(isinstance(node, ast.Return) and node.value is not None for node in function.statements)
@@ -52,13 +54,14 @@ def _kept_in(graph: Graph, node: int) -> Path:
 
 def _listed_in(graph: Graph, taken: Set[int]) -> Iterator[Path]:
     """`self.held.setdefault(key, []).extend(taken)`."""
-    made = {op.target: op for op in graph.ops if isinstance(op, Call) and op.method == "setdefault"}
     for node in taken:
         match graph.ops[node]:
-            case Call(receiver=tuple() as receiver, method="extend") if receiver in made:
-                table = made[receiver].receiver
-                if table is not None:
-                    yield (*table, ANY_ITEM, ANY_ITEM)
+            case Call(
+                at=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(attr="setdefault")))),
+                receiver=tuple() as row,
+                method="extend",
+            ):
+                yield (*row, ANY_ITEM)
 
 
 def _answers_for_all_turns(function: Function, call: ast.Call) -> bool:
