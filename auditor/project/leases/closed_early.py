@@ -1,5 +1,6 @@
 """Generators that are left in the middle: whoever goes over one and breaks off closes it at its `yield`, so
-that what stands behind its loop, or behind the `yield` itself, never runs."""
+that what stands behind its loop, or behind the `yield` itself, never runs. So does an error in the body of a
+`with` that a context manager without `finally` serves; somebody around it survives that."""
 
 import ast
 from collections.abc import Iterator
@@ -24,8 +25,11 @@ LOOPS = ast.For | ast.AsyncFor | ast.While
 def closed_by_consumers(outcome: Outcome, calls: Calls) -> Outcome:
     """That a generator is closed while it holds the lease is no accident where a loop of the tree does it."""
     lease, function = outcome.lease, outcome.function
-    if function.is_context_manager or loses_normally(lease):
+    if loses_normally(lease):
         return outcome
+    if function.is_context_manager:
+        survived = any(leak.loss is Loss.CLOSE for leak in lease.leaks) and _is_survived(function, calls)
+        return _told(outcome, []) if survived else outcome
     lent = _lent_until_asked_again(outcome)
     closed = any(leak.loss is Loss.CLOSE for leak in lease.leaks)
     if not (closed or lent):
@@ -33,9 +37,41 @@ def closed_by_consumers(outcome: Outcome, calls: Calls) -> Outcome:
     stopping = [each for each, _ in _consumers_that_stop(function, calls)]
     if not stopping or (lent and any(_ends_itself(consumer, outcome) for consumer in stopping)):
         return outcome
+    return _told(outcome, [_lost_at(each, outcome) for each in lent if not closed])
+
+
+def _told(outcome: Outcome, others: list[Leak]) -> Outcome:
+    """That it is closed there counts as an ordinary way out."""
+    lease = outcome.lease
     leaks = [replace(leak, loss=Loss.RETURN) if leak.loss is Loss.CLOSE else leak for leak in lease.leaks]
-    leaks += [_lost_at(each, outcome) for each in lent if not closed]
-    return replace(outcome, lease=replace(lease, leaks=tuple(leaks)))
+    return replace(outcome, lease=replace(lease, leaks=(*leaks, *others)))
+
+
+def _is_survived(manager: Function, calls: Calls) -> bool:
+    """`try: with staged(pool) as buffer: send(buffer) except OSError: failed += 1`"""
+    for function in _calling(manager, calls):
+        for node in function.statements:
+            if isinstance(node, ast.Try) and any(map(_goes_on, node.handlers)):
+                for each in (inner for part in node.body for inner in walk(part)):
+                    if isinstance(each, ast.With | ast.AsyncWith) and _enters(each, function, manager, calls):
+                        return True
+    return False
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    return not any(isinstance(node, ast.Raise) for each in handler.body for node in walk(each))
+
+
+def _enters(node: ast.With | ast.AsyncWith, function: Function, manager: Function, calls: Calls) -> bool:
+    entered = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+    works = any(isinstance(inner, ast.Call) for each in node.body for inner in walk(each))
+    return works and any(manager in calls.targets(function, each)[0] for each in entered)
+
+
+def _calling(generator: Function, calls: Calls) -> Iterator[Function]:
+    for module in calls.model.project.parsed():
+        if f"{generator.name}(" in module.text:
+            yield from (each for each in list(module.by_node.values()) if f"{generator.name}(" in each.text)
 
 
 def _lent_until_asked_again(outcome: Outcome) -> list[ast.Yield]:
@@ -73,19 +109,25 @@ def _lost_at(lent: ast.Yield, outcome: Outcome) -> Leak:
     return Leak(Loss.RETURN, at, lease.holder, (begun, lost))
 
 
-def _consumers_that_stop(
-    generator: Function, calls: Calls
-) -> Iterator[tuple[Function, ast.For | ast.AsyncFor]]:
-    for module in calls.model.project.parsed():
-        if f"{generator.name}(" not in module.text:
-            continue
-        calling = (each for each in list(module.by_node.values()) if f"{generator.name}(" in each.text)
-        for function in calling:
-            for loop in function.nodes:
-                if isinstance(loop, ast.For | ast.AsyncFor) and _stops(loop.body):
-                    taken = _gone_over(loop.iter)
-                    if any(calls.model.callee(function, call.func) is generator for call in taken):
-                        yield function, loop
+def _consumers_that_stop(generator: Function, calls: Calls) -> Iterator[tuple[Function, ast.AST]]:
+    for function in _calling(generator, calls):
+        for node, source in _left_early(function):
+            if any(generator in calls.targets(function, call)[0] for call in _gone_over(source)):
+                yield function, node
+
+
+def _left_early(function: Function) -> Iterator[tuple[ast.AST, ast.expr]]:
+    """What is gone over by loops that may stop, and by `any()`, `all()` and `next()`, which do."""
+    for node in function.nodes:
+        match node:
+            case ast.For(iter=source, body=body) | ast.AsyncFor(iter=source, body=body) if _stops(body):
+                yield node, source
+            case ast.Call(func=ast.Name(id="any" | "all" | "next"), args=[given, *_]):
+                match given:
+                    case ast.GeneratorExp(generators=[ast.comprehension(iter=source), *_]):
+                        yield node, source
+                    case _:
+                        yield node, given
 
 
 def _gone_over(source: ast.expr) -> Iterator[ast.Call]:
