@@ -40,16 +40,32 @@ def registers(
 
 
 def is_limited(method: Function, field: str) -> bool:
-    """`if len(self.seated) >= self.capacity:`: so many there may be, and somebody has to make room."""
+    """`if len(self.seated) >= self.capacity: raise Full`, or it waits: so many there may be, and somebody has
+    to make room. Not where it makes room itself."""
     own = method.owner or ""
-    return any(
-        isinstance(side, ast.Call)
-        and getattr(side.func, "id", "") == "len"
-        and any(own_attribute(each, own) == field for each in side.args)
-        for node in method.nodes
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
-        for side in (node.left, *node.comparators)
-    )
+    for node in method.statements:
+        if isinstance(node, ast.While):
+            refuses = not any(isinstance(n, ast.Attribute) and n.attr == field for n in _inside(node))
+        else:
+            refuses = isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise | ast.Return)
+        if refuses and any(_is_its_length(side, own, field) for side in _compared(node)):
+            return True
+    return False
+
+
+def _inside(loop: ast.While) -> Iterator[ast.AST]:
+    return (inner for each in loop.body for inner in walk(each))
+
+
+def _compared(node: ast.stmt) -> Iterator[ast.expr]:
+    for each in walk(getattr(node, "test", None) or ast.Pass()):
+        if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+            yield from (each.left, *each.comparators)
+
+
+def _is_its_length(side: ast.expr, own: str, field: str) -> bool:
+    called = isinstance(side, ast.Call) and getattr(side.func, "id", "") == "len"
+    return called and any(own_attribute(each, own) == field for each in getattr(side, "args", ()))
 
 
 def _under_drawn_numbers(
