@@ -84,13 +84,24 @@ def _keeps_some_keys(node: ast.stmt, own: str, attribute: str) -> bool:
                 generators=[
                     ast.comprehension(
                         iter=ast.Call(func=ast.Attribute(value=whole, attr="items")),
-                        ifs=[ast.Compare(left=ast.Name(id=asked), ops=[ast.In()], comparators=[kept])],
+                        ifs=[ast.Compare(left=asked, ops=[way], comparators=[kept])],
                     )
                 ],
             ),
         ):
             same = _is(target, own, attribute) and _is(whole, own, attribute)
-            return same and asked == key and isinstance(kept, ast.Name)
+            return same and _says_which_stay(asked, way, kept, key, own)
+    return False
+
+
+def _says_which_stay(asked: ast.expr, way: ast.cmpop, kept: ast.expr, key: str, own: str) -> bool:
+    """`key in survivors`, or `self.used[key] >= edge`: who is younger than that."""
+    match asked:
+        case ast.Name(id=name):
+            return name == key and isinstance(way, ast.In) and isinstance(kept, ast.Name)
+        case ast.Subscript(value=table, slice=ast.Name(id=name)):
+            later = isinstance(way, ast.Gt | ast.GtE | ast.Lt | ast.LtE)
+            return later and name == key and own_attribute(table, own) is not None
     return False
 
 

@@ -29,6 +29,7 @@ from auditor.project.fields.flag_turned import with_its_flag_turned
 from auditor.project.fields.forgetting import (
     CLEANUP,
     CLOSING,
+    DISCARDING,
     INITIAL,
     asks_or_releases,
     ends_whom_it_strikes_off,
@@ -357,7 +358,8 @@ class Fields(CountsAtEnds):
     def _throws_away(self, outcome: Outcome, method: Function, path: Path) -> bool:
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         alone = {place[:2] for place in outcome.beside} <= {path[:2]}
-        closes = alone and CLOSING.fullmatch(method.name) is not None
+        all_of_it = CLOSING.fullmatch(method.name) or DISCARDING.fullmatch(method.name)
+        closes = alone and all_of_it is not None
         attribute = path[1][1:]
         return forgets(method, attribute, ends) or (closes and clears_beside_others(method, attribute, ends))
 

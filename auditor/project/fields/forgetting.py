@@ -28,6 +28,9 @@ CLOSING = re.compile(
 )
 """Those of them after which nobody looks at the field again."""
 
+DISCARDING = re.compile(r"_*(?:discard|cancel|roll_?back|reset|clear|purge|drop|clean)(?:_all|_up)?_*")
+"""Those that throw away all that there is, when nobody is told which."""
+
 RESETTING = re.compile(r"(?:reset|clear|restart|reinit\w*|start_over)(?:_(?:state|all))?")
 """Those after which it goes on from the beginning."""
 

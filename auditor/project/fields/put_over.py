@@ -41,6 +41,12 @@ OVER = re.compile(
 """What is asked of a thing that may have ended by itself, or been ended by others."""
 
 
+STARTED = frozenset(
+    {"submit", "create_task", "ensure_future", "run_in_executor", "apply_async", "start_soon"}
+)
+"""What these return stands for work that has the lease, and may end it."""
+
+
 def lent_into(method: Function, call: ast.Call, told: Sequence[str]) -> Iterator[Filling]:
     """Fields, and places in tables, into which what the call lends is put, `self.rows[key] = Row(lease)`
     included. `told` are names that the call itself marks."""
@@ -77,6 +83,8 @@ def _carries(value: ast.expr, call: ast.Call, names: set[str]) -> bool:
     """What `self.worst = node.hold()` stores comes of that call, and not of the one before."""
     if any(node is not call and isinstance(node, ast.Call) and same(node, call) for node in walk(value)):
         return False
+    if isinstance(value, ast.Call) and value is not call and last_name(value) in STARTED:
+        return False  # `future = self.executor.submit(self.write, buffer)`
     return any(node is call or (isinstance(node, ast.Name) and node.id in names) for node in walk(value))
 
 
@@ -134,7 +142,7 @@ class Way:
 
     def is_free(self) -> bool:
         """Nothing is there, on all ways to the store."""
-        if self._is_looked_for() or known_beside(self.filling, self.family):
+        if self._is_looked_for() or self._is_empty_before() or known_beside(self.filling, self.family):
             return True
         if comes_from_another_table(self.filling, self.family):
             return True
@@ -158,6 +166,13 @@ class Way:
                 if leaves and not inside and self._says(node.test, ast.Or, ast.In):
                     return True
         return False
+
+    def _is_empty_before(self) -> bool:
+        """`if self.staged: raise Busy` above."""
+        return any(
+            isinstance(node, ast.If) and isinstance(node.body[-1], LEAVING) and self._is_field(node.test)
+            for node in self.nodes
+        )
 
     def _says(self, test: ast.expr, joined_by: type[ast.boolop], way: type[ast.cmpop]) -> bool:
         if isinstance(test, ast.BoolOp):

@@ -1,8 +1,8 @@
 """Rows of a table that a method shortens without a look at what goes: `blocks = self.table[key]`, and
-`del blocks[keep:]`, or `blocks.popleft()` of a window that moves on, or `self.table[key] =
-self.table[key][:keep]`."""
+`del blocks[keep:]`, or `blocks.popleft()` of a window that moves on, or `self.table[key] = blocks[:keep]`."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from auditor.project.code.bindings import assignments, own_attribute
@@ -13,12 +13,12 @@ from auditor.project.fields.cutting import FILLING, FROM_AN_END
 from auditor.project.fields.forgetting import for_good
 from auditor.source.nodes import walk
 
-_CUTTING = ("del ", "pop", "= []", "][", ")[")
+_CUTTING = re.compile(r"del |maxlen|pop|= \[\]|[\])]\[|= \w+\[[^\]\n]*:")
 
 
 def rows_cut(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
     """The statements that do so, in a method that gives nothing back, as its callers do not either."""
-    if not any(word in method.text for word in _CUTTING) or any(map(looks_releasing, method.calls)):
+    if not _CUTTING.search(method.text) or any(map(looks_releasing, method.calls)):
         return
     rows = _Rows(method, attribute)
     shortening = [node for node in method.statements if rows.shortens(node)]
@@ -39,6 +39,7 @@ class _Rows:
         ]
         stored = [getattr(node, "id", "") for node in method.nodes if _is_stored(node)]
         self.names = {name for name, _ in self.binding if stored.count(name) == 1}
+        self.bounded = {name for name, value in self.binding if _has_a_length(value)} & self.names
 
     def _is_looked_up(self, node: ast.AST) -> bool:
         """`self.table[key]`, `self.table.setdefault(key, deque())`"""
@@ -63,6 +64,10 @@ class _Rows:
                 | ast.Assign(targets=[ast.Subscript(value=row, slice=ast.Slice())], value=ast.List(elts=[]))
             ):
                 return self._is_row(row)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"))) if (
+                name in self.bounded
+            ):
+                return True  # and the first one is gone
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=row, attr=way), args=args)):
                 from_an_end = way in FROM_AN_END and all(isinstance(each, ast.Constant) for each in args)
                 return from_an_end and self._is_row(row)
@@ -70,8 +75,9 @@ class _Rows:
                 targets=[ast.Subscript(value=table, slice=key)],
                 value=ast.Subscript(value=row, slice=ast.Slice(step=None) as cut),
             ):
-                same = self._is_table(table) and self._is_looked_up(row)
-                return same and ast.unparse(key) == _key_of(row) and (cut.lower or cut.upper) is not None
+                named = isinstance(row, ast.Name) and row.id in self.names
+                same = named or (self._is_looked_up(row) and ast.unparse(key) == _key_of(row))
+                return self._is_table(table) and same and (cut.lower or cut.upper) is not None
         return False
 
     def looked_into(self, shortening: list[ast.stmt]) -> bool:
@@ -100,6 +106,14 @@ class _Rows:
             or (self._is_table(node) and id(node) not in tables)
             for node in self.method.nodes
         )
+
+
+def _has_a_length(value: ast.expr) -> bool:
+    """`self.table.setdefault(key, deque(maxlen=window))`"""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="setdefault"), args=[_, ast.Call(keywords=[length])]):
+            return length.arg == "maxlen"
+    return False
 
 
 def _key_of(row: ast.expr) -> str:

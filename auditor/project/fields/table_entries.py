@@ -5,7 +5,7 @@ import ast
 from dataclasses import replace
 
 from auditor.ir.ops import ANY_ITEM, Path
-from auditor.project.code.bindings import given_to, own_attribute
+from auditor.project.code.bindings import assignments, given_to, own_attribute, root_of
 from auditor.project.code.modules import Function
 from auditor.project.outcome import Outcome
 
@@ -27,8 +27,23 @@ def _path_by_table(function: Function, path: Path) -> Path:
     values = list(given_to(function, path[0]))
     if len(bound) != 1 or len(values) != 1:
         return path
-    field = _table_of(values[0], function.owner)
+    field = _table_of(values[0], function.owner) or _of_which_it_is_put_back(function, path[0], values[0])
     return (function.owner, f".{field}", ANY_ITEM, ANY_ITEM) if field is not None else path
+
+
+def _of_which_it_is_put_back(function: Function, name: str, value: ast.expr) -> str | None:
+    """`pages = self.spare.get(key, [])`, and `self.spare[key] = pages`, or a part of them."""
+    own = function.owner or ""
+    match value:
+        case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[_, ast.List(elts=[])]):
+            field = own_attribute(table, own)
+        case _:
+            return None
+    back = (
+        isinstance(to, ast.Subscript) and own_attribute(to.value, own) == field and root_of(given) == name
+        for to, given in assignments(function)
+    )
+    return field if any(back) else None
 
 
 def _table_of(value: ast.expr, own: str) -> str | None:
