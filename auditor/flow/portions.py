@@ -91,6 +91,8 @@ class Portions:
                 return False
         if any(isinstance(inner, ast.Call) for inner in walk(bound)):
             return True
+        if self._may_stop_early(bound):
+            return False
         return self._is_counted(bound) or self._is_told(bound, name)
 
     def _as_others_say(self, other: str, name: str) -> bool:
@@ -99,6 +101,12 @@ class Portions:
         calls = [value.value if isinstance(value, ast.Await) else value for value in values]
         alike = {name}.union(*map(_names, _arguments(self._acquire))) - {"self"}
         return bool(calls) and all(_is_own_word(each) and not _names(each) & alike for each in calls)
+
+    def _may_stop_early(self, bound: ast.expr) -> bool:
+        """It is counted up in a loop that stops at the first which is not accepted."""
+        target = (getattr(bound, "id", ""),)
+        counts = [op.at for op in self.graph.ops if isinstance(op, InPlace) and op.target == target]
+        return len(counts) == 1 and self._begins(counts[0]) in self._lines_of_doubt
 
     def _is_counted(self, bound: ast.expr) -> bool:
         """A name that is counted up, or is a loop's own: it may have come to the end."""
@@ -115,6 +123,13 @@ class Portions:
         breaks = [op.at for op in self.graph.ops if isinstance(op, Nop) and isinstance(op.at, ast.Break)]
         begins, line = self._begins(count), _where(count)[0]
         return any(begins == self._begins(at) and at.lineno < line for at in breaks)
+
+    @cached_property
+    def _lines_of_doubt(self) -> frozenset[int]:
+        """`while n < len(rows) and accepts(rows[n]):` may stop at each."""
+        asked = (op.at for op in self.graph.ops if isinstance(op, Assume))
+        tests = (each for each in asked if isinstance(each, ast.BoolOp) and isinstance(each.op, ast.And))
+        return frozenset(each.lineno for each in tests if "len(" in ast.unparse(each.values[0]))
 
     def _begins(self, inner: ast.AST) -> int:
         """The line of the loop around it: the last one before it that is indented less."""

@@ -42,6 +42,7 @@ from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
+from auditor.project.fields.moved_to import moved_to, put_over_there
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.parked import lost_in, parked_in
@@ -50,6 +51,7 @@ from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refillers import without_refillers
+from auditor.project.fields.refilling import filled
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables
@@ -158,7 +160,10 @@ class Fields(CountsAtEnds):
             seen.add(path)
             if not stands_for_nothing(outcome, path, self._those_around(outcome.function)):
                 yield self._judged(outcome, node, path)
-                yield from self._lost_further_on(outcome, path)
+                yield from (
+                    *self._lost_further_on(outcome, path),
+                    *self._lost_where_it_is_moved(outcome, path),
+                )
         yield from (*self._of_known_objects(outcome), *self._listed_with_it(outcome))
         yield from (*self._of_given_objects(outcome), *self._over_in_records(outcome))
         if not outcome.stored:
@@ -166,6 +171,23 @@ class Fields(CountsAtEnds):
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
             yield from self._lost_with_its_key(outcome)
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
+
+    def _lost_where_it_is_moved(self, outcome: Outcome, path: Path) -> Iterator[StoredField]:
+        """Of what the tree's own pools lent, and another method moves from this field to another place."""
+        acquisition, cls = outcome.acquisition, outcome.function.cls
+        if len(path) != 2 or cls is None or acquisition.foreign or acquisition.keyed or outcome.unknown:
+            return
+        family = list(self.family_of(cls))
+        for place in sorted({to for _, _, to in moved_to(family, outcome.function, path[1][1:])}):
+            released_by, escapes, drops = self._fate(outcome, family, (path[0], *place[1:]))
+            if released_by and drops and not escapes:
+                where = Field(cls.qualname, "".join(place[1:])[1:])
+                yield StoredField(where, outcome.lease.span, tuple(released_by), drops=tuple(drops))
+        for filling in put_over_there(family, outcome.function, path[1][1:]):
+            there = (path[0], f".{filling.field}")
+            enders = [each for each in family if self._asked(outcome, each, there).fate is Fate.RELEASE]
+            if enders and not self._in_step(filling, enders):
+                yield filled(filling, enders)
 
     def _recorded(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is shown to callers and kept in a table as well, where that is filled again, or emptied for

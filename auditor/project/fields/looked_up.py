@@ -75,7 +75,11 @@ def _is_set_by_pool(filling: Filling, flag: str, ending: Set[str]) -> bool:
 
 
 def _returns(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, ast.Return) and getattr(node.value, "id", "") == name
+    """It, or what lies in it: `return found.slot`."""
+    value = node.value if isinstance(node, ast.Return) else None
+    if isinstance(value, ast.Attribute):
+        value = value.value
+    return getattr(value, "id", "") == name
 
 
 def _is_part_of(node: ast.Attribute, name: str) -> bool:
