@@ -142,9 +142,19 @@ class WayOut:
         if self.all_at_once:
             return named  # `pending, self.pending = self.pending, []`: they are gone through, or are not
         return named and (
-            any(id(at) in inside or (around is None and self._loop_around(at) is None) for at in released)
+            any(
+                id(at) in inside
+                or (around is None and (self._loop_around(at) is None or self._goes_over_it(at)))
+                for at in released
+            )
             or (around is not None and self._is_gathered_in(around))
         )
+
+    def _goes_over_it(self, at: ast.AST) -> bool:
+        """`for host in table: give(host)`, of a `table` that was taken out as a whole."""
+        loop = self._loop_around(at)
+        roots = {place[0] for place in self.held.places}
+        return isinstance(loop, ast.For) and getattr(loop.iter, "id", None) in roots
 
     def _is_gathered_in(self, loop: ast.AST) -> bool:
         """`batch.append((request, permit))` on the other ways of the turn, and a loop behind it gives those

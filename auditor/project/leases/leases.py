@@ -31,6 +31,7 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.in_turns import ended_in_a_later_turn
+from auditor.project.leases.late_bound import late_bound
 from auditor.project.leases.left_out import lines_left_out
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
@@ -108,8 +109,11 @@ class Follower(Afterwards):
             stops = stopped_early(self.function, op.at, ending)
             leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in stops)
         if acquisition.handle is Handle.RESULT and "setdefault(" in self.function.text:
-            late = lost_to_the_first(self.function, op.at)
-            leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in late)
+            others = lost_to_the_first(self.function, op.at)
+            leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in others)
+        if acquisition.handle is Handle.RESULT and "lambda" in self.function.text:
+            late = late_bound(self.function, op.at, ending)
+            leaks += tuple(Leak(Loss.NEXT_TURN, self.losses.span(at), "", ()) for at in late)
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
