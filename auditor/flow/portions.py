@@ -127,9 +127,13 @@ class Portions:
     @cached_property
     def _lines_of_doubt(self) -> frozenset[int]:
         """`while n < len(rows) and accepts(rows[n]):` may stop at each."""
-        asked = (op.at for op in self.graph.ops if isinstance(op, Assume))
-        tests = (each for each in asked if isinstance(each, ast.BoolOp) and isinstance(each.op, ast.And))
-        return frozenset(each.lineno for each in tests if "len(" in ast.unparse(each.values[0]))
+        asked: dict[int, set[str]] = {}
+        for op in self.graph.ops:
+            if isinstance(op, Assume) and not isinstance(op.at, ast.BoolOp):
+                asked.setdefault(_where(op.at)[0], set()).add(op.key)
+        return frozenset(
+            line for line, keys in asked.items() if len(keys) > 1 and any("len(" in key for key in keys)
+        )
 
     def _begins(self, inner: ast.AST) -> int:
         """The line of the loop around it: the last one before it that is indented less."""

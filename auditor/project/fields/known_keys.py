@@ -16,6 +16,7 @@ from auditor.project.fields.filling_again import (
     same,
     tests_in,
 )
+from auditor.project.fields.names_of_refillers import EACH_STEP
 from auditor.project.fields.outgrown import LIKENESS
 from auditor.project.fields.reckoning import (
     COMING,
@@ -25,7 +26,7 @@ from auditor.project.fields.reckoning import (
 )
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import negates, split
+from auditor.protocols.vocabulary import negates
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
@@ -133,8 +134,7 @@ def only_emptied_as_a_whole(filling: Filling, family: Sequence[Function], enders
     """`observe(tokens)` enters what it is told under what it is told, and nobody ever takes one entry out:
     until `flush()` a key comes as often as it likes."""
     method, key = filling.method, filling.key
-    in_turn = any(set(split(each.name)) & set(split(method.name)) for each in enders)  # `drop_aux`
-    if key is None or COMING.match(method.name) or in_turn or any(map(own_parameters, enders)):
+    if key is None or not EACH_STEP.match(method.name) or any(map(own_parameters, enders)):
         return False
     told = field_work(method).derived(set(own_parameters(method)), frozenset())
     alone = not any(field == filling.field for each in family for field, _ in field_work(each).removed)

@@ -217,7 +217,8 @@ class Refilling(ForgottenFields):
         if is_another_one_each_time(filling, enders) or is_one_of_a_folder(outcome.call, filling.method):
             return True
         only_closed = all(CLOSING.fullmatch(ender.name) for ender in enders)
-        if only_closed and is_told_which_one(outcome.call, filling.method):
+        own = not outcome.acquisition.foreign
+        if own and only_closed and is_told_which_one(outcome.call, filling.method):
             return True
         if only_closed and has_gone_to_the_caller(outcome):
             return False
@@ -230,7 +231,10 @@ class Refilling(ForgottenFields):
     ) -> bool:
         if not plain_table(family, filling.field) or comes_from_another_table(filling, family):
             return False
-        if replaces_what_is_known(filling, family) or only_emptied_as_a_whole(filling, family, enders):
+        own = not outcome.acquisition.foreign
+        if replaces_what_is_known(filling, family):
+            return True
+        if own and only_emptied_as_a_whole(filling, family, enders):
             return True
         comes = comes_in_pairs(filling.method.name)
         known = speaking_for(filling, family, self.model)

@@ -27,13 +27,13 @@ def closed_by_consumers(outcome: Outcome, calls: Calls) -> Outcome:
     lease, function = outcome.lease, outcome.function
     if loses_normally(lease):
         return outcome
-    if function.is_context_manager:
-        survived = any(leak.loss is Loss.CLOSE for leak in lease.leaks) and _is_survived(function, calls)
-        return _told(outcome, []) if survived else outcome
     lent = _lent_until_asked_again(outcome)
     closed = any(leak.loss is Loss.CLOSE for leak in lease.leaks)
     if not (closed or lent):
         return outcome
+    if function.is_context_manager:
+        lost = [_lost_at(each, outcome) for each in lent if not closed]
+        return _told(outcome, lost) if _is_survived(function, calls) else outcome
     stopping = [each for each, _ in _consumers_that_stop(function, calls)]
     if not stopping or (lent and any(_ends_itself(consumer, outcome) for consumer in stopping)):
         return outcome
@@ -65,7 +65,13 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
 def _enters(node: ast.With | ast.AsyncWith, function: Function, manager: Function, calls: Calls) -> bool:
     entered = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
     works = any(isinstance(inner, ast.Call) for each in node.body for inner in walk(each))
-    return works and any(manager in calls.targets(function, each)[0] for each in entered)
+    return works and any(_calls(each, function, manager, calls) for each in entered)
+
+
+def _calls(call: ast.Call, function: Function, generator: Function, calls: Calls) -> bool:
+    """For sure, or by the one name that there is."""
+    known = calls.model.callee(function, call.func)
+    return known is generator if known is not None else calls.targets(function, call)[0] == (generator,)
 
 
 def _calling(generator: Function, calls: Calls) -> Iterator[Function]:
@@ -112,7 +118,7 @@ def _lost_at(lent: ast.Yield, outcome: Outcome) -> Leak:
 def _consumers_that_stop(generator: Function, calls: Calls) -> Iterator[tuple[Function, ast.AST]]:
     for function in _calling(generator, calls):
         for node, source in _left_early(function):
-            if any(generator in calls.targets(function, call)[0] for call in _gone_over(source)):
+            if any(_calls(call, function, generator, calls) for call in _gone_over(source)):
                 yield function, node
 
 

@@ -20,7 +20,7 @@ def called_to_end(
 ) -> Iterator[Pair]:
     """Of the methods that are no half of any pair yet."""
     for method in methods:
-        if method in paired or method.name.startswith("__") or LENDING & set(method.decorators):
+        if method in paired or method.name.startswith("_") or LENDING & set(method.decorators):
             continue
         handed = list(_handed(model, cls, method))
         begun = list(all_changes(method)) if handed else []
