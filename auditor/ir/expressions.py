@@ -33,6 +33,8 @@ class ExpressionLowering(CallLowering):
         return (self.root(node.id),)
 
     def value_Attribute(self, node: ast.Attribute) -> Path:
+        if node.attr == "__getitem__":
+            return self.value(node.value)  # whoever has that method has the table
         return (*self.value(node.value), "." + node.attr)
 
     def value_Subscript(self, node: ast.Subscript) -> Path:
