@@ -103,6 +103,8 @@ _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
 _HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
+_LIMITED = rb"len\(self\.%b\) [<>][^\n]*:\n[^\n]*(?:raise|return|wait|create_future)"
+"""So many there may be, and no more are let in."""
 _RELEASE = re.compile(rb"def (?:release|free|dealloc|deallocate|relinquish|give_back|surrender)\(")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
@@ -134,7 +136,7 @@ def works_both_ways(text: Searched) -> bool:
                 struck := _both(notes, ("struck",), _PUT) | _both(notes, ("taken",), ("entered",)),
             )
         )
-        or any(b"len(self.%b) %b" % (field, sign) in data for field in struck for sign in (b">", b"<"))
+        or any(re.search(_LIMITED % field, data) for field in struck)
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)

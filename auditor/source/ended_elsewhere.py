@@ -25,6 +25,7 @@ _COUNTED = re.compile(
 )
 
 _PRIVATE = re.compile(rb"\._(?<!self\._)(?=(\w+)\()")
+_MADE_OF_ITSELF = re.compile(rb"\b[A-Z]\w*\((?:self|[^()\n]*=self)[,)]")
 _OWN_FIELD = re.compile(rb"\bself\.\w+$")
 
 _ENTERED = rb"\b%b(?:\.(?:add|append|put|insert|setdefault)\w*\(|\[[^\n]*?\] = (?!None|False|0\n))"
@@ -48,11 +49,12 @@ def ends_elsewhere(text: Searched) -> bool:
 
 
 def _tells_its_maker(data: bytes) -> bool:
-    """`self.quota._voided(self.amount)`, of a private method that stands in the same file."""
+    """`self.quota._voided(self.amount)`, of a private method that stands in the same file, where somebody
+    makes an object that knows him: `Receipt(self, amount)`."""
     for told in _PRIVATE.finditer(data):
         start = data.rfind(b"\n", 0, told.start()) + 1
         if _OWN_FIELD.search(data, start, told.start()) and b"def _%b(self" % told[1] in data:
-            return True
+            return _MADE_OF_ITSELF.search(data) is not None
     return False
 
 

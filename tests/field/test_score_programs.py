@@ -70,7 +70,7 @@ KEPT = {
     "millers": (233, 76, {"ckpt/staging.py:45", "shm_loader/loader.py:31", "zero_gather.py:223"}),
     "potters": (197, 63, {"collective/bucket.py:43"}),
     "drovers": (196, 68, {"run_tracker/locks.py:25", "run_tracker/store.py:48", "run_tracker/store.py:58"}),
-    "porters": (154, 51, {"activation_offload.py:153", "activation_offload.py:169", "encoder_cache.py:201"}),
+    "porters": (154, 51, {"activation_offload.py:153", "activation_offload.py:169"}),
     "hatters": (214, 73, {"framekit.py:336", "rpcwire.py:358"}),
     "tinkers": (204, 79, {"night_watch.py:66"}),
     "carters": (254, 75, {"batch_assembler.py:209"}),
