@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
@@ -10,7 +11,7 @@ from auditor.flow.held import Endings
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
-from auditor.model import Span
+from auditor.model import Span, Step
 from auditor.project.code.bindings import TEST_FILE, TEST_NAME
 from auditor.project.code.modules import Function
 from auditor.project.code.own_lengths import tell_lengths_apart
@@ -31,6 +32,7 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.in_turns import ended_in_a_later_turn
+from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.late_bound import late_bound
 from auditor.project.leases.left_out import lines_left_out
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
@@ -105,15 +107,7 @@ class Follower(Afterwards):
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
-        if endings.released:
-            stops = stopped_early(self.function, op.at, ending)
-            leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in stops)
-        if acquisition.handle is Handle.RESULT and "setdefault(" in self.function.text:
-            others = lost_to_the_first(self.function, op.at)
-            leaks += tuple(Leak(Loss.RETURN, self.losses.span(at), "", ()) for at in others)
-        if acquisition.handle is Handle.RESULT and "lambda" in self.function.text:
-            late = late_bound(self.function, op.at, ending)
-            leaks += tuple(Leak(Loss.NEXT_TURN, self.losses.span(at), "", ()) for at in late)
+        leaks += tuple(self._lost_besides(op, acquisition, endings))
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
@@ -138,6 +132,23 @@ class Follower(Afterwards):
         left = elsewhere or bool(refused) or not endings.released
         self._tell(outcome, node, op, followed, shown=not detached, left=left)
         return outcome
+
+    def _lost_besides(self, op: Call, acquisition: Acquisition, endings: Endings) -> Iterator[Leak]:
+        """What no way through the function shows, for a list of leases, or a name, is followed as one."""
+        text = self.function.text
+        ends = self.effects.recogniser.ending_names(acquisition.protocol)
+        lost: list[tuple[Loss, ast.AST]] = []
+        if endings.released:
+            lost += [(Loss.RETURN, at) for at in stopped_early(self.function, op.at, ends)]
+        if acquisition.handle is Handle.RESULT and "setdefault(" in text:
+            lost += [(Loss.RETURN, at) for at in lost_to_the_first(self.function, op.at)]
+        if acquisition.handle is Handle.RESULT and "lambda" in text:
+            lost += [(Loss.NEXT_TURN, at) for at in late_bound(self.function, op.at, ends)]
+        for loss, at in lost:
+            first, last = self.losses.span(op.at), self.losses.span(at)
+            begun = Step(first.path, first.line, first.column, "acquired here")
+            left = Step(last.path, last.line, last.column, LAST_WORDS[loss])
+            yield Leak(loss, last, self._holder(op), (begun, left))
 
     def _refused(
         self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...]

@@ -95,6 +95,8 @@ def _is_used(way: GivingBack, function: Function) -> bool:
 def _by_pair(
     model: ClassModel, pair: Pair, half: Half, function: Function, call: ast.Call
 ) -> GivingBack | None:
+    if pair.called:
+        return GivingBack("{}()")
     if half.handle is Handle.RECEIVER:
         return _by_itself(pair, half)
     if half.handle is not Handle.RESULT:

@@ -58,7 +58,8 @@ def _function_of(model: ClassModel, cls: Class, method: Function, value: ast.exp
             return method.nested[name]
         case ast.Name(id=name):
             made = list(given_to(method, name))
-            return _function_of(model, cls, method, made[0]) if len(made) == 1 else None
+            alone = len(made) == 1 and not isinstance(made[0], ast.Name)
+            return _function_of(model, cls, method, made[0]) if alone else None
         case ast.Call(func=maker, args=[told, *_]) if last_part(maker) == "partial":
             pass
         case ast.Lambda(body=ast.Call(func=told)):
