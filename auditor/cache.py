@@ -37,6 +37,11 @@ class Cache:
         self._folder = directory / fingerprint(arguments)[:16] if directory else None
         self.warning: str | None = None
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it is worth saying what an answer depends on."""
+        return self._folder is not None
+
     def has(self, name: str) -> bool:
         """Whether there is any answer called `name`, so that asking for it is worth computing its key."""
         return self._folder is not None and (self._folder / f"{name}.json").exists()

@@ -78,7 +78,7 @@ def remembered_or_new(
     request: Request, found: Discovered, texts: Texts, cache: Cache
 ) -> tuple[Run, Mapping[str, str]]:
     """Everything that any rule finds, and the digests of the files that it was found in."""
-    tool = tool_digest(request.settings.analysis)
+    tool = tool_digest(request.settings.analysis) if cache.remembers else ""
     digests = texts.digests() if cache.has("scan") else {}
     name = "run-with-effort" if request.effort else "run"
     if digests and (run := cache.get(name, _key(tool, found, digests), Run)):

@@ -33,13 +33,28 @@ class ClassTable:
             yield from file.classes
 
     def that_matter(self) -> list[ClassIndex]:
-        """Every class that can have a row, with what it inherits: in a tree without a pool only those that
-        allocate.
+        """Every class that can have a row, with what it inherits: those that allocate, and those that go
+        about a pool themselves or by what they inherit.
         """
-        everything = [each for file in self._files for each in file.classes]
-        if any(_speaks_of_pool(each) for each in everything):
-            return [self.effective(each) for each in everything]
-        return [self.effective(each) for each in everything if each.allocations]
+        named = self._heirs_of({each.name for each in self.classes() if _goes_about_pool(each)})
+        return [self.effective(each) for each in self.classes() if each.allocations or each.name in named]
+
+    def _heirs_of(self, names: set[str]) -> set[str]:
+        """These names, and those of all classes that may inherit from one of them."""
+        known: set[str] = set()
+        while names != known:
+            known = names
+            names = names | {
+                bound.rpartition(".")[2]
+                for bound, dotted in self._renames.items()
+                if dotted.rpartition(".")[2] in known
+            }
+            names |= {
+                each.name
+                for each in self.classes()
+                if any(base.rpartition(".")[2] in names for base in each.bases)
+            }
+        return names
 
     def has_module(self, dotted: str) -> bool:
         """Whether an imported module is one of the project's files, whatever folder the run started in."""
@@ -117,6 +132,10 @@ def _below(dotted: str, package: str) -> bool:
 
 def _speaks_of_pool(entry: ClassIndex) -> bool:
     return entry.mentions_pool or entry.switch is not None or entry.defines_pool
+
+
+def _goes_about_pool(entry: ClassIndex) -> bool:
+    return _speaks_of_pool(entry) or entry.acquires or entry.releases
 
 
 def _inherit(entry: ClassIndex, base: ClassIndex) -> ClassIndex:
