@@ -33,14 +33,13 @@ class Cache:
     works like that too; whatever cannot be read back is a miss.
     """
 
+    remembers = True
+    """Whether it is worth saying what an answer depends on."""
+
     def __init__(self, directory: Path | None, arguments: object) -> None:
+        self.remembers = directory is not None
         self._folder = directory / fingerprint(arguments)[:16] if directory else None
         self.warning: str | None = None
-
-    @property
-    def remembers(self) -> bool:
-        """Whether it is worth saying what an answer depends on."""
-        return self._folder is not None
 
     def has(self, name: str) -> bool:
         """Whether there is any answer called `name`, so that asking for it is worth computing its key."""

@@ -105,10 +105,6 @@ class Remembered(Cache):
         """From now on nothing is stored on the disk: what is examined is not what the files say."""
         self._disk = None
 
-    @property
-    def remembers(self) -> bool:
-        return True
-
     def has(self, name: str) -> bool:
         return name in self._kept or self._reading.has(name)
 
