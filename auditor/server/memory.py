@@ -8,6 +8,7 @@ class Memory(Cache):
 
     def __init__(self, disk: Cache) -> None:
         super().__init__(None, None)
+        self.remembers = True
         self.disk = disk
         self.saved = True  # whether what is audited is what lies on disk
         self._answers: dict[str, tuple[str, object]] = {}
