@@ -115,6 +115,20 @@ def follow_acquire(
     return _follow(graph, effects, acquisition, site, lends, start, edges, shown)
 
 
+def follow_from(
+    graph: Graph,
+    effects: Effects,
+    acquisition: Acquisition,
+    site: int,
+    known: Knowledge,
+    nodes: list[int],
+    edges: frozenset[Edge],
+) -> Followed:
+    """From these nodes on, where the places of the acquisition have it in each turn of a loop."""
+    start = [(node, starting(acquisition), known) for node in nodes]
+    return _follow(graph, effects, acquisition, site, False, start, edges)
+
+
 def follow_given(
     graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
 ) -> Followed:

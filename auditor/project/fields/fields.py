@@ -46,6 +46,7 @@ from auditor.project.fields.moved_to import moved_to, put_over_there
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.parked import lost_in, parked_in
+from auditor.project.fields.part_forgotten import part_forgotten
 from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
@@ -118,6 +119,7 @@ class Fields(CountsAtEnds):
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
                 fields += tuple(self._lost_on_records(outcome)) if not fields else ()
                 fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
+                fields += tuple(self._part_forgotten(outcome))
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
                 found[id(outcome.call)] = fields
@@ -136,6 +138,10 @@ class Fields(CountsAtEnds):
         if (cls := outcome.function.cls) is not None:
             known = partial(self._known_releases, outcome)
             yield from left_by_an_end(outcome, list(self.family_of(cls)), self.project, known)
+
+    def _part_forgotten(self, outcome: Outcome) -> Iterator[StoredField]:
+        if (cls := outcome.function.cls) is not None and not outcome.acquisition.foreign:
+            yield from part_forgotten(outcome, self.wanted, list(self.family_of(cls)), self._asked_of)
 
     def _lost_on_records(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:

@@ -81,6 +81,7 @@ from auditor.project.fields.reckoning import (
     told_by_its_caller,
     turns_over,
 )
+from auditor.project.fields.refilled_in_a_loop import refilled_in_a_loop
 from auditor.project.fields.round_after_round import passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.fields.swapped_away import swapped_away
@@ -322,6 +323,8 @@ class Refilling(ForgottenFields):
         if self._ended_by_others(outcome, family, path):
             return None
         filling = self._filled_again(outcome, path) or self._pushed_on(outcome, path, family)
+        if filling is None and not outcome.acquisition.foreign:
+            filling = refilled_in_a_loop(outcome, path, family, self.effects_of)
         if filling is None:
             return None
         at = span_of(filling.method.module.path, filling.statement, filling.method.module.lines)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES, Followed
 from auditor.flow.held import Endings
-from auditor.flow.lease import Leak, Lease, Loss
+from auditor.flow.lease import EXCEPTIONAL, Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span, Step
@@ -39,6 +39,7 @@ from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.lost_to_the_first import lost_to_the_first
 from auditor.project.leases.not_granted import of_what_was_granted
+from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
@@ -108,6 +109,7 @@ class Follower(Afterwards):
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
         leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
         leaks += tuple(self._lost_besides(op, acquisition, endings))
+        leaks += tuple(self._lost_in_their_turns(node, acquisition, leaks))
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
@@ -132,6 +134,18 @@ class Follower(Afterwards):
         left = elsewhere or bool(refused) or not endings.released
         self._tell(outcome, node, op, followed, shown=not detached, left=left)
         return outcome
+
+    def _lost_in_their_turns(
+        self, node: int, acquisition: Acquisition, leaks: tuple[Leak, ...]
+    ) -> Iterator[Leak]:
+        if not all(leak.loss in EXCEPTIONAL for leak in leaks):
+            return
+        for followed in in_their_turns(
+            self.function, self.effects, acquisition, node, self.known, self.edges
+        ):
+            for leak in self.losses.leaks(node, followed):
+                if leak.loss not in EXCEPTIONAL:
+                    yield leak
 
     def _lost_besides(self, op: Call, acquisition: Acquisition, endings: Endings) -> Iterator[Leak]:
         """What no way through the function shows, for a list of leases, or a name, is followed as one."""

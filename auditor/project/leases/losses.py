@@ -154,6 +154,8 @@ class Losses:
             return self._guarded_since(onward, line) or self._for_what_is_read(onward)
         if holds and self._broadly(onward, line) and not self._for_the_acquire(acquired, onward):
             return True
+        if isinstance(acquired, Call) and self._for_the_others(acquired, station, onward):
+            return True
         return self._guarded_since(onward, line) or self._raised_for(op.at, onward)
 
     def _in_passing(self, op: Call, station: Station) -> bool:
@@ -173,6 +175,21 @@ class Losses:
         )
         named = filter(None, (caught_by(self.graph.ops[later.node].at) for later in onward))
         return any(word in caught.rpartition(".")[2].lower() for caught in named for word in asked)
+
+    def _for_the_others(self, acquired: Call, station: Station, onward: list[Station]) -> bool:
+        """A handler below the one for what the acquire itself raises, in a `try` that begins with it or for
+        work on the lease."""
+        raised = self.effects.raises(acquired.at)
+        for guard in (self.graph.ops[later.node].at for later in onward) if raised else ():
+            if isinstance(guard, ast.Try) and encloses(guard, self.span(acquired.at).line):
+                first = guard.body[0].lineno <= acquired.at.lineno <= (guard.body[0].end_lineno or 0)
+                there = {self.graph.ops[later.node].at for later in onward}
+                for number, handler in enumerate(guard.handlers):
+                    if handler in there:
+                        above = (caught_by(each) or "" for each in guard.handlers[:number])
+                        own = any(not raised.isdisjoint(re.findall(r"\w+", each)) for each in above)
+                        return own and (first or station.holds or station.uses)
+        return False
 
     def _raised_for(self, call: ast.Call, onward: list[Station]) -> bool:
         """The function that is called raises, in so many words, what the handler names."""
