@@ -94,6 +94,7 @@ SETS = (
     "grocers",
     "pilots",
     "auditors",
+    "colliers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -126,11 +126,26 @@ class ClassModel(BoundTypes):
             case ast.Call(func=func):
                 target = self.callee(function, func)
                 return self._promised(target) if isinstance(target, Function) else None
+            case ast.ListComp(elt=ast.Name(id=name), generators=[gone_over]):
+                return self._written_of_each(function, name, gone_over, "list[{}]")
+            case ast.DictComp(value=ast.Name(id=name), generators=[gone_over]):
+                return self._written_of_each(function, name, gone_over, "dict[str, {}]")
             case ast.ListComp(elt=made) | ast.List(elts=[made, *_]):
                 return self._written_around(function, made, "list[{}]")
             case ast.DictComp(value=made) | ast.Dict(values=[made, *_]):
                 return self._written_around(function, made, "dict[str, {}]")
         return None
+
+    def _written_of_each(
+        self, function: Function, name: str, gone_over: ast.comprehension, container: str
+    ) -> Written | None:
+        """`{shard.name: shard for shard in shards}` holds what `shards` does."""
+        if getattr(gone_over.target, "id", None) != name:
+            return None
+        each = annotations.element(self.written(function, gone_over.iter))
+        if each is None:
+            return None
+        return each[0], ast.parse(container.format(ast.unparse(each[1])), mode="eval").body
 
     def _written_around(self, function: Function, made: ast.expr, container: str) -> Written | None:
         """`[Pool(size) for size in sizes]` is a list of these pools."""

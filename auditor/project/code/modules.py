@@ -24,6 +24,9 @@ _NESTED = (ast.stmt, ast.excepthandler, ast.match_case)
 _SCOPES = frozenset((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
 
 
+DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
 @dataclass(slots=True, eq=False)
 class Function:
     """A def, a lambda's stand-in, or a module's own statements (`qualname` `<module>`)."""
@@ -115,6 +118,26 @@ class Function:
         if self._text is None:
             self._text = "\n".join(self.module.lines[self.node.lineno - 1 : self.node.end_lineno])
         return self._text
+
+    @property
+    def own_text(self) -> str:
+        """Its source lines; of a module without those of its functions and classes."""
+        if not isinstance(self.node, ast.Module):
+            return self.text
+        own = (each for each in self.node.body if not isinstance(each, DEFINING))
+        return "\n".join(
+            line for each in own for line in self.module.lines[each.lineno - 1 : each.end_lineno]
+        )
+
+    @property
+    def own_nodes(self) -> Iterator[ast.AST]:
+        """Its nodes; of a module without those of its functions and classes."""
+        if not isinstance(self.node, ast.Module):
+            yield from self.nodes
+            return
+        for each in self.node.body:
+            if not isinstance(each, DEFINING):
+                yield from walk(each)
 
     @property
     def is_method(self) -> bool:

@@ -29,7 +29,7 @@ def _are_in_one_loop(function: Function, one: ast.Call, other: ast.Call) -> bool
 def reads_beside(function: Function, calls: Sequence[ast.Call], field: str) -> bool:
     """Some way that comes by one of these calls reads such a field; what is told a call of another way,
     `self.drop(job)`, `continue`, and `self.run(job.row)` below, has nothing to do with it."""
-    reads = [n for n in function.nodes if isinstance(n, ast.Attribute) and n.attr == field]
+    reads = [n for n in function.own_nodes if isinstance(n, ast.Attribute) and n.attr == field]
     return any(
         isinstance(node.ctx, ast.Load)
         and not any(_is_told(each, node) and _lies_apart(function, each, calls) for each in function.calls)

@@ -20,7 +20,7 @@ class Elsewhere:
         self.project = project
         self._attributes = attributes
         self._by_attribute: dict[str, list[tuple[str, set[str]]]] | None = None
-        self._taken_out: dict[str, bool] = {}
+        self._taken_out: dict[tuple[str, str], bool] = {}
         self._owners: dict[str, set[tuple[str, str]]] = {}
 
     def releasing(self, cls: Class, attribute: str) -> Iterator[str]:
@@ -41,16 +41,18 @@ class Elsewhere:
         return len(self._owners.get(attribute, ())) <= 1
 
     def taken_out(self, path: Path) -> bool:
-        """Whether a function takes things out of a list so named of an object that is not its own."""
-        if len(path) < 3 or not path[2].startswith("["):
+        """Whether a function takes things out of a list so named of an object that is not its own; or of its
+        own, where it is another's list, `self.writer.queue`."""
+        at = next((number for number, piece in enumerate(path) if piece.startswith("[")), 0)
+        if at < 2:
             return False
-        attribute = path[1][1:]
-        if attribute not in self._taken_out:
-            taking = re.compile(rf"(?<!\bself)\.{attribute}\.(?:pop|popleft|popitem|get|get_nowait)\(")
-            self._taken_out[attribute] = any(
+        attribute, others = path[at - 1][1:], r"(?<!\bself)" if at == 2 else ""
+        if (attribute, others) not in self._taken_out:
+            taking = re.compile(rf"{others}\.{attribute}\.(?:pop|popleft|popitem|get|get_nowait)\(")
+            self._taken_out[attribute, others] = any(
                 attribute in each.text and taking.search(each.text) for each in self.project.parsed()
             )
-        return self._taken_out[attribute]
+        return self._taken_out[attribute, others]
 
     def of_its_own(self, path: Path) -> Iterator[str]:
         """Methods, of whatever class, that release a field so named, of a field, of their own object."""

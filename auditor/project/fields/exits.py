@@ -35,13 +35,14 @@ LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 def asks_other_things(
     method: Function, family: Sequence[Function], field: str, begun: ast.Call,
-    working: Set[Function] = frozenset(),
+    working: Set[Function] = frozenset(), borrowing: Set[str] = frozenset(),
 ) -> bool:  # fmt: skip
     """All its conditions read fields of its object that say nothing of this one: no method but the
     constructor decides them and has to do with this one as well, none is a promise to keep it, and none asks
     whether there is a pool at all. Where the method ends another field before it asks, which was filled with
     this one, there is something to end; then only marks that it leaves for its next call say otherwise.
-    `working` are methods that work with the lease and leave it where it is."""
+    `working` are methods that work with the lease and leave it where it is, `borrowing` those that only
+    borrow what they are told."""
     own = method.owner
     if own is None:
         return False
@@ -72,7 +73,7 @@ def asks_other_things(
         and all(asked)
         and not any(PROMISING & set(split(attr)) for attr in all_asked)
         and (decided.isdisjoint(all_asked) or (len(tests) == 1 and all_asked <= emptied))
-        and _has_one_end(method, own, field)
+        and _has_one_end(method, own, field, borrowing)
         and not any(_asks_others(test, method, own) for test in tests)
         and not any(asks_for(test, own, lender) for test in tests for lender in lenders)
     )
@@ -223,14 +224,17 @@ def _emptied(method: Function) -> Iterator[str]:
             yield field
 
 
-def _has_one_end(method: Function, own: str, field: str) -> bool:
+def _has_one_end(method: Function, own: str, field: str, borrowing: Set[str]) -> bool:
     """One call gives it back; where another is given it, that may keep it, `self.sink.take(self.buffer)`,
-    unless its own end comes next, or it says that it waits for it, `main.wait_stream(self.stream)`."""
+    unless its own end comes next, or it says that it waits for it, `main.wait_stream(self.stream)`, or is
+    known to borrow, `self._reduce(self.grad)`."""
     worked_with = {id(node) for node in _before_its_end(method, own, field)}
     given = (
         call
         for call in calls_with(method, field)
-        if id(call) not in worked_with and not WORKING.fullmatch(last_part(call.func))
+        if id(call) not in worked_with
+        and not WORKING.fullmatch(last_part(call.func))
+        and own_attribute(call.func, own) not in borrowing
     )
     ending = {ast.unparse(call.func) for call in given}
     ended = any(ends_itself(call, own, field) for call in method.calls)

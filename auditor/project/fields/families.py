@@ -28,6 +28,7 @@ from auditor.project.fields.exits_early import leaves_early
 from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
 from auditor.project.fields.measured_exits import measures_only
+from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.zero import passes_over_zero
@@ -67,7 +68,7 @@ class Families:
         for method in (each for each in family if each.qualname == name and each.parameters):
             if self._over_zero(outcome, method, path) is not None:
                 return True
-            if not _leaves(method) and not _ends_by_name(method):
+            if not (_leaves(method) or _ends_by_name(method) or in_turns(begun.name, method.name)):
                 continue
             if self._left_by_a_flag(outcome, method, path):
                 return True
@@ -92,8 +93,13 @@ class Families:
                 answer.sometimes
                 and (once or listed)
                 and asks_other_things(
-                    method, family, field, outcome.call, self._working(outcome, family, method, path)
-                )
+                    method,
+                    family,
+                    field,
+                    outcome.call,
+                    self._working(outcome, family, method, path),
+                    self._borrowing(outcome, family),
+                )  # fmt: skip
             ):
                 return True
         return False
@@ -108,6 +114,17 @@ class Families:
             for each in others
             if self._asked(outcome, each, path) == NOTHING_DONE
             and all(self.recogniser.calls.targets(each, c)[0] for c in calls_with(each, path[1][1:]))
+        }
+
+    def _borrowing(self, outcome: Outcome, family: list[Function]) -> set[str]:
+        """Methods that are told one thing, and leave it to whoever told it."""
+        told = ((each, each.parameters[1:]) for each in family if each.is_method)
+        protocol, value = outcome.acquisition.protocol, outcome.acquisition.value
+        return {
+            each.name
+            for each, parameters in told
+            if len(parameters) == 1
+            and self.summaries.answer(Question(each, (parameters[0],), value, protocol)) == NOTHING_DONE
         }
 
     def _ended_as_begun(self, outcome: Outcome, family: list[Function], method: Function, path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Flags that a method sets beside the lease which it puts into an entry."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 
 from auditor.project.code.bindings import assignments, told_by_position
@@ -12,9 +13,11 @@ from auditor.source.nodes import walk
 
 def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mapping[str, bool]:
     """`entry.owned = True`, `Entry(buffer, owned=True)`, and `Entry(buffer, owned)` where the buffer was
-    taken `if owned:`, or `if entry.owned:`."""
+    taken `if owned:`, or `if entry.owned:`; of `Saved(slab=slab)` that there is nothing in `inline`, if it
+    has nothing there by default and nobody puts anything there afterwards."""
     known = dict(_known_at(function, acquire))
-    flags = {name[1:]: says for name, says in known.items() if name.startswith(".")}
+    flags = dict.fromkeys(_left_empty(model, function, acquire), False)
+    flags |= {name[1:]: says for name, says in known.items() if name.startswith(".")}
     for field, value in (*_assigned(function), *_told(model, function)):
         match value:
             case ast.Constant(value=bool() as says):
@@ -22,6 +25,33 @@ def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mappi
             case ast.Name(id=name) if name in known:
                 flags[field] = known[name]
     return flags
+
+
+def _left_empty(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[str]:
+    """Fields of the record that is made around the lease."""
+    holders = {
+        target.id
+        for target, value in assignments(function)
+        if isinstance(target, ast.Name) and any(part is acquire for part in walk(value))
+    }
+    for made in function.calls:
+        given = [*made.args, *(keyword.value for keyword in made.keywords)]
+        holds = any(getattr(each, "id", "") in holders or each is acquire for each in given)
+        record = model.callee(function, made.func) if holds else None
+        if not isinstance(record, Class):
+            continue
+        told = {field_told(model, record, position)[1:] for position, _ in told_by_position(made)}
+        for field in _nothing_by_default(record):
+            if field not in told and not re.search(rf"\.{field}(?:: [^\n=]+)? = ", function.module.text):
+                yield field
+
+
+def _nothing_by_default(record: Class) -> Iterator[str]:
+    """`inline: bytes | None = None`"""
+    for node in record.node.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=field), value=ast.Constant(value=None | False)):
+                yield field
 
 
 def _assigned(function: Function) -> Iterator[tuple[str, ast.expr]]:

@@ -36,7 +36,7 @@ NAMES = re.compile(
 
 OWNERS = re.compile(
     r"(?:\w+_)?(?:tenant|node|peer|host|replica|adapter|lora|model|expert|tower|topic|template|schema|group|shard"
-    r"|partition|owner)(?:_i\w+)?"
+    r"|partition|owner|viewer|watcher|reader|consumer|subscriber|listener|observer|actor)(?:_i\w+)?"
 )
 """Parameters that name whom a lease is for: they outlive it, and come again for the next one."""
 

@@ -265,7 +265,7 @@ class Refilling(ForgottenFields):
             for caller in read[path].by_node.values():
                 calls_it = any(last_name(call) == method.name for call in caller.calls)
                 calls_it = calls_it and not passes_over_the_end(caller, method.name, ending)
-                if calls_it and caller is not method and (speaks(caller.text) or caller.name in INITIAL):
+                if calls_it and caller is not method and (speaks(caller.own_text) or caller.name in INITIAL):
                     return True
         return False
 

@@ -26,7 +26,7 @@ def sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
     ends = [call for call in caller.calls if last_name(call) in ending]
     reads = [
         node
-        for node in caller.nodes
+        for node in caller.own_nodes
         if isinstance(node, ast.Attribute) and node.attr == filling.field and isinstance(node.ctx, ast.Load)
     ]
     return (

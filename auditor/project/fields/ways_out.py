@@ -128,7 +128,12 @@ class WayOut:
     def is_for_others(self, flags: Mapping[str, bool]) -> bool:
         """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so."""
         assumed = (op for station in self.since if isinstance(op := self.ops[station.node], Assume))
-        asked = ((op.key.rpartition(".")[2], op.value) for op in assumed if op.kind in ("truth", "going"))
+        asked = [
+            (op.subject[-1][1:], not op.says_absent) if op.kind == "none" and op.subject else
+            (op.key.rpartition(".")[2], op.value)
+            for op in assumed
+            if op.kind in ("truth", "going", "none")
+        ]  # fmt: skip
         return any(flags.get(field, says) is not says for field, says in asked)
 
     def is_sure(self) -> bool:

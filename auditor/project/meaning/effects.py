@@ -20,7 +20,7 @@ from auditor.flow.spelled import SHARED_POSITION
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.kept_as_told import field_told, spellings
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.code.put_off import never_run
 from auditor.project.code.release_names import ENDING
 from auditor.project.code.started import as_a_task, started
@@ -40,6 +40,11 @@ from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
+
+COPYING = frozenset(
+    {"list", "tuple", "set", "frozenset", "dict", "bytes", "bytearray", "str", "float", "int"}
+)
+"""What classes derived from these make of one argument is a copy, if they have no `__init__`."""
 
 TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter",
                           "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
@@ -313,6 +318,8 @@ class FunctionEffects(OutsideEffects):
                     return self._kept(call, cls, path[1:], value, protocol)
             return answer.treatment if answer.fate is not Fate.BORROW else BORROWED
         model = self.recogniser.calls.model
+        if not rest and any(COPYING & set(map(last_part, each.node.bases)) for each in model.lineage(cls)):
+            return BORROWED  # `class Row(list)`: it has what is in the other one, and not the other one
         kept, *also = spellings(model, cls, (field_told(model, cls, position), *rest))
         if also:
             return Treatment(result=kept, moved_to=call.target + also[0])

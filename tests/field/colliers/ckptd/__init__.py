@@ -1,0 +1,1 @@
+"""Background checkpoint daemon: stage into pinned memory, write from a thread."""

@@ -1,0 +1,1 @@
+"""Host-to-device prefetch queue for tokenized shards."""
