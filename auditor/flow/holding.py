@@ -3,13 +3,15 @@
 from dataclasses import replace
 from functools import cached_property
 
-from auditor.flow.effects import Acquisition, Effects, Handle, Value
+from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Value
+from auditor.flow.field_names import names_of_fields
 from auditor.flow.held import NOWHERE, Endings, Held, Places
 from auditor.flow.indirect import AT, OVER, without_contents
 from auditor.flow.knowledge import EXTENDING, FILLING, Knowledge
 from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
 from auditor.flow.noted_and_ended import ended_behind
+from auditor.flow.operands import operands
 from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.rows import out_of_a_row, views
 from auditor.flow.transactions import stays_open
@@ -253,8 +255,31 @@ class Holding:
         """What lies under a number that had a name is no second name of it; `page = pages[pool.take()]` is
         the only one, the table itself none."""
         if before.kept:
-            return bool(without_contents(after.maybe))
+            return bool(without_contents(after.maybe) - self._fields_by_name)
         return any(place[-1] != AT or not place[-2].startswith("[") for place in after.maybe)
+
+    @cached_property
+    def _fields_by_name(self) -> frozenset[Path]:
+        """`target = lease.storage`, of a lease that is an object: whoever is told `target` has not the lease,
+        as if he were told `lease.storage`. Not what some call here ends."""
+        if self.acquisition.value is not Value.OBJECT:
+            return frozenset()
+        names = names_of_fields(self.graph.ops, self.parameters)
+        return frozenset(name for name in names if not self._is_ended(name))
+
+    def _is_ended(self, name: Path) -> bool:
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        given = (
+            (op, position)
+            for op in self.graph.ops
+            if isinstance(op, Call)
+            for position, operand in operands(op)
+            if operand[:1] == name
+        )
+        return any(
+            self.effects.treatment(op, position, (), value, protocol).fate in (Fate.RELEASE, Fate.TAKE)
+            for op, position in given
+        )
 
     def _lose(self, loss: Loss, node: int, held: Held) -> None:
         entry = (loss, node, held)

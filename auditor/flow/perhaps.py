@@ -104,7 +104,7 @@ class Perhaps(Amounts):
             value, protocol = self.acquisition.value, self.acquisition.protocol
             inside = rest[:-1] if lies_within(place) else rest
             treatment = self.effects.treatment(call, position, inside, value, protocol)
-            if lies_within(place) and treatment.fate is Fate.UNKNOWN:
+            if treatment.fate is Fate.UNKNOWN and (lies_within(place) or place in self._fields_by_name):
                 continue
             on = treatment.result in ((WITHIN,), (ANY_ITEM,))
             if place[-1] == WITHIN and (treatment.fate is Fate.RELEASE or on):

@@ -95,6 +95,7 @@ SETS = (
     "pilots",
     "auditors",
     "colliers",
+    "cobblers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -141,7 +141,8 @@ class Fields(CountsAtEnds):
 
     def _part_forgotten(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None and not outcome.acquisition.foreign:
-            yield from part_forgotten(outcome, self.wanted, list(self.family_of(cls)), self._asked_of)
+            family, ends = list(self.family_of(cls)), self._ends(outcome)
+            yield from part_forgotten(outcome, self.wanted, family, self._asked_of, ends)
 
     def _lost_on_records(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:
