@@ -29,9 +29,7 @@ def names_of_fields(ops: Sequence[Op], parameters: Set[str]) -> frozenset[Path]:
             for name, given in sources.items()
             if name not in others
             and any(_is_field(each) or each in known for each in given)
-            and all(
-                _is_field(each) or each in known | elements or each[0] in parameters for each in given
-            )
+            and all(_is_field(each) or each in known | elements or each[0] in parameters for each in given)
         }
         if more <= known:
             return frozenset(known)

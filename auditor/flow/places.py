@@ -20,9 +20,12 @@ METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size"
 
 DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".code", ".url", ".encoding",
                           ".mode", ".closed", ".msg", ".rowcount", ".lastrowid", ".description", ".arraysize",
-                          ".returncode", ".width", ".height", ".format"})  # fmt: skip
-"""Attributes of a file, a response, a cursor, a process or an image that tell about it: whoever has them has
-not the file."""
+                          ".returncode", ".width", ".height", ".format",
+                          ".rank", ".dim", ".pts", ".dts", ".score", ".scale", ".priority", ".capacity",
+                          ".length", ".timestamp", ".deadline", ".loss", ".num_tokens", ".n_tokens",
+                          ".valid"})  # fmt: skip
+"""Attributes of a file, a response, a cursor, a process, an image or a buffer that tell about it: whoever has
+them has not the file."""
 
 
 OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"put_back", "drop"}})

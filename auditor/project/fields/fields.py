@@ -43,6 +43,7 @@ from auditor.project.fields.in_records import Records
 from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.moved_to import moved_to, put_over_there
+from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.parked import lost_in, parked_in
@@ -284,6 +285,7 @@ class Fields(CountsAtEnds):
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         in_force = self._of_itself(cls, self._in_force(cls, released_by), partly)
         released_by = [name for name in in_force if name not in partly]
+        entered = function.name in ENTERS and bool(partly) and not released_by
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         if partly:
             released_by = without_refillers(released_by, family, function, outcome.call, attribute, ends)
@@ -298,6 +300,8 @@ class Fields(CountsAtEnds):
         if not escapes and self._ended_for_the_next(outcome, family, path, released_by):
             partly = partly or self._closed_without(outcome, family, path)
             released_by = [] if partly else released_by
+        if entered and EXITS & {name.rpartition(".")[2] for name in partly}:
+            released_by, escapes = [], False  # whatever else ends it, or takes it out, does so before
         op = function.graph.ops[node]
         at = (
             outcome.lease.span

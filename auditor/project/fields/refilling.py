@@ -58,7 +58,7 @@ from auditor.project.fields.known_keys import (
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
-from auditor.project.fields.names_of_refillers import EACH_STEP, PREPARING, in_turns
+from auditor.project.fields.names_of_refillers import EACH_STEP, PREPARING, follows_another, in_turns
 from auditor.project.fields.new_each_time import (
     is_another_one_each_time,
     is_of_another_now,
@@ -82,7 +82,7 @@ from auditor.project.fields.reckoning import (
     turns_over,
 )
 from auditor.project.fields.refilled_in_a_loop import refilled_in_a_loop
-from auditor.project.fields.round_after_round import passes_over_the_end
+from auditor.project.fields.round_after_round import only_fills_the_empty, passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.fields.swapped_away import swapped_away
 from auditor.project.meaning.sites import last_name
@@ -256,6 +256,7 @@ class Refilling(ForgottenFields):
         ending = {ender.name for ender in enders}
         looks = rf"\.{field}\b(?!\.(?!\w*(?:{ENDING.pattern}))\w+\()"
         speaks = re.compile(rf"{looks}|\.(?:{'|'.join(sorted(ending - {method.name}))})\(").search
+        again = follows_another(method.name, filling.key is not None)
         read = {module.path: module for module in self.project.parsed()}
         for path, text in self.project.mentioning(f"{method.name}("):
             if path not in read:
@@ -265,6 +266,7 @@ class Refilling(ForgottenFields):
             for caller in read[path].by_node.values():
                 calls_it = any(last_name(call) == method.name for call in caller.calls)
                 calls_it = calls_it and not passes_over_the_end(caller, method.name, ending)
+                calls_it = calls_it and not (again and only_fills_the_empty(caller, method.name, field))
                 if calls_it and caller is not method and (speaks(caller.own_text) or caller.name in INITIAL):
                     return True
         return False

@@ -91,3 +91,26 @@ def passes_over_the_end(caller: Function, name: str, ending: Set[str]) -> bool:
             passed = passed or (filled and goes_on and called.isdisjoint(ending))
             filled = filled or (isinstance(statement, ast.Expr) and name in called)
     return False
+
+
+def only_fills_the_empty(caller: Function, name: str, field: str) -> bool:
+    """`if self.slot is None: self.rearm()`, of what others ask to be armed again: that caller sees to the
+    first time, and to no other."""
+    reads = {
+        id(node)
+        for node in caller.own_nodes
+        if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
+    }
+    for node in caller.own_nodes:
+        if isinstance(node, ast.If) and any(
+            isinstance(part, ast.Call) and last_name(part) == name
+            for each in node.body
+            for part in walk(each)
+        ):
+            match node.test:
+                case (
+                    ast.Compare(left=asked, ops=[ast.Is()], comparators=[ast.Constant(value=None)])
+                    | ast.UnaryOp(op=ast.Not(), operand=asked)
+                ):
+                    reads.discard(id(asked))
+    return not reads
