@@ -6,7 +6,8 @@ from auditor.ir.ops import Constant, Move, Next, Op, Path, Unpack
 
 
 def names_of_fields(ops: Sequence[Op], parameters: Set[str]) -> frozenset[Path]:
-    """Names that mean nothing but a field of something, or, on other ways, a parameter, an element or a constant."""
+    """Names that mean nothing but a field of something, or, on other ways, a parameter, an element or a
+    constant."""
     sources: dict[Path, set[Path]] = {}
     others: set[Path | None] = set()
     elements: set[Path] = set()

@@ -99,7 +99,7 @@ class Families:
                     outcome.call,
                     self._working(outcome, family, method, path),
                     self._borrowing(outcome, family),
-                )  # fmt: skip
+                )
             ):
                 return True
         return False

@@ -102,11 +102,7 @@ def only_fills_the_empty(caller: Function, name: str, field: str) -> bool:
         if isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
     }
     for node in caller.own_nodes:
-        if isinstance(node, ast.If) and any(
-            isinstance(part, ast.Call) and last_name(part) == name
-            for each in node.body
-            for part in walk(each)
-        ):
+        if isinstance(node, ast.If) and name in _called_in(node.body):
             match node.test:
                 case (
                     ast.Compare(left=asked, ops=[ast.Is()], comparators=[ast.Constant(value=None)])
@@ -114,3 +110,7 @@ def only_fills_the_empty(caller: Function, name: str, field: str) -> bool:
                 ):
                     reads.discard(id(asked))
     return not reads
+
+
+def _called_in(body: Sequence[ast.stmt]) -> set[str]:
+    return {last_name(part) for each in body for part in walk(each) if isinstance(part, ast.Call)}

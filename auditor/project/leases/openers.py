@@ -41,7 +41,8 @@ def openers(
             closing = {method for method, answer in fates.items() if _closes(method, answer)}
             if closing:
                 by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
-                made = found.setdefault(cls, Opener(cls, set(), set(), set()))
+                made = found.setdefault(cls, Opener(cls, set(), set(), set(), outcome.unless))
+                made.unless &= outcome.unless
                 made.fields.add(field[0][1:])
                 made.closing |= closing
                 made.closing |= {each for each in fates if by_and_by and _takes_some(fates[each])}
@@ -56,13 +57,20 @@ def made_as(openers: Mapping[Class, Opener], model: ClassModel) -> set[str]:
 
 
 def _filled(outcome: Outcome) -> Iterator[Path]:
-    """Fields of the method's own object in which it leaves the lease, unless a parameter decides:
-    `Store(file)` may be given one."""
-    if not outcome.stored or outcome.unless or outcome.asked:
+    """Fields of the method's own object in which it leaves the lease, unless a parameter decides; but that
+    of `Store(file)`, which may be given one, where it is None by default."""
+    if not outcome.stored or not _is_for_who_brings_none(outcome):
         return
     for path in sorted({*(path for _, path in outcome.stored), *outcome.beside}):
         if path[2:3] in ((), ("[*]",)) and own_field(outcome.function, path):
             yield path[1:]
+
+
+def _is_for_who_brings_none(outcome: Outcome) -> bool:
+    if not (outcome.unless or outcome.asked):
+        return True
+    asked = {name.partition(" ")[0] for name, _ in outcome.asked}
+    return outcome.function.name == "__init__" and bool(outcome.unless) and asked <= outcome.unless
 
 
 def _filled_at_once(function: Function, field: str) -> bool:

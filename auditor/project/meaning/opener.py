@@ -22,18 +22,20 @@ LASTING = frozenset({"main", "_main", "<module>"})
 
 @dataclass(slots=True)
 class Opener:
-    """`opening` are the methods that fill a field, or call one that does; `closing` release it."""
+    """`opening` are the methods that fill a field, or call one that does; `closing` release it. `unless` are
+    parameters of `__init__`: whoever brings his own buffer has opened nothing."""
 
     cls: Class
     fields: set[str]
     opening: set[str]
     closing: set[Function]
+    unless: frozenset[str] = frozenset()
 
     def is_opened(self, function: Function, call: ast.Call, by: Function | None) -> bool:
         """By being made, or by the first call of a method of an object that this function made; who gives
         the field itself away may end that."""
         if by is None:
-            made_open = "__init__" in self.opening
+            made_open = "__init__" in self.opening and not self._is_brought(call)
             return made_open and not self._field_given(function, _attributes_of(function, call))
         if (
             "__init__" in self.opening
@@ -52,6 +54,16 @@ class Opener:
         opening = [node for node in used if node.attr in self.opening]
         first = min(opening, key=lambda node: (node.lineno, node.col_offset), default=None)
         return first is call.func and not self._field_given(function, used)
+
+    def _is_brought(self, call: ast.Call) -> bool:
+        """One of the parameters that decide is told, or may be."""
+        init = self.cls.methods.get("__init__")
+        if not self.unless or init is None:
+            return False
+        parameters = init.parameters[1 : len(call.args) + 1]
+        told = {*parameters, *(keyword.arg for keyword in call.keywords)}
+        starred = any(isinstance(each, ast.Starred) for each in call.args)
+        return starred or None in told or not self.unless.isdisjoint(told - {None})
 
     def _field_given(self, function: Function, used: Iterable[ast.Attribute]) -> bool:
         given = _given_away(function)
