@@ -260,8 +260,8 @@ class Holding:
 
     @cached_property
     def _fields_by_name(self) -> frozenset[Path]:
-        """`target = lease.storage`, of an object that a pool of the tree lends: whoever is told `target` has not
-        the lease, as if he were told `lease.storage`. Not what some call here ends."""
+        """`target = lease.storage`, of an object that a pool of the tree lends: whoever is told `target` has
+        not the lease, as if he were told `lease.storage`. Not what some call here ends."""
         if self.acquisition.value is not Value.OBJECT or self.acquisition.declared:
             return frozenset()
         names = names_of_fields(self.graph.ops, self.parameters)

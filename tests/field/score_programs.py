@@ -96,6 +96,7 @@ SETS = (
     "auditors",
     "colliers",
     "cobblers",
+    "fletchers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,4 @@
+from .engine import Engine
+from .request import Request, Status
+
+__all__ = ["Engine", "Request", "Status"]
