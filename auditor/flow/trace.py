@@ -58,10 +58,16 @@ def shortest_path(graph: Graph, solution: Solution[State], node: int, held: Stat
 
 
 def path_by_its_own_failure(
-    graph: Graph, solution: Solution[State], node: int, held: State
+    graph: Graph, solution: Solution[State], node: int, held: State, is_harmless: Callable[[ast.Call], bool]
 ) -> list[Station] | None:
-    """The shortest path on which nothing raises but what is done with the lease; None if there is none."""
-    origin, onward = _search(solution, (node, held), frozenset(), lambda at: _may_fail(graph, *at))
+    """The shortest path on which nothing raises but what is done with the lease, and may; None if there is
+    none."""
+
+    def may_raise(at: Point[State]) -> bool:
+        op = graph.ops[at[0]]
+        return _may_fail(graph, *at) and not (isinstance(op, Call) and is_harmless(op.at))
+
+    origin, onward = _search(solution, (node, held), frozenset(), may_raise)
     return _stations(graph, origin, onward) if origin is not None else None
 
 

@@ -35,6 +35,7 @@ from auditor.project.leases.filled_at_first import told_of_what_is_put_over
 from auditor.project.leases.gaps import told_of_gaps
 from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
+from auditor.project.leases.left_to_others import lost_by_who_has_it
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.openers import keep_lost, made_as, openers
 from auditor.project.leases.received import callers_of
@@ -312,7 +313,7 @@ class Analysis:
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
-        outcomes = told_of_what_is_put_over(outcomes)
+        outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self.relevant, decided)
@@ -341,6 +342,10 @@ class Analysis:
     def _follow_taking(self, function: Function, call: ast.Call, source: Source) -> None:
         self.recogniser.second_hand[call] = source
         self._follow(function, call, source)
+
+    def _left_to_others(self, outcome: Outcome) -> Outcome:
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        return lost_by_who_has_it(outcome, self.model, self.effects, ends)
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         unasked = self.never_ended.of(outcome)

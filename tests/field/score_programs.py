@@ -97,6 +97,7 @@ SETS = (
     "colliers",
     "cobblers",
     "fletchers",
+    "carvers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -32,6 +32,7 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.in_turns import ended_in_a_later_turn
+from auditor.project.leases.last_turn import is_of_the_last_turn
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.late_bound import late_bound
 from auditor.project.leases.left_out import lines_left_out
@@ -230,6 +231,8 @@ class Follower(Afterwards):
         """Without what is no loss of an amount, of numbers that are dealt out, or once a task is started."""
         takers = self.effects.recogniser.calls.targets(self.function, op.at)[0] if leaks else ()
         leaks = of_what_was_granted(self.function, op.at, takers, leaks)
+        if any(leak.loss is Loss.NEXT_TURN for leak in leaks) and is_of_the_last_turn(self.function, op.at):
+            leaks = tuple(leak for leak in leaks if leak.loss is not Loss.NEXT_TURN)
         if acquisition.value is Value.AMOUNT:
             return tuple(map(of_an_amount, leaks))
         if acquisition.value is Value.INDEX and (dealt := dealt_out(self.function, node, followed)):

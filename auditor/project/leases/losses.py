@@ -88,7 +88,8 @@ class Losses:
         path = shortest_path(self.graph, followed.solution, node, held)
         kind = self._kind(loss, path, site)
         if kind in UNWRITTEN and kind is not loss and loss not in IN_PASSING | {Loss.RAISE, Loss.DISCARDED}:
-            other = path_by_its_own_failure(self.graph, followed.solution, node, held)
+            harmless = self.effects.contains_failures
+            other = path_by_its_own_failure(self.graph, followed.solution, node, held, harmless)
             if other is not None and self._kind(loss, other, site) is loss:
                 return other, loss
         return path, kind
