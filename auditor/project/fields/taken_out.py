@@ -271,11 +271,14 @@ class TakenOut(InPart):
         self, outcome: Outcome, asked: Set[str], family: list[Function], method: Function
     ) -> bool:
         """Whoever sets what the way asks for gives things back, or is called by somebody who does; or the
-        answer is computed."""
+        answer is computed, and not by a pool, which says what room it has."""
+        pools, cls = self.recogniser.pools, method.cls
         names = {name[1:] for name in asked if name.startswith(".")}
+        if cls is not None:
+            names = {name for name in names if self.model.attribute_type(cls, name) not in pools}
         modules = {each.module.path: each.module for each in (method, *family)}
         others = [each for module in modules.values() for each in module.by_node.values()]
-        if any(each.is_method and each.name in names for each in others):
+        if any(each.is_method and each.name in names and each.cls not in pools for each in others):
             return True
         return any(
             self._releases(outcome, each) or not self._for_good(outcome, each)
@@ -299,7 +302,7 @@ def _only_of(call: ast.Call, fields: Set[str]) -> bool:
 
 def _changed(function: Function) -> Iterator[str]:
     """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
-    for node in function.nodes:
+    for node in function.own_nodes:
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 yield name

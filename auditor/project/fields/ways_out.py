@@ -113,14 +113,16 @@ class WayOut:
         return any(each.id in roots for each in named)
 
     def is_told_apart(self) -> bool:
-        """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease."""
+        """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease; `len(pages) > room`
+        says nothing of that."""
         names = {place[0] for place in self.held.places}
         tests = (op.at for station in self.since if isinstance(op := self.ops[station.node], Assume))
         asked = [
             each
             for test in tests
             for node in walk(test)
-            if isinstance(node, ast.Compare | ast.Call) and not _asks_for_none(node)
+            if isinstance(node, ast.Compare | ast.Call)
+            and not (_asks_for_none(node) or _measures(node, test))
             for each in ast.iter_child_nodes(node)
         ]
         return any(isinstance(each, ast.Name) and each.id in names for each in asked)
@@ -195,3 +197,12 @@ def _asks_for_none(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and any(
         isinstance(side, ast.Constant) and side.value is None for side in test.comparators
     )
+
+
+def _measures(node: ast.AST, test: ast.AST) -> bool:
+    """`len(pages)`, where that is not compared with a constant: of an empty one nothing is owed."""
+    constant = any(
+        isinstance(each, ast.Compare) and any(isinstance(side, ast.Constant) for side in each.comparators)
+        for each in walk(test)
+    )
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and not constant
