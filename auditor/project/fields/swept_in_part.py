@@ -4,6 +4,7 @@ otherwise: `for row, size in self.waiting: if size > 0: self.rows.put(row)`, and
 Entries are tuples, so that nobody has noted in them since that they went already."""
 
 import ast
+import re
 from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import own_attribute, suites_of
@@ -37,6 +38,10 @@ def swept_in_part(
                 yield from (each for each in suite[at + 1 :] if empties(each, method.owner or "", attribute))
 
 
+FAILED = re.compile(r"err|exc|fail|bad|broken|corrupt|lost|invalid|reset|abort|cancel")
+"""Words in the fields that say that the work with a lease went wrong."""
+
+
 def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function) -> bool:
     """Whether that is the end of a loop over tuples of which some are asked apart: which of these have a
     lease at all, their other parts may say, unless all come from the one store of the lease."""
@@ -45,6 +50,8 @@ def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function
         tests = [each.test for loop in loops for each in loop.body if isinstance(each, ast.If)]
         if all(isinstance(t, ast.Compare) and isinstance(t.ops[0], ast.In | ast.NotIn) for t in tests):
             return False  # by its name the caller says which
+        if any(_goes_on_by_a_failure(each) for loop in loops for each in loop.body):
+            return False
     asking = any(
         isinstance(loop.target, ast.Tuple)
         and own_attribute(loop.iter, method.owner or "") == attribute
@@ -53,6 +60,14 @@ def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function
     )
     writes = isinstance(taken, ast.Attribute) and own_attribute(taken, method.owner or "") == attribute
     return asking and (writes or getattr(getattr(taken, "func", None), "attr", "") == "clear")
+
+
+def _goes_on_by_a_failure(statement: ast.stmt) -> bool:
+    """`if event.error is not None: log(event.error); continue`: it has one like all others."""
+    match statement:
+        case ast.If(test=test, body=[*_, ast.Continue()]):
+            return any(isinstance(part, ast.Attribute) and FAILED.search(part.attr) for part in walk(test))
+    return False
 
 
 def _is_filled_once(cls: Class, attribute: str) -> bool:
