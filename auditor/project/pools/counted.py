@@ -11,7 +11,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import hands_out_what_ends, returns_itself, shared_key
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
 from auditor.project.pools.lent_kinds import value_of
-from auditor.project.pools.locks_within import lock_pairs
+from auditor.project.pools.locks_within import gates, lock_pairs
 from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
 from auditor.project.shapes.amounts import returns_the_amount
@@ -77,7 +77,7 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
         half = Half(begins, up, value=value_of(begins), by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down),))
     plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
-    for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain)):
+    for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain), *gates(plain)):
         marking = marking_half(begins, up, [ends])
         if marking is not None and returns_the_amount(begins):
             marking = Half(begins, up, value=Value.AMOUNT, echo=True)

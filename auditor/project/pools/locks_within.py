@@ -5,11 +5,13 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.bindings import given_to, own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.modules import Function, last_part
 
 TAKING = frozenset({"acquire", "lock", "wait"})
 LEAVING = frozenset({"release", "unlock", "signal"})
+WAITING = frozenset({"wait", "wait_for"})
+WAKING = frozenset({"notify", "notify_all"})
 _LOCKS = re.compile(r"(?:Lock|Semaphore|Mutex|Condition)\b")
 
 
@@ -31,6 +33,32 @@ def lock_pairs(methods: Sequence[Function]) -> Iterator[tuple[Function, Function
         for ends in leaving:
             if locks_through(begins, [ends]):
                 yield begins, ends
+
+
+def gates(methods: Sequence[Function]) -> Iterator[tuple[Function, Function]]:
+    """`write_lock()` waits until nobody writes and sets `self._writing`, `write_unlock()` takes that back and
+    wakes whoever waits."""
+    waiting = [each for each in methods if any(last_part(call.func) in WAITING for call in each.calls)]
+    waking = [each for each in methods if any(last_part(call.func) in WAKING for call in each.calls)]
+    for begins in waiting:
+        for ends in waking:
+            if ends is not begins and not set(_set_to(begins, True)).isdisjoint(_set_to(ends, False)):
+                yield begins, ends
+
+
+def _set_to(function: Function, truth: bool) -> Iterator[str]:
+    """Fields of its object that it asks for as well, if it sets them to True."""
+    for target, value in assignments(function):
+        field = own_attribute(target, function.owner or "")
+        if field is None or not (isinstance(value, ast.Constant) and value.value is truth):
+            continue
+        asked = any(
+            own_attribute(node, function.owner or "") == field and isinstance(node.ctx, ast.Load)
+            for node in function.nodes
+            if isinstance(node, ast.Attribute)
+        )
+        if asked or not truth:
+            yield field
 
 
 def _places(function: Function, ways: frozenset[str]) -> Iterator[str]:
