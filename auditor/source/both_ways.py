@@ -75,6 +75,8 @@ _OWNED = re.compile(
     rb"\.((?:\w+_)?(?:owner|holder|tenant|occupant|borrower|lessee|client|user|req(?:uest)?|rid|job|task))$"
 )
 _FLAG = re.compile(rb"\.((?:\w+_)?" + _SAYING + rb")$")
+_OWN = re.compile(rb"\.(\w+)$")
+_WAITED_FOR = re.compile(rb"(?:wait_for\(lambda: [^\n]*?|while )(?:not )?self\.(\w+)")
 _STATE = re.compile(
     rb"\.\w++ = (?:(?:\w+\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)"
     rb"|[\"'](?:idle|free|available|unused|vacant))\b"
@@ -145,7 +147,13 @@ def works_both_ways(text: Searched) -> bool:
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
         or _numbered(notes, data)
+        or (text.has(b"notify") and not _set_both_ways(data).isdisjoint(_WAITED_FOR.findall(data)))
     )
+
+
+def _set_both_ways(data: bytes) -> set[bytes]:
+    """`self.writing = True`, and `self.writing = False`."""
+    return set(ending_before(b" = True", _OWN, data)) & set(ending_before(b" = False", _OWN, data))
 
 
 def _numbered(notes: Notes, data: bytes) -> bool:

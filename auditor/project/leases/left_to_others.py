@@ -29,9 +29,7 @@ CALLED_WHEN_DONE = frozenset({"add_done_callback", "add_callback", "on_done", "t
 EffectsOf = Callable[[Function], Effects]
 
 
-def lost_by_who_has_it(
-    outcome: Outcome, model: ClassModel, effects_of: EffectsOf, ends: Set[str]
-) -> Outcome:
+def lost_by_who_has_it(outcome: Outcome, model: ClassModel, effects_of: EffectsOf, ends: Set[str]) -> Outcome:
     """With the way out of that function on which it keeps the lease, where it is told of nobody else."""
     lease, acquisition = outcome.lease, outcome.acquisition
     unlike = acquisition.handle is not Handle.RESULT or acquisition.declared
