@@ -325,7 +325,9 @@ class Ownership(Yielding):
         fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
         lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
-        listed = any(place[0] == RESULT[0] and ANY_ITEM in place for place in held.places)
+        listed = self.acquisition.handle is Handle.RECEIVER and any(
+            place[0] == RESULT[0] and ANY_ITEM in place for place in held.places
+        )
         tabled = self.acquisition.value is Value.INDEX and bool(
             elsewhere
         )  # written down, a number has been handed over
