@@ -21,7 +21,7 @@ METADATA = frozenset({".shape", ".dtype", ".device", ".ndim", ".layout", ".size"
 DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".code", ".url", ".encoding",
                           ".mode", ".closed", ".msg", ".rowcount", ".lastrowid", ".description", ".arraysize",
                           ".returncode", ".width", ".height", ".format",
-                          ".rank", ".dim", ".pts", ".dts", ".score", ".scale", ".priority", ".capacity",
+                          ".dim", ".pts", ".dts", ".score", ".scale", ".priority", ".capacity",
                           ".length", ".timestamp", ".deadline", ".loss", ".num_tokens", ".n_tokens",
                           ".valid"})  # fmt: skip
 """Attributes of a file, a response, a cursor, a process, an image or a buffer that tell about it: whoever has

@@ -78,7 +78,7 @@ KEPT = {
     "bakers": (228, 71, {"activation_offload.py:163"}),
     "grocers": (160, 46, set[str]()),
     "colliers": (210, 72, set[str]()),
-    "cobblers": (220, 77, set[str]()),
+    "cobblers": (220, 76, set[str]()),
     "fletchers": (215, 73, {"lora_slots.py:125", "radix_cache.py:135", "radix_cache.py:146"}),
     "carvers": (222, 74, {"bucket_reducer.py:174", "kv_blocks.py:95"}),
 }
