@@ -80,7 +80,7 @@ def _own(node: ast.Attribute, function: Function, model: ClassModel) -> Function
 
 def _told(method: Function, given: list[ast.expr], lies: dict[str, Path]) -> Iterator[tuple[Function, Path]]:
     for parameter, each in zip(method.parameters[1:], given, strict=False):
-        if isinstance(each, ast.Name) and each.id in lies and each.id != "self":
+        if isinstance(each, ast.Name) and each.id in lies:
             yield method, (parameter, *lies[each.id])
 
 

@@ -1,6 +1,7 @@
 """How a lease that was followed was lost: by which kind of way out, where, and the path that leads there."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -180,16 +181,16 @@ class Losses:
     def _for_the_others(self, acquired: Call, station: Station, onward: list[Station]) -> bool:
         """A handler below the one for what the acquire itself raises, in a `try` that begins with it or for
         work on the lease."""
-        raised = self.effects.raises(acquired.at)
-        for guard in (self.graph.ops[later.node].at for later in onward) if raised else ():
-            if isinstance(guard, ast.Try) and encloses(guard, self.span(acquired.at).line):
-                first = guard.body[0].lineno <= acquired.at.lineno <= (guard.body[0].end_lineno or 0)
-                there = {self.graph.ops[later.node].at for later in onward}
-                for number, handler in enumerate(guard.handlers):
-                    if handler in there:
-                        above = (caught_by(each) or "" for each in guard.handlers[:number])
-                        own = any(not raised.isdisjoint(re.findall(r"\w+", each)) for each in above)
-                        return own and (first or station.holds or station.uses)
+        raised, line = self.effects.raises(acquired.at), self.span(acquired.at).line
+        there = [self.graph.ops[later.node].at for later in onward] if raised else []
+        for guard in there:
+            if not isinstance(guard, ast.Try) or not encloses(guard, line):
+                continue
+            if any(handler in there for handler in guard.handlers):
+                first = guard.body[0].lineno <= line <= (guard.body[0].end_lineno or 0)
+                above = itertools.takewhile(lambda handler: handler not in there, guard.handlers)
+                own = any(not raised.isdisjoint(re.findall(r"\w+", caught_by(each) or "")) for each in above)
+                return own and (first or station.holds or station.uses)
         return False
 
     def _raised_for(self, call: ast.Call, onward: list[Station]) -> bool:
