@@ -82,6 +82,8 @@ def part(place: Path, operand: Path, acquisition: Acquisition) -> str | None:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
     if not DESCRIPTIONS.isdisjoint(rest) or rest[0] in acquisition.telling:
         return None
+    if value is Value.OBJECT and not acquisition.declared and sum(piece[0] == "." for piece in rest) > 1:
+        return None  # `lease.adapter.rank` is another object's
     numbers = value is Value.INDEX and rest[0].startswith(".") and NUMBERS.search(rest[0]) is not None
     return "same" if all(piece.startswith("[") for piece in rest[numbers:]) else "maybe"
 
