@@ -28,6 +28,10 @@ DESCRIPTIONS = frozenset({".headers", ".status", ".status_code", ".reason", ".co
 them has not the file."""
 
 
+FARTHER = frozenset({".rank", ".payload", ".body"})
+"""What lies two fields deep and is no number to find anything by: `lease.adapter.rank`, not
+`req.kv.pool_idx`."""
+
 OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"put_back", "drop"}})
 """Methods of a lease, or of what it lies in, that end it. No tensor has them: `stack.callback(lease.release)`
 says that what is called a tensor pool lends something else."""
@@ -82,8 +86,8 @@ def part(place: Path, operand: Path, acquisition: Acquisition) -> str | None:
         return "same" if all(piece.startswith("[") or piece in VIEWS for piece in rest) else None
     if not DESCRIPTIONS.isdisjoint(rest) or rest[0] in acquisition.telling:
         return None
-    if value is Value.OBJECT and not acquisition.declared and sum(piece[0] == "." for piece in rest) > 1:
-        return None  # `lease.adapter.rank` is another object's
+    if value is Value.OBJECT and not acquisition.declared and not FARTHER.isdisjoint(rest[1:]):
+        return None
     numbers = value is Value.INDEX and rest[0].startswith(".") and NUMBERS.search(rest[0]) is not None
     return "same" if all(piece.startswith("[") for piece in rest[numbers:]) else "maybe"
 
