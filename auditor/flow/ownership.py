@@ -324,9 +324,11 @@ class Ownership(Yielding):
         ]
         fields.sort(key=lambda place: (any("<" in piece for piece in place), len(place)))
         kept = next(iter(fields), None)
-        lent_out = any(place in self.acquisition.places and self._outlives(place) for place in held.places)
         listed = self.acquisition.handle is Handle.RECEIVER and any(
             place[0] == RESULT[0] and ANY_ITEM in place for place in held.places
+        )
+        lent_out = not listed and any(
+            place in self.acquisition.places and self._outlives(place) for place in held.places
         )
         tabled = self.acquisition.value is Value.INDEX and bool(
             elsewhere
@@ -334,7 +336,7 @@ class Ownership(Yielding):
         if (
             op.way is Way.RETURN
             and kept is None
-            and not (lent_out and not listed)
+            and not lent_out
             and not tabled
             and self._returned(node, held)
         ):

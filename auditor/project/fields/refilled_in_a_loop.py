@@ -3,9 +3,9 @@ there before is still there: `for each in adapters: self._begin(each)`, `if not 
 behind that `self._commit(each)`."""
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from auditor.flow.effects import Acquisition, Effects, Handle
+from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, follow_from, known_at_nodes
 from auditor.flow.held import Held
 from auditor.flow.knowledge import Knowledge
@@ -16,9 +16,8 @@ from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, fillings, looks_first
 from auditor.project.meaning.sites import site_nodes
+from auditor.project.meaning.summaries import EffectsOf
 from auditor.project.outcome import Outcome
-
-EffectsOf = Callable[[Function], Effects]
 
 
 def refilled_in_a_loop(

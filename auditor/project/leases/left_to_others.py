@@ -3,10 +3,10 @@
 `create_task(self._run(req))` with `req.permit`."""
 
 import ast
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
-from auditor.flow.effects import Acquisition, Effects, Handle
+from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import EDGES, follow_given
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lease import Leak, Loss
@@ -18,15 +18,14 @@ from auditor.model import Step
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function
-from auditor.project.code.started import TASKS
+from auditor.project.code.started import TASKS, WHEN_DONE
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.meaning.sites import last_name
+from auditor.project.meaning.summaries import EffectsOf
 from auditor.project.outcome import Outcome, loses_normally
 from auditor.source.nodes import walk
 
-CALLED_WHEN_DONE = frozenset({"add_done_callback", "add_callback", "on_done", "then", "on_complete"})
-
-EffectsOf = Callable[[Function], Effects]
+CALLED_WHEN_DONE = WHEN_DONE | {"add_callback", "on_done", "then", "on_complete"}
 
 
 def lost_by_who_has_it(outcome: Outcome, model: ClassModel, effects_of: EffectsOf, ends: Set[str]) -> Outcome:
