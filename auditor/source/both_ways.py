@@ -23,6 +23,7 @@ _DONE = re.compile(
         |["'](?:idle|free|available|unused|vacant)["'])
         |(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
     |(?P<cut>\[[:-])
+    |\[[\w.]++\ ?:[\w.+\ ]++\]\ =\ (?P<spanned>b["']\\x0|\[?(?:True|False|0|1)\b|bytes\()
     |\ =\ (?:(?P<joined>self\.\1\ \+\ |\[\*|\w++\ \+\ self\.\1|(?:torch|np|numpy)\.\w*(?:cat|append))
             |m(?:in|ax)\([^\n]*?self\.\1\ (?:(?P<plus>\+)|(?P<minus>-))
         |(?P<lit>self\.\1\ \|\ )|(?P<named>[a-z_]\w*+\n)))""",
@@ -31,13 +32,13 @@ _DONE = re.compile(
 """What follows the field, by the name of its group."""
 
 _PUT = ("put", "queued", "added", "extended")
-_ENTERED = ("entered", "linked")
+_ENTERED = ("entered", "linked", "spanned")
 _JOINED = ("extended", "more", "joined")
 _UNDONE = (
     (("taken", "first"), _PUT),
     (("got",), ("queued",)),
     (("first",), (*_ENTERED, "emptied")),
-    (("emptied",), _ENTERED),
+    (("emptied", "spanned"), _ENTERED),
     (("fewer", "less", "minus"), ("raised", "more", "plus")),
     (("fewer",), _ENTERED),
 )

@@ -98,6 +98,10 @@ SETS = (
     "cobblers",
     "fletchers",
     "carvers",
+    "dyers",
+    "brewers",
+    "smiths",
+    "spinners",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -93,8 +93,17 @@ def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> 
     targets, made, _ = recogniser.calls.targets(function, value)
     if made is not None:
         return not {"__del__", "__new__"} & made.methods.keys()
-    sources = [recogniser.wrappers.get(target) for target in targets]
-    return bool(sources) and all(source is not None and source.fresh for source in sources)
+    return bool(targets) and all(_makes(recogniser, target) for target in targets)
+
+
+def _makes(recogniser: Recogniser, target: Function) -> bool:
+    """It is known to, with a lease inside; or all that it returns it constructs right there, without one."""
+    if (source := recogniser.wrappers.get(target)) is not None:
+        return source.fresh
+    calls = [node.value for node in target.statements if isinstance(node, ast.Return) and node.value]
+    made = (recogniser.calls.targets(target, call)[1] for call in calls if isinstance(call, ast.Call))
+    ends = [not {"__del__", "__new__"} & cls.methods.keys() for cls in made if cls is not None]
+    return bool(ends) and len(ends) == len(calls) and all(ends)
 
 
 def _is_known_to_nobody(recogniser: Recogniser, function: Function, name: str) -> bool:

@@ -21,6 +21,7 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import shortest_path
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Leave, Path, Way
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 from auditor.project.meaning.needs import Question, needed
@@ -219,6 +220,15 @@ def _left_in_place(question: Question, followed: Followed) -> Iterator[tuple[int
                     yield node, held
 
 
+def _gives_up(question: Question) -> bool:
+    """`self.owned = False` before `return self.pages`: whoever gets them has them from now on."""
+    own = question.place[0]
+    return len(question.place) > 1 and any(
+        isinstance(value, ast.Constant) and value.value is False and own_attribute(target, own) is not None
+        for target, value in assignments(question.function)
+    )
+
+
 def _conclude(question: Question, followed: Followed) -> Answer:
     endings = followed.endings
     graph = question.function.graph
@@ -261,7 +271,8 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     dropped = any(not isinstance(graph.ops[node], Leave) for _, node, _ in endings.lost)
     beside = sorted(endings.beside, key=lambda each: (each[0], -len(each[1]), each[1]))
     again = {node: path[1:] for node, path in beside if path[0] == RESULT[0]}
-    if again and len(question.place) > 1 and question.place[1].startswith("["):
+    in_a_row = len(question.place) > 1 and question.place[1].startswith("[")
+    if again and (in_a_row or (same and _gives_up(question))):
         return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
     if again and same and question.place[1:] == ():
         handed = min(again.values(), key=len), again.keys() != endings.stored.keys()

@@ -33,6 +33,7 @@ from auditor.project.shapes.reference_counts import (
     counts_through,
     counts_what_it_returns,
     hands_out_a_key,
+    returns_the_same,
     returns_what_it_is_told,
 )
 from auditor.project.shapes.under_keys import answers_what_lies_there
@@ -168,7 +169,7 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
         return Half(function, name, Handle.RESULT, 0, value_of(function))
     if marks_argument:
         converts = bool(name.kind) and not counts_references(function)  # `pin_memory(tensor)`
-        echo = not converts and returns_what_it_is_told(function)
+        echo = returns_the_same(function) or (not converts and returns_what_it_is_told(function))
         by_key = echo and answers_what_lies_there(function) and shared_key(function, partners) == 0
         return Half(function, name, Handle.ARGUMENT, 0, _told_value(function), echo=echo, by_key=by_key)
     handle = Handle.NONE if _of_module(function) else Handle.RECEIVER

@@ -28,7 +28,7 @@ def unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
     own = work.method.owner or ""
     pairs = list(assignments(work.method))
     for target, value in pairs:
-        head = own_attribute(value, own)
+        head = own_attribute(_where(value), own)
         if head is None or not isinstance(target, ast.Name):
             continue
         names = work.derived({target.id}, frozenset())
@@ -40,6 +40,11 @@ def unlinked(work: FieldWork) -> Iterator[tuple[str, str]]:
         )
         if moved and any(mentions(each, names, frozenset()) for each in work.returned):
             yield head, target.id
+
+
+def _where(value: ast.expr) -> ast.expr:
+    """`self.head` of `self.chunks[self.head]`, of which the place stands in what lies there."""
+    return value.slice if isinstance(value, ast.Subscript) else value
 
 
 def _as_it_lies(follower: ast.expr) -> ast.expr:

@@ -136,7 +136,7 @@ def _measured(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Compare(left=left, comparators=comparators, ops=ops):
             if not any(isinstance(op, ast.In | ast.NotIn) for op in ops):
                 yield from (left, *comparators)
-        case ast.Slice() | ast.BinOp():
+        case ast.Slice() | ast.BinOp() | ast.JoinedStr():
             yield node
 
 

@@ -80,8 +80,14 @@ def marked_by(node: ast.AST) -> Iterator[Mark]:
 
 
 def is_nothing(value: ast.expr) -> bool:
-    """`None`, `False`, `0`, `-1`, `State.IDLE`"""
+    """`None`, `False`, `0`, `-1`, `State.IDLE`; `bytes(n)` and `[False] * n` of a stretch."""
     match value:
+        case ast.BinOp(left=ast.List(elts=[each]), op=ast.Mult()):
+            return is_nothing(each)
+        case ast.BinOp(left=ast.Constant(value=bytes() as each), op=ast.Mult()):
+            return not any(each)
+        case ast.Call(func=ast.Name(id="bytes")):
+            return True
         case ast.Attribute() | ast.Constant(value=str()) if (state := state_of(value)) is not None:
             return not state
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=1)):

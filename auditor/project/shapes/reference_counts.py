@@ -290,6 +290,15 @@ def returns_what_it_is_told(method: Function) -> bool:
     return bool(answers) and all(_is_told(value, told) for value in answers)
 
 
+def returns_the_same(method: Function) -> bool:
+    """`return node` of `lock_path(node)`, which is still the node that it was told of."""
+    told = own_parameters(method)[:1]
+    assigned = {target.id for target, _ in assignments(method) if isinstance(target, ast.Name)}
+    answers = [value for value in field_work(method).returned if not isinstance(value, ast.Constant)]
+    names = {value.id if isinstance(value, ast.Name) else "" for value in answers}
+    return names == {*told} and names.isdisjoint(assigned)
+
+
 def counts_references(method: Function) -> bool:
     """It raises a number of references of the first thing that it is told."""
     return bool(_counted_of_told(method, ast.Add))
