@@ -359,6 +359,7 @@ class Ownership(Yielding):
         """A lease that also lies in a table is the table's to count and the caller's to release."""
         results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
         each = self.acquisition.counts or self.acquisition.handle is Handle.ARGUMENT
+        each |= self.acquisition.handle is Handle.RECEIVER and not self.acquisition.declared
         counted = each and results == [(ANY_ITEM,)]  # each once for whoever gets the list
         if self.acquisition.keyed and not counted and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects

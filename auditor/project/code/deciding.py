@@ -5,21 +5,38 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Position
 from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.project.code.bindings import assignments
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.modules import Function
+from auditor.source.pool_use import parameters
 
 
-def decided_otherwise(target: Function, call: ast.Call, unless: frozenset[str], needed: Knowledge) -> bool:
+def decided_otherwise(
+    function: Function, target: Function, call: ast.Call, unless: frozenset[str], needed: Knowledge
+) -> bool:
     """A buffer is given to a method that takes one only `if out is None`, or a switch is set so that nothing
-    is taken."""
+    is taken. What the calling function need not be told, `out=None`, may be None."""
     passed = constants_passed(target, call, is_bound(target, call)) if needed else ()
     for name, value in passed:
         if (name, not value) in needed or (f"{name} is None", value is not None) in needed:
             return True
+    perhaps = set(_none_by_default(function))
     return any(
-        name in unless and not (isinstance(value, ast.Constant) and value.value is None)
+        name in unless
+        and not (isinstance(value, ast.Constant) and value.value is None)
+        and not (isinstance(value, ast.Name) and value.id in perhaps)
         for name, value in _arguments(target, call)
     )
+
+
+def _none_by_default(function: Function) -> Iterator[str]:
+    """Parameters of which None is the default, and which nobody gives another value."""
+    if not isinstance(function.node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    changed = {target.id for target, _ in assignments(function) if isinstance(target, ast.Name)}
+    for name, _, default in parameters(function.node):
+        if isinstance(default, ast.Constant) and default.value is None and name not in changed:
+            yield name
 
 
 def told_of_arguments(target: Function, call: ast.Call, needed: Knowledge) -> Knowledge:

@@ -28,7 +28,8 @@ def leaves_early(
     tests = [test for test in what_decides(method, own, field) if not is_of_the_exception(test, method)]
     asked = {name for test in tests for name in own_attributes(test, method, own)}
     words = {word for test in tests for node in walk(test) for word in split(_named(node))}
-    involved = [each for each in family if each.name != "__init__" and _speaks_of(each, field)]
+    others = [each for each in family if each is not begun and each.name != "__init__"]
+    involved = [each for each in others if _speaks_of(each, field)]
     decided = {own_attribute(to, each.owner or "") for each in involved for to, _ in assignments(each)}
     return bool(tests) and field not in asked and not PROMISING & words and decided.isdisjoint(asked)
 

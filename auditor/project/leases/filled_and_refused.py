@@ -2,7 +2,8 @@
 
 `req.slot = self.slots.take()`, then `return False` on one way and `self.running[req.rid] = req; return True`
 on another: what ends the leases of requests goes over `self.running`, and this one is not there. Where a
-caller has the request from a table or a list, that may be gone over, too, and nothing is said."""
+caller has the request from a table or a list, that may be gone over, too, and nothing is said; unless he ends
+those, and no others, that he was told yes about: `if self.admit(req): self.retire(req)`."""
 
 import ast
 from collections.abc import Iterator
@@ -31,15 +32,18 @@ def refused_with_it(
     ]
     entered = [node for node, held in ways if _is_entered(function, held)]
     answers = {_answer(function, node) for node in entered}
-    if not answers or not answers.isdisjoint({*NOTHING, ""}):
-        return []
+    calls = list(_calls(model, function))
+    if answers and answers.isdisjoint({*NOTHING, ""}):
+        unended = all(_is_new_there(*call) for call in calls)
+    else:
+        kept = {_answer(function, node) for node, _ in ways} - {*NOTHING, ""}
+        unended = bool(kept and calls) and all(_ends_those_alone(function, *call, ending) for call in calls)
     return [
         (node, held)
         for node, held in ways
-        if node not in entered and _answer(function, node) in NOTHING
+        if unended and node not in entered and _answer(function, node) in NOTHING
         if (place := _in_what_it_is_told(function, held)) is not None
-        if _is_ended_by_its_class(function, place[1][1:], ending)
-        if not _is_known(function, place[0]) and all(_is_new_there(*call) for call in _calls(model, function))
+        if _is_ended_by_its_class(function, place[1][1:], ending) and not _is_known(function, place[0])
     ]
 
 
@@ -67,15 +71,23 @@ def _in_what_it_is_told(function: Function, held: Held) -> Path | None:
 
 
 def _is_ended_by_its_class(function: Function, field: str, ending: frozenset[str]) -> bool:
+    return any(field in fields for fields in _ended_by_its_class(function, ending).values())
+
+
+def _ended_by_its_class(function: Function, ending: frozenset[str]) -> dict[str, set[str]]:
+    """Its other methods with the fields of what they are told, or find, that they end."""
     methods = function.cls.methods.values() if function.cls is not None else ()
-    return any(
-        isinstance(argument, ast.Attribute) and argument.attr == field
+    return {
+        method.name: {
+            argument.attr
+            for call in method.calls
+            if last_name(call) in ending
+            for argument in call.args
+            if isinstance(argument, ast.Attribute)
+        }
         for method in methods
         if method is not function
-        for call in method.calls
-        if last_name(call) in ending
-        for argument in call.args
-    )
+    }
 
 
 def _is_known(function: Function, name: str) -> bool:
@@ -110,6 +122,24 @@ def _is_new_there(caller: Function, call: ast.Call) -> bool:
         for each in told
     )
     return bool(told) and len(told) == len(call.args) and all(made) and not asks
+
+
+def _ends_those_alone(
+    function: Function, caller: Function, call: ast.Call, ending: frozenset[str]
+) -> bool:
+    """`if self.admit(req): self.run(req); self.retire(req)`, and nothing where the answer was no."""
+    told = [each.id for each in call.args if isinstance(each, ast.Name)]
+    enders = {name for name, fields in _ended_by_its_class(function, ending).items() if fields}
+    ends = [
+        each
+        for each in caller.calls
+        if last_name(each) in enders and [ast.unparse(given) for given in each.args] == told
+    ]
+    choices = (node for node in caller.statements if isinstance(node, ast.If) and node.test is call)
+    return bool(ends) and any(
+        not choice.orelse and {id(node) for each in choice.body for node in walk(each)} >= {*map(id, ends)}
+        for choice in choices
+    )
 
 
 def _is_class(made: ast.Call) -> bool:

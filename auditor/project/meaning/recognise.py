@@ -146,7 +146,7 @@ class Recogniser(Releases):
                 sure = len(targets) == 1 and not self.calls.guessed(function, call)
                 if not sure or not (found.helped or is_owed_here(function, target, call, found)):
                     continue
-            if found is not None and not decided_otherwise(target, call, found.unless, found.asked):
+            if found is not None and not decided_otherwise(function, target, call, found.unless, found.asked):
                 inner = found.origin == "discovered" and self._is_inner(function, target)
                 return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
         if constructed is not None:

@@ -17,7 +17,7 @@ from auditor.project.shapes.field_work import field_work
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-_ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray|bytearray)\b"
+_ARRAY = r"(?:(?:torch\.)?Tensor|(?:np|numpy)\.ndarray|bytearray|(?:array\.)?array)\b"
 _ONE = r"(?:int|float|bool|str|bytes)\b"
 _SEVERAL = r"(?:Optional\[)?(?:{0}|(?:[Dd]ict|[Ll]ist|[Ss]et|Sequence|deque)\[(?:{0}(?:, )?)+\])"
 PLAIN = re.compile(_SEVERAL.format(rf"(?:{_ONE}|{_ARRAY})"))
@@ -38,9 +38,15 @@ NO_NUMBER = re.compile(rf"(?:Optional\[)?(?:(?:float|bool)\b|{_ARRAY})")
 
 _MADE = re.compile(
     r"(?P<array>(?:torch|np|numpy)\.(?:empty|zeros|ones|full|arange|tensor|array|rand\w*)\()"
-    r"|(?:bytearray|bytes|int|float|str|bool|len|time\.(?:time|monotonic|perf_counter)(?:_ns)?)\("
+    r"|(?:(?:array\.)?array|bytearray|bytes|int|float|str|bool|len|time\.(?:time|monotonic|perf_counter)(?:_ns)?)\("
 )
 """Calls that make nothing which could hold the object."""
+
+FLOATS = re.compile(r"(?:Optional\[)?(?:[Ll]ist|Sequence)\[float\]")
+"""Annotations of what nobody finds anything by."""
+
+_MEASURING = frozenset({"sum", "len", "list", "tuple", "any", "all", "sorted", "enumerate"})
+"""Builtins that say something about what they are given."""
 
 SET_ALONE = re.compile(r"^[^=([\n]+=(?!=)", re.MULTILINE)
 """Left sides such as `point.x, point.y =`: there nothing is known by a field."""
@@ -71,12 +77,12 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     if not memory:
         told = SCALAR
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
-    if told is not NO_NUMBER and pair.owner is not None:
-        pool = pair.owner
+    if told is not NO_NUMBER and (pool := pair.owner) is not None:
         plain |= numbered_fields(cls, pool)
         return frozenset(f".{name}" for name in plain if not known_by(pool, name))
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
-    return frozenset(f".{name}" for name in plain if not _goes_by(books, name))
+    floats = {name for each in model.lineage(cls) for name in _plain_fields(each, FLOATS)}
+    return frozenset(f".{name}" for name in plain if name in floats or not _goes_by(books, name))
 
 
 def _without_relays(halves: list[Half]) -> list[Half]:
@@ -104,8 +110,11 @@ def _of_what_counts_itself(pair: Pair) -> frozenset[str]:
 
 
 def _goes_by(books: str, name: str) -> bool:
-    """`table[node.key]`, `free(node.key)`: not `min(node.rank, 4)` alone, but nobody asks which."""
-    return re.search(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books) is not None
+    """`table[node.key]`, `free(node.key)`: not `min(node.rank, 4)` alone, but nobody asks which; `sum(ws.rows)`
+    finds nobody."""
+    return any(
+        found[1] not in _MEASURING for found in re.finditer(rf"(\b\w+)?[\[(,]\s*\w+\.{name}\s*[\]),]", books)
+    )
 
 
 def _promised(function: Function) -> str:
@@ -186,7 +195,7 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     if made is None or plain is PLAIN:
         return made is not None
     if plain is NO_NUMBER:
-        return made["array"] is not None or made[0].startswith("bytearray")
+        return made["array"] is not None or made[0].startswith(("bytearray", "array"))
     return made["array"] is None and "byte" not in made[0]
 
 
