@@ -13,7 +13,7 @@ AGAIN = (
 """Done a second time."""
 
 CHANGING = (
-    r"rotate|roll(?:_?over)?(?!_?back)|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|defrag\w*|change|switch|redo"
+    r"seek|rotate|roll(?:_?over)?(?!_?back)|extend|widen|expand|grow|enlarge|shrink|compact|condense|heal|upgrade|defrag\w*|change|switch|redo"
     r"|fast_forward|override|overwrite|exchange|swap(?=_(?!in(?:_|$)|out(?:_|$)))"
 )
 """Done to what is there."""

@@ -1,6 +1,7 @@
 """A loop that calls a method which puts a lease into a field, and comes to the call again while what it put
 there before is still there: `for each in adapters: self._begin(each)`, `if not ok: continue`, and only
-behind that `self._commit(each)`."""
+behind that `self._commit(each)`; or a place in a table, where each turn tells the same key: `for name in
+names: self.fence("h2d")`."""
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +12,9 @@ from auditor.flow.held import Held
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import Graph, TooLarge
-from auditor.ir.ops import Edge, Path
+from auditor.ir.ops import ANY_ITEM, Edge, Path
 from auditor.project.code.bindings import own_attribute
+from auditor.project.code.calls import parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling, fillings, looks_first
 from auditor.project.meaning.sites import site_nodes
@@ -26,21 +28,31 @@ def refilled_in_a_loop(
     """The store, where a method of the class calls its own in such a loop, and no exception leads on."""
     filler, field = outcome.function, path[1][1:]
     stores = fillings(filler, path[0], field)
-    if len(path) != 2 or len(stores) != 1 or looks_first(stores[0], family):
+    if path[2:] not in ((), (ANY_ITEM,)) or len(stores) != 1 or looks_first(stores[0], family):
         return None
     for caller in family:
         for call in caller.calls if caller is not filler and caller.owner is not None else ():
-            if own_attribute(call.func, caller.owner or "") == filler.name and _comes_again(
-                caller, call, outcome.acquisition, field, effects_of
-            ):
+            asked = own_attribute(call.func, caller.owner or "") == filler.name
+            if not asked or (path[2:] and not _tells_one_key(stores[0], call)):
+                continue
+            if _comes_again(caller, call, outcome.acquisition, path, effects_of):
                 return stores[0]
     return None
 
 
+def _tells_one_key(filling: Filling, call: ast.Call) -> bool:
+    """`self.fence("h2d")`, which `self.fences[name]` is set under."""
+    key = filling.key.id if isinstance(filling.key, ast.Name) else ""
+    return any(
+        isinstance(given, ast.Constant) and parameter_for(filling.method, position, True) == key
+        for position, given in (*enumerate(call.args), *((each.arg or "", each.value) for each in call.keywords))
+    )
+
+
 def _comes_again(
-    caller: Function, call: ast.Call, acquisition: Acquisition, field: str, effects_of: EffectsOf
+    caller: Function, call: ast.Call, acquisition: Acquisition, path: Path, effects_of: EffectsOf
 ) -> bool:
-    place = (caller.owner or "", f".{field}")
+    place = (caller.owner or "", *path[1:])
     given = Acquisition(acquisition.protocol, Handle.RESULT, acquisition.value, (place,), "")
     try:
         graph: Graph = caller.graph

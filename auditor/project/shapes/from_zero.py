@@ -84,6 +84,13 @@ def _tables(begun: Sequence[FieldWork]) -> Iterator[str]:
                     yield from [name] if name else []
 
 
+def _is_bit(place: ast.expr, name: str) -> bool:
+    match place:
+        case ast.BinOp(left=ast.Constant(value=1), op=ast.LShift(), right=ast.Name(id=number)):
+            return number == name
+    return False
+
+
 class _Returned:
     """Follows what a method returns to where it takes that from."""
 
@@ -129,9 +136,9 @@ class _Returned:
                         yield value
 
     def _is_entered(self, work: FieldWork, name: str) -> bool:
-        """`self.used[number] = True`"""
+        """`self.used[number] = True`, `self.used |= 1 << number`"""
         own = work.method.owner or ""
-        return any(
+        return any(each.bit and each.on and _is_bit(each.place, name) for each in work.marked) or any(
             isinstance(target, ast.Subscript)
             and own_attribute(target.value, own) in self.tables
             and getattr(target.slice, "id", "") == name

@@ -18,7 +18,21 @@ REFERENCES = frozenset({"ref", "refs", "refcount", "refcnt", "references", "pins
 """Words in the names of counts of those who need an object."""
 
 USERS = frozenset(
-    {"uses", "users", "readers", "holders", "borrowers", "sharers", "rc", "count", "counts", "cnt"}
+    {
+        "uses",
+        "users",
+        "readers",
+        "holders",
+        "borrowers",
+        "sharers",
+        "share",
+        "shares",
+        "owners",
+        "rc",
+        "count",
+        "counts",
+        "cnt",
+    }  # fmt: skip
 )
 """The same of others, where the last to go is asked for: uses alone may be statistics."""
 
