@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from auditor.flow.follow import Followed
-from auditor.flow.held import Held
 from auditor.flow.lease import Loss, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import RESULT, Call, Leave, Move, Op, Path, Store
+from auditor.ir.ops import RESULT, Call, Path, Store
 from auditor.project.code.bindings import assignments, given_to_field, told_by_position
 from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
@@ -29,7 +28,7 @@ from auditor.project.fields.record_places import (
     takes_from,
     without_shown_records,
 )
-from auditor.project.fields.ways_out import SAYING, WayOut
+from auditor.project.fields.ways_out import SAYING, WayOut, goes_out_of_hand
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import split
@@ -328,20 +327,12 @@ def left_on(method: Function, followed: Followed, table: Path) -> Iterator[WayOu
         (node, held)
         for node in followed.endings.stored
         for held in followed.solution.states[node]
-        if _goes_out_of_hand(method, ops[node], held)
+        if goes_out_of_hand(method, ops[node], held)
     ]
     for node, held in ways:
         way = WayOut(method, followed, node, held, table)
         if way.taken is not None:
             yield way
-
-
-def _goes_out_of_hand(method: Function, op: Op, held: Held) -> bool:
-    """Only local names have it where the function is left, or where the only name means another record in the
-    next turn. What a comprehension called it, it has no more."""
-    names = {place[0] for place in held.places if "~" not in place[0]}
-    local = bool(names) and all(name.isidentifier() and name not in method.parameters for name in names)
-    return local and (isinstance(op, Leave) or (isinstance(op, Move) and {op.target[0]} == names))
 
 
 def _overwritten(method: Function, followed: Followed) -> Iterator[bool]:

@@ -43,9 +43,10 @@ def refilled_in_a_loop(
 def _tells_one_key(filling: Filling, call: ast.Call) -> bool:
     """`self.fence("h2d")`, which `self.fences[name]` is set under."""
     key = filling.key.id if isinstance(filling.key, ast.Name) else ""
+    told = [*enumerate(call.args), *((each.arg or "", each.value) for each in call.keywords)]
     return any(
         isinstance(given, ast.Constant) and parameter_for(filling.method, position, True) == key
-        for position, given in (*enumerate(call.args), *((each.arg or "", each.value) for each in call.keywords))
+        for position, given in told
     )
 
 

@@ -35,7 +35,7 @@ from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.swept_in_part import is_swept
 from auditor.project.fields.taken_again import Taking
-from auditor.project.fields.ways_out import TAKING, WayOut
+from auditor.project.fields.ways_out import TAKING, WayOut, goes_out_of_hand
 from auditor.project.fields.worked_with import works_with_its_entry
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
@@ -183,19 +183,24 @@ class TakenOut(InPart):
             return
         others = {(own, *each[1:]) for each in outcome.beside if each[:2] == path[:2]} - {(own, *whole[1:])}
         ways = [self._followed(method, each, outcome.acquisition) for each in sorted(others)]
-        if not followed.endings.released and not self._alone(outcome, method, path):
+        endings = followed.endings
+        shown = (
+            endings.released or endings.returned or any(each[0] == RESULT[0] for _, each in endings.beside)
+        )
+        if not shown and not self._alone(outcome, method, path):
             return
         if not followed.endings.released and any(way is None or way.endings.released for way in ways):
             return  # `[(work, buffer)]`: the buffer, which the work knows too
         for loss, node, held in followed.endings.lost:
             if loss is not Loss.RAISE:
                 yield WayOut(method, followed, node, held, (own, path[1]))
-        left = (node for node in followed.endings.stored if isinstance(method.graph.ops[node], Leave))
-        for node in left:
+        yields = any(isinstance(node, ast.Yield) for node in method.nodes)  # its caller gets it before that
+        for node in followed.endings.stored:
+            op = method.graph.ops[node]
             for held in followed.solution.states[node]:
-                if all(
-                    place[0] not in method.parameters and place[0][0] not in "@%" for place in held.places
-                ):
+                of_others = any(place[0] in method.parameters or place[0][0] in "@%" for place in held.places)
+                out_of_hand = not yields and goes_out_of_hand(method, op, held)
+                if not of_others and (isinstance(op, Leave) or out_of_hand):
                     yield WayOut(method, followed, node, held, (own, path[1]))
 
     def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:

@@ -1,14 +1,14 @@
 """One way on which a method loses an entry of a container: what took it out, what is asked, who has it."""
 
 import ast
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from auditor.flow.decisive import decisive
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Move, Next, Op, Path, Store
+from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
@@ -19,6 +19,10 @@ SAYING = frozenset({"print", "len", "bool", "repr", "str"})
 TAKING = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
 )
+
+
+ANSWERING = frozenset({"cancel", "set_result", "set_exception"})
+"""Methods of futures."""
 
 
 class WayOut:
@@ -96,7 +100,7 @@ class WayOut:
     def is_worked_with(self, telling: Set[str]) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
         made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
-        `pool.take(len(entry))`."""
+        `pool.take(len(entry))`, nor `entry.future.cancel()` where nobody waits to end anything then."""
         roots = {place[0] for place in self.held.places}
         calls = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
@@ -109,6 +113,8 @@ class WayOut:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SAYING
             for each in call.args
         }
+        if "add_done_callback" not in self.method.module.text:
+            only_tell |= set(_answered(nodes))
         named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
         return any(each.id in roots for each in named)
 
@@ -206,3 +212,20 @@ def _measures(node: ast.AST, test: ast.AST) -> bool:
         for each in walk(test)
     )
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and not constant
+
+
+def _answered(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """`entry` of `entry.future.cancel()`"""
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name() as entry), attr=method)):
+                if method in ANSWERING:
+                    yield id(entry)
+
+
+def goes_out_of_hand(method: Function, op: Op, held: Held) -> bool:
+    """Only local names have it where the function is left, or where the only name means another record in the
+    next turn. What a comprehension called it, it has no more."""
+    names = {place[0] for place in held.places if "~" not in place[0]}
+    local = bool(names) and all(name.isidentifier() and name not in method.parameters for name in names)
+    return local and (isinstance(op, Leave) or (isinstance(op, Move) and {op.target[0]} == names))

@@ -124,9 +124,7 @@ def _is_new_there(caller: Function, call: ast.Call) -> bool:
     return bool(told) and len(told) == len(call.args) and all(made) and not asks
 
 
-def _ends_those_alone(
-    function: Function, caller: Function, call: ast.Call, ending: frozenset[str]
-) -> bool:
+def _ends_those_alone(function: Function, caller: Function, call: ast.Call, ending: frozenset[str]) -> bool:
     """`if self.admit(req): self.run(req); self.retire(req)`, and nothing where the answer was no."""
     told = [each.id for each in call.args if isinstance(each, ast.Name)]
     enders = {name for name, fields in _ended_by_its_class(function, ending).items() if fields}

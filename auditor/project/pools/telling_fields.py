@@ -110,8 +110,8 @@ def _of_what_counts_itself(pair: Pair) -> frozenset[str]:
 
 
 def _goes_by(books: str, name: str) -> bool:
-    """`table[node.key]`, `free(node.key)`: not `min(node.rank, 4)` alone, but nobody asks which; `sum(ws.rows)`
-    finds nobody."""
+    """`table[node.key]`, `free(node.key)`: not `min(node.rank, 4)` alone, but nobody asks which, nor
+    `sum(ws.rows)`."""
     return any(
         found[1] not in _MEASURING for found in re.finditer(rf"(\b\w+)?[\[(,]\s*\w+\.{name}\s*[\]),]", books)
     )

@@ -32,7 +32,7 @@ USERS = frozenset(
         "count",
         "counts",
         "cnt",
-    }  # fmt: skip
+    }
 )
 """The same of others, where the last to go is asked for: uses alone may be statistics."""
 
