@@ -37,7 +37,7 @@ from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.left_to_others import lost_by_who_has_it
 from auditor.project.leases.never_ended import NeverEnded
-from auditor.project.leases.openers import keep_lost, made_as, openers
+from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
 from auditor.project.leases.shown_again import keep_what_is_shown
@@ -198,7 +198,10 @@ class Analysis:
         self.recogniser.contexts = lending
         self._wave(sorted(self.called.calling(self.project.sources, ENTERING)), words_of(lending))
         outcomes, pools = self.outcomes.values(), self.recogniser.pools
-        while (found := openers(outcomes, self.model, self.summaries, pools)) != self.recogniser.openers:
+        ending = self.recogniser.ending_names
+        while (
+            found := openers(outcomes, self.model, self.summaries, pools, ending)
+        ) != self.recogniser.openers:
             self.recogniser.add_openers(found)
             words = self._with_aliases(made_as(found, self.model))
             self._wave(sorted(self.called.calling(self.project.sources, words)), words)
@@ -310,6 +313,7 @@ class Analysis:
         keep_what_is_shown(self.recogniser, self.outcomes, self.received)
         asked = Fields(self.project, self.summaries, self.effects, self.recogniser)
         fields = asked.stored(self._in_order())
+        self.outcomes = without_kept(self.outcomes, fields)
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]

@@ -84,7 +84,9 @@ class Fields(CountsAtEnds):
         self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
-        """For each outcome (by id of its call) the fields of its own object that it was stored in."""
+        """For each outcome (by id of its call) the fields of its own object that it was stored in. Objects that
+        hold something open may be kept as long as their keeper: of them it is asked what is put over one."""
+        outcomes = list(outcomes)
         wanted = [lying_in_tables(outcome) for outcome in outcomes if not outcome.acquisition.opened]
         self.wanted = wanted
         self.takings = []
@@ -124,6 +126,10 @@ class Fields(CountsAtEnds):
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
                 found[id(outcome.call)] = fields
+        for outcome in outcomes:
+            over = tuple(self._over_another(outcome)) if outcome.acquisition.opened else ()
+            if over:
+                found[id(outcome.call)] = over
         records = Records(self.project, self.model, self.recogniser)
         for outcome, forgotten in records.forgotten(wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)

@@ -1,7 +1,7 @@
 """Finds the classes of the tree whose objects hold something open until they are told to close it."""
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle
@@ -13,6 +13,7 @@ from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Class, Function
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.forgetting import CLOSING
+from auditor.project.leases.kept_marks import kept_marks
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.opener import Opener, ends_with_the_process
 from auditor.project.meaning.summaries import Answer, Summaries
@@ -26,15 +27,25 @@ ENDS = frozenset({"aclose", "quit", "logout", "end", "drop", "leave"})
 
 
 def openers(
-    outcomes: Iterable[Outcome], model: ClassModel, summaries: Summaries, pools: Set[Class]
+    outcomes: Iterable[Outcome],
+    model: ClassModel,
+    summaries: Summaries,
+    pools: Set[Class],
+    ending: Callable[[str], Set[str]],
 ) -> dict[Class, Opener]:
-    """Found by what was stored: each class of the tree that opens something of a field's length of life."""
+    """Found by what was stored: each class of the tree that opens something of a field's length of life.
+    `ending` are the names of what ends a lease of a protocol."""
     found: dict[Class, Opener] = {}
     for outcome in outcomes:
         cls = outcome.function.cls
-        if cls is None or cls in pools or outcome.acquisition.handle is not Handle.RESULT:
+        if cls is None or cls in pools or _ends_itself(model, cls):
             continue
-        if _ends_itself(model, cls):
+        if outcome.acquisition.handle is not Handle.RESULT:
+            for field, method in kept_marks(outcome, ending(outcome.acquisition.protocol)):
+                if _is_an_end(method):
+                    made = found.setdefault(cls, Opener(cls, set(), {"__init__"}, set()))
+                    made.fields.add(field)
+                    made.closing.add(method)
             continue
         for field in _filled(outcome):
             fates = _fates(outcome, field, model, summaries)
@@ -96,8 +107,12 @@ def _fates(outcome: Outcome, field: Path, model: ClassModel, summaries: Summarie
 
 def _closes(method: Function, answer: Answer) -> bool:
     """It is called like an end, is told nothing, and releases the field."""
+    return _is_an_end(method) and answer.fate is Fate.RELEASE
+
+
+def _is_an_end(method: Function) -> bool:
     own_end = method.name in ENDS | LEASE_METHODS and needs_nothing(method)
-    return (own_end or CLOSING.fullmatch(method.name) is not None) and answer.fate is Fate.RELEASE
+    return own_end or CLOSING.fullmatch(method.name) is not None
 
 
 def _takes_some(answer: Answer) -> bool:
@@ -137,11 +152,21 @@ def _is_own(method: Function, call: ast.Call, name: str) -> bool:
 
 
 def keep_lost(outcomes: dict[int, Outcome]) -> None:
-    """Of such objects those are left that are lost with nothing raised: that whatever call fails closes the
-    client is seldom meant."""
+    """Of such objects those are left that are lost with nothing raised, that whatever call fails closes the
+    client is seldom meant; and for now those in fields, over which another may be put."""
     for key, outcome in list(outcomes.items()):
         if outcome.acquisition.opened:
             leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
             outcome.lease = replace(outcome.lease, leaks=leaks)
-            if not leaks or ends_with_the_process(outcome.function):
+            if not (leaks or outcome.stored) or ends_with_the_process(outcome.function):
                 del outcomes[key]
+
+
+def without_kept(outcomes: Mapping[int, Outcome], lost: Container[int]) -> dict[int, Outcome]:
+    """Without such objects that their keeper may keep as long as it lives. `lost` are the calls, by id, that
+    a field was filled by which loses what it holds."""
+    return {
+        key: each
+        for key, each in outcomes.items()
+        if not each.acquisition.opened or each.lease.leaks or id(each.call) in lost
+    }

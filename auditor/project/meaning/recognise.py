@@ -250,7 +250,7 @@ class Recogniser(Releases):
         if source is None:
             return None
         again = source.counts and source.handle is Handle.ARGUMENT and self._says_it_again(function, call)
-        if again and is_one_more(function, call.at, self.ending_names(source.protocol)):
+        if again and not source.by_key and is_one_more(function, call.at, self.ending_names(source.protocol)):
             source = replace(source, handle=Handle.RESULT, rest=())
         if source.value is Value.OBJECT and self._is_tensor(function, source, call):
             source = replace(source, value=Value.TENSOR)

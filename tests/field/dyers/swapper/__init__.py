@@ -1,0 +1,1 @@
+"""KV swap between device and host block spaces for preempted sequence groups."""

@@ -1,0 +1,1 @@
+"""Single-machine inference engine: block manager, requests, scheduler, step loop."""

@@ -1,0 +1,1 @@
+"""Prompt (prefix) cache: radix tree, sessions, persistence, front end."""

@@ -1,0 +1,1 @@
+"""Layer-by-layer offload of quantised weights through pinned staging memory."""

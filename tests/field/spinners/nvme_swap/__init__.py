@@ -1,0 +1,3 @@
+from .swapper import OptimizerSwapper, ParamSwapper
+
+__all__ = ["OptimizerSwapper", "ParamSwapper"]

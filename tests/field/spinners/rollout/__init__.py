@@ -1,0 +1,3 @@
+from .engine import RolloutEngine
+
+__all__ = ["RolloutEngine"]
