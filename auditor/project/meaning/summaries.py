@@ -58,12 +58,18 @@ class Answer:
     says: Knowledge = NONE_KNOWN  # of the result, where the lease was left as it was
     telling: bool = False  # what the result is elsewhere is something else
     kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
+    leaves: bool = False  # whoever gets the result has it, and the object it lay in no longer
 
     @property
     def treatment(self) -> Treatment:
         chosen = bool(self.decided_by)
         if self.fate is Fate.BORROW:
-            return Treatment(result=self.result, maybe=self.sometimes, split=self.sometimes and chosen)
+            return Treatment(
+                result=self.result,
+                maybe=self.sometimes,
+                split=self.sometimes and chosen,
+                leaves=self.leaves,
+            )
         return Treatment(self.fate, split=chosen, says=self.says)
 
 
@@ -221,11 +227,21 @@ def _left_in_place(question: Question, followed: Followed) -> Iterator[tuple[int
 
 
 def _gives_up(question: Question) -> bool:
-    """`self.owned = False` before `return self.pages`: whoever gets them has them from now on."""
-    own = question.place[0]
+    """`self.owned = False` before `return self.pages`: whoever gets them has them from now on, and
+    `if self.owned:` says so to the object's other methods."""
+    function, own = question.function, question.place[0]
+    lowered = {
+        field
+        for target, value in assignments(function)
+        if isinstance(value, ast.Constant) and value.value is False
+        if (field := own_attribute(target, own)) is not None
+    }
+    others = function.cls.methods.values() if function.cls is not None and lowered else ()
     return len(question.place) > 1 and any(
-        isinstance(value, ast.Constant) and value.value is False and own_attribute(target, own) is not None
-        for target, value in assignments(question.function)
+        isinstance(node, ast.If) and own_attribute(node.test, each.owner or "") in lowered
+        for each in others
+        if each is not function
+        for node in each.statements
     )
 
 
@@ -272,8 +288,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     beside = sorted(endings.beside, key=lambda each: (each[0], -len(each[1]), each[1]))
     again = {node: path[1:] for node, path in beside if path[0] == RESULT[0]}
     in_a_row = len(question.place) > 1 and question.place[1].startswith("[")
-    if again and (in_a_row or (same and _gives_up(question))):
-        return Answer(result=min(again.values()), sometimes=again.keys() != endings.stored.keys())
+    gives_up = bool(again) and same and _gives_up(question)
+    if again and (in_a_row or gives_up):
+        sometimes = again.keys() != endings.stored.keys()
+        return Answer(result=min(again.values()), sometimes=sometimes, leaves=gives_up and not sometimes)
     if again and same and question.place[1:] == ():
         handed = min(again.values(), key=len), again.keys() != endings.stored.keys()
         return Answer(
