@@ -84,8 +84,8 @@ class Fields(CountsAtEnds):
         self.begun: Set[tuple[Class | None, str]] = frozenset()  # fields that `__init__` puts a lease into
 
     def stored(self, outcomes: Iterable[Outcome]) -> dict[int, tuple[StoredField, ...]]:
-        """For each outcome (by id of its call) the fields of its own object that it was stored in. Objects that
-        hold something open may be kept as long as their keeper: of them it is asked what is put over one."""
+        """For each outcome (by id of its call) the fields of its own object that it was stored in. An object
+        that holds something open may be kept as long as its keeper: of it, what is put over it is asked."""
         outcomes = list(outcomes)
         wanted = [lying_in_tables(outcome) for outcome in outcomes if not outcome.acquisition.opened]
         self.wanted = wanted

@@ -8,10 +8,10 @@ nothing changes."""
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
-from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment
+from auditor.flow.effects import Acquisition, Effects, Fate, Handle, Treatment, Value
 from auditor.flow.follow import EDGES, Followed, follow_given
 from auditor.flow.held import Held
 from auditor.flow.indirect import AT
@@ -39,6 +39,9 @@ HAPPENED = re.compile(
     r"cancel|abort|fail|err|done|finish|complet|stop|clos|expire|skip|reject|drop|ok$|success|ready|valid|timed?_?out"
 )
 """Fields by which an object tells what became of it, rather than how it was set up."""
+
+_NO_WAY_BACK = re.compile(r"(?:Optional\[)?(?:bytes|float|bool|(?:[Ll]ist|Sequence)\[(?:float|bytes)\])\b")
+"""Annotations of what nobody gives an object back by."""
 
 PROCESS: Path = ("<process>",)
 """The place of what the whole process holds."""
@@ -136,8 +139,16 @@ class Summaries:
         except (TooLarge, TooManyStates, RecursionError):
             return NOT_TOLD
         answer = _conclude(question, followed)
+        if answer.fate is Fate.BORROW and question.value is Value.OBJECT and _answers_plainly(function):
+            answer = replace(answer, result=None, sometimes=False, leaves=False)
         noted = answer.stored and not followed.endings.taken and answer.result is None
         return NOTHING if noted and self._write_only.keeps(function, answer.stored) else answer
+
+
+def _answers_plainly(function: Function) -> bool:
+    """`def tensor(self, name) -> bytes:`"""
+    returns = getattr(function.node, "returns", None)
+    return returns is not None and _NO_WAY_BACK.match(ast.unparse(returns)) is not None
 
 
 def _callees_first(needs: dict[Question, list[Question]]) -> Iterable[Iterable[Question]]:

@@ -15,12 +15,12 @@ LOOKING_UP = frozenset({"pop", "get", "discard", "add", "remove", "setdefault"})
 
 
 def numbered_fields(cls: Class, pool: Class) -> frozenset[str]:
-    """What `__init__` keeps of what each call of the class in the pool gives it as a number."""
+    """What `__init__` keeps, or a dataclass does, of what each call of the class in the pool gives it as a
+    number, or as a row of them."""
     init = cls.methods.get("__init__")
-    if init is None:
-        return frozenset()
+    kept = list(_kept(init)) if init is not None else [(name, name) for name in _fields(cls)]
     made = [call for method in pool.methods.values() for call in _made(method, cls)]
-    parameters = init.parameters[1:]
+    parameters = init.parameters[1:] if init is not None else tuple(_fields(cls))
     told = {
         name: [_argument(call, position, name) for call, _ in made]
         for position, name in enumerate(parameters)
@@ -31,12 +31,22 @@ def numbered_fields(cls: Class, pool: Class) -> frozenset[str]:
         for name, given in told.items()
         if given and all(_is_number(each, names) for each, names in zip(given, counted, strict=True))
     }
-    return frozenset(
-        name
-        for target, value in assignments(init)
-        if isinstance(value, ast.Name) and value.id in numbers
-        if (name := own_attribute(target, init.owner or "")) is not None
-    )
+    return frozenset(field for field, parameter in kept if parameter in numbers)
+
+
+def _kept(init: Function) -> Iterator[tuple[str, str]]:
+    """Fields with the parameters that they are given."""
+    for target, value in assignments(init):
+        if isinstance(value, ast.Name) and (field := own_attribute(target, init.owner or "")) is not None:
+            yield field, value.id
+
+
+def _fields(cls: Class) -> Iterator[str]:
+    """Those that a dataclass declares."""
+    if any("dataclass" in ast.unparse(each) for each in cls.node.decorator_list):
+        for node in cls.node.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id
 
 
 def _made(method: Function, cls: Class) -> Iterator[tuple[ast.Call, Function]]:
@@ -69,6 +79,8 @@ def _is_number(value: ast.expr | None, counted: frozenset[str]) -> bool:
             return True
         case ast.Name(id=name):
             return name in counted
+        case ast.BinOp(left=ast.List(elts=[ast.Constant(value=float())]), op=ast.Mult()):
+            return True
         case ast.BinOp(left=left, right=right):
             return _is_number(left, counted) or _is_number(right, counted)
         case ast.Call(func=ast.Name(id="len")):
