@@ -64,6 +64,7 @@ SERVING = frozenset({"server", "make_server"})
 
 GIVING_BACK = PUTTING | {"finalize", "register", "closing_later", "addCleanup", "addfinalizer"}
 INTO_ORDER = frozenset({"heappush", "insort", "insort_left", "insort_right"})
+EXCHANGING = frozenset({"heappushpop", "heapreplace"})
 APPENDING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "push", "insert", "setdefault"})
 EXTENDING = frozenset({"extend", "extendleft", "update", "union"})
 WATCHER = re.compile(r"poll|selector|epoll|kqueue")
@@ -183,11 +184,13 @@ def made_anew(call: Call, position: Position, rest: Path) -> Treatment | None:
     return BORROWED if rest[0] in told else Treatment(result=rest)
 
 
-def heap(call: Call, position: Position, rest: Path) -> Treatment | None:
-    """`heappush(self.waiting, (due, lease))`, `heappop(self.waiting)`, `insort(slots, lease)`: the list."""
-    if not call.args or call.method not in ("heappop", *INTO_ORDER):
+def heap(call: Call, position: Position, rest: Path, *, answered: bool = False) -> Treatment | None:
+    """`heappush(self.waiting, (due, lease))`, `heappop(self.waiting)`, `insort(slots, lease)`: the list. So
+    has it what comes in by `last = heappushpop(heap, lease)`, where somebody asks for what is `answered`."""
+    entering = INTO_ORDER | EXCHANGING if answered else INTO_ORDER
+    if not call.args or call.method not in ("heappop", *entering):
         return None
-    if call.method in INTO_ORDER and position == 1:
+    if call.method in entering and position == 1:
         into = call.args[0][0]
         return TAKEN if is_temporary(into) else Treatment(moved_to=(*into, ANY_ITEM, *rest))
     if call.method == "heappop" and position == 0 and rest and rest[0].startswith("["):

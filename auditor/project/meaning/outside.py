@@ -17,6 +17,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
+from auditor.project.code.bindings import is_dropped
 from auditor.project.code.lookups import gives_a_key, looked_up_before
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
@@ -136,7 +137,7 @@ class OutsideEffects:
             return Treatment(leaves=True)  # numbers have no `clear()`: it is their list
         for found in (
             library.container_method(call, position, rest),
-            library.heap(call, position, rest),
+            library.heap(call, position, rest, answered=self._is_asked_for(call)),
             library.made_anew(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
             None if of_numbers(dotted) else library.stored_by_method(self._where_kept(call), position, rest),
@@ -193,6 +194,9 @@ class OutsideEffects:
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
+
+    def _is_asked_for(self, call: Call) -> bool:
+        return call.method in library.EXCHANGING and not is_dropped(self.function, call.at)
 
     def _copies_what_lies_there(self, call: Call, dotted: str | None, value: Value) -> bool:
         """`self.copy(old_block, new_block)`: its answer is no number, as that of `xp.copy(numbers)` is."""
