@@ -81,7 +81,7 @@ class Families:
                 return True
             if (
                 answer.sometimes
-                and len(path) == 2
+                and ANY_ITEM not in path
                 and leaves_early(method, begun, outcome.call, family, field)
             ):
                 return True

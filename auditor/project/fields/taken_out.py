@@ -66,7 +66,7 @@ class TakenOut(InPart):
             others = set()
         elif acquisition.keyed or others - {RESULT}:
             return
-        if path[2:3] != (ANY_ITEM,) or acquisition.foreign:
+        if path[2:3] != (ANY_ITEM,):
             return
         if others and not sees_to_its_records(self.recogniser, outcome):
             return

@@ -144,7 +144,12 @@ def _touched(node: ast.AST) -> list[ast.expr | None]:
     match node:
         case ast.Return(value=ast.Tuple(elts=values)):
             return list(values)
-        case ast.Attribute(value=value) | ast.Return(value=value) | ast.UnaryOp(op=ast.Not(), operand=value):
+        case (
+            ast.Attribute(value=value)
+            | ast.Return(value=value)
+            | ast.Yield(value=value)
+            | ast.UnaryOp(op=ast.Not(), operand=value)
+        ):
             return [value]
         case ast.Compare(left=value, comparators=[ast.Constant(value=None)]):
             return [value]

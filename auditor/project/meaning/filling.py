@@ -30,10 +30,10 @@ def is_owed_here(function: Function, target: Function, call: ast.Call, source: S
     return False
 
 
-def told_of(function: Function, path: Path, value: Value) -> tuple[Path, ...]:
+def told_of(function: Function, call: Call, path: Path, value: Value) -> tuple[Path, ...]:
     """`alloc([request])` fills the elements of the list it is given; of `take(4)` 4 are owed."""
     if not is_temporary(path):
-        return names_of_object(function, path)
+        return names_of_object(function, path, call.at if value is Value.AMOUNT else None)
     for op in function.graph.ops:
         if isinstance(op, Make) and op.target == path and op.items:
             return tuple(element for _, element in op.items)

@@ -177,6 +177,8 @@ class OutsideEffects:
             return BORROWED  # `output.copy(region)` reads the region
         if self._copies_what_lies_there(call, dotted, value):
             return BORROWED
+        if dotted is None and any(name == "out" for name, _ in call.kwargs):
+            return BORROWED  # `model.scale(raw, 0.5, out=scaled)` works with what it is given
         if call.method in LOOKING_UP and call.receiver is not None:
             return BORROWED  # `table.pop(key)`: what is looked up by it goes, it stays
         if call.method == "open" and call.receiver is None and value is Value.OBJECT:

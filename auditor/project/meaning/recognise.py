@@ -333,7 +333,7 @@ class Recogniser(Releases):
         path = given_as(self.calls.targets(function, call.at)[0], call, source.argument)
         if path is None:
             return (PROCESS,)
-        places = told_of(function, path, source.value)
+        places = told_of(function, call, path, source.value)
         return (*places, call.target) if self._says_it_again(function, call) else places
 
     def _says_it_again(self, function: Function, call: Call) -> bool:
