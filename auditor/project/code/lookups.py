@@ -69,3 +69,21 @@ def _stands_under(node: ast.AST, table: str) -> set[str]:
         case _:
             return set()
     return {key} if ast.dump(asked) == table else set()
+
+
+def strikes_off_another(function: Function, call: ast.Call) -> bool:
+    """`self.rows.get(key)` in a function with `del self.rows[oldest]`, or `self.rows.popitem()`."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    table, asked = ast.dump(call.func.value), list(map(ast.dump, call.args[:1]))
+    for node in function.nodes:
+        match node:
+            case ast.Delete(targets=[ast.Subscript(value=struck, slice=key)]):
+                keys = [ast.dump(key)]
+            case ast.Call(func=ast.Attribute(value=struck, attr="pop" | "popitem"), args=told):
+                keys = list(map(ast.dump, told[:1]))
+            case _:
+                continue
+        if ast.dump(struck) == table and keys != asked:
+            return True
+    return False

@@ -18,7 +18,7 @@ from auditor.flow.effects import (
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
 from auditor.project.code.bindings import is_dropped
-from auditor.project.code.lookups import gives_a_key, looked_up_before
+from auditor.project.code.lookups import gives_a_key, looked_up_before, strikes_off_another
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning import library
 from auditor.project.meaning.absorbed import is_absorbed
@@ -136,7 +136,7 @@ class OutsideEffects:
         if position == -1 and not rest and value is Value.INDEX and library.empties(call):
             return Treatment(leaves=True)  # numbers have no `clear()`: it is their list
         for found in (
-            library.container_method(call, position, rest),
+            self._of_container(call, position, rest),
             library.heap(call, position, rest, answered=self._is_asked_for(call)),
             library.made_anew(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
@@ -196,6 +196,13 @@ class OutsideEffects:
         if call.method in library.BORROWING or library.given_to_a_child(call, position):
             return BORROWED
         return self._unknown_function(call, dotted, position, rest, value)
+
+    def _of_container(self, call: Call, position: Position, rest: Path) -> Treatment | None:
+        """A lookup may find another entry, where the function strikes off by another key as well."""
+        found = library.container_method(call, position, rest)
+        if found is not None and call.method == "get" and rest[:1] == (ANY_ITEM,):
+            return replace(found, split=strikes_off_another(self.function, call.at))
+        return found
 
     def _is_asked_for(self, call: Call) -> bool:
         return call.method in library.EXCHANGING and not is_dropped(self.function, call.at)
