@@ -332,13 +332,20 @@ class Holding:
                 return held  # something that may be the same is kept elsewhere; its owner is known
             self.endings.unknown.add(node)
             return None
-        if target[0] in self.parameters or target[0][0] == "@":
+        if target[0] in self.parameters or target[0][0] == "@" or self._is_cleared(target):
             self.endings.written.add(node)
             return replace(
                 held, places=held.places | sure, kept=True
             )  # the same function may still give it back
         self.endings.stored.setdefault(node, min(sure))
         return None
+
+    def _is_cleared(self, target: Path) -> bool:
+        """`seq.pages.append(page)`, and `seq.pages.clear()` on another way."""
+        return any(
+            isinstance(op, Call) and op.method == "clear" and op.receiver == target[:-1]
+            for op in self.graph.ops
+        )
 
 
 def _made_for_caller(site: int, acquisition: Acquisition) -> bool:

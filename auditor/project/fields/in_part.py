@@ -124,7 +124,7 @@ class InPart(Families):
 
     def _are_lists(self, outcome: Outcome, whole: Path) -> bool:
         """The entries of the table: made of several leases, or what the pool hands out at once."""
-        if whole[2:] == (ANY_ITEM, ANY_ITEM) and lists_them(outcome.function):
+        if whole[2:4] == (ANY_ITEM, ANY_ITEM) and lists_them(outcome.function):
             return True
         lenders = self.recogniser.calls.targets(outcome.function, outcome.call)[0]
         return whole[2:3] == (ANY_ITEM,) and bool(lenders) and all(map(hands_out_things_in_a_list, lenders))

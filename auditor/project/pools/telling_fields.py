@@ -45,7 +45,7 @@ _MADE = re.compile(
 FLOATS = re.compile(r"(?:Optional\[)?(?:[Ll]ist|Sequence)\[float\]")
 """Annotations of what nobody finds anything by."""
 
-_MEASURING = frozenset({"sum", "len", "list", "tuple", "any", "all", "sorted", "enumerate"})
+_MEASURING = frozenset({"range", "sum", "len", "list", "tuple", "any", "all", "sorted", "enumerate"})
 """Builtins that say something about what they are given."""
 
 SET_ALONE = re.compile(r"^[^=([\n]+=(?!=)", re.MULTILINE)
@@ -60,7 +60,7 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     field. `memory`: arrays, too, though whoever has a view of one may keep the object alive."""
     halves = [each for each in pair.acquires if each.handle is Handle.RESULT and each.value in OBJECTS]
     if not halves:
-        return _of_what_counts_itself(pair)
+        return _of_what_is_counted(model, pair)
     halves = _without_relays(halves)
     lent = {lent_class(model, pair.owner, half.function) for half in halves}
     cls = lent.pop() if len(lent) == 1 else None
@@ -98,15 +98,31 @@ def _without_relays(halves: list[Half]) -> list[Half]:
     ] or halves
 
 
-def _of_what_counts_itself(pair: Pair) -> frozenset[str]:
-    """Of `def hold(self): self.holders += 1; return self` the class's own numbers, as far as no table goes by
-    them: whoever was told the `adapter.rank` cannot let the adapter go."""
-    cls = pair.owner
-    itself = pair.acquires and all(each.handle is Handle.RECEIVER and each.echo for each in pair.acquires)
-    if cls is None or not itself or any(each.handle is not Handle.RECEIVER for each in pair.releases):
+def _of_what_is_counted(model: ClassModel, pair: Pair) -> frozenset[str]:
+    """Of `def hold(self): self.holders += 1; return self` the class's own numbers, and of `lock_path(node:
+    Node)` those of a node, as far as no table goes by them: whoever was told the `adapter.rank` cannot let
+    the adapter go."""
+    marked = {_marked_class(model, half) for half in pair.acquires}
+    cls = marked.pop() if len(marked) == 1 else None
+    handles = {half.handle for half in (*pair.acquires, *pair.releases)}
+    if cls is None or len(handles) != 1:
         return frozenset()
     plain = {name for name in _plain_fields(cls, NUMBER) if KNOWN_BY.isdisjoint(split(name))}
     return frozenset(f".{name}" for name in plain if not _goes_by(cls.module.text, name))
+
+
+def _marked_class(model: ClassModel, half: Half) -> Class | None:
+    """The object's own, where it returns itself; that of what it is told, by its annotation."""
+    function = half.function
+    if half.handle is Handle.RECEIVER:
+        return function.cls if half.echo else None
+    arguments = getattr(function.node, "args", None)
+    if half.handle is not Handle.ARGUMENT or half.argument != 0 or arguments is None:
+        return None
+    told = arguments.args[function.is_method :][:1]
+    written = told[0].annotation if told else None
+    found = type_named(model.project, (function.module, written)) if written is not None else None
+    return found if isinstance(found, Class) else None
 
 
 def _goes_by(books: str, name: str) -> bool:
