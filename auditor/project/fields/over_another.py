@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from auditor.flow.effects import Fate, Handle, Value
+from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import StoredField
 from auditor.ir.ops import ANY_ITEM, RESULT
-from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.copied_on_write import put_in_its_place
 from auditor.project.fields.elsewhere import released_attributes
@@ -45,7 +44,6 @@ from auditor.project.fields.replacing import works_first
 from auditor.project.fields.seeing_to_it import sees_to_it
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
 from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its_tables
-from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
@@ -213,17 +211,6 @@ class OverAnother(Refilling):
         if field in released_attributes(function, of_others=False, known=known):
             return True
         return bool(known) and any(isinstance(n, ast.Constant) and n.value == field for n in function.nodes)
-
-    def _hands_to_an_end(self, outcome: Outcome, function: Function, call: ast.Call) -> bool:
-        """`self.unmatch(node)`, which gives back what it is told."""
-        acquisition = outcome.acquisition
-        questions = (
-            Question(target, (name,), acquisition.value, acquisition.protocol)
-            for target in self.recogniser.calls.targets(function, call)[0]
-            for position in range(len(call.args))
-            if (name := parameter_for(target, position, is_bound(target, call))) is not None
-        )
-        return any(self.summaries.answer(question).fate is Fate.RELEASE for question in questions)
 
     def _seen_to(self, filling: Filling, enders: Sequence[Function]) -> bool:
         """Some caller ends what is there, hands it on, or has made sure that there is none. Of files that

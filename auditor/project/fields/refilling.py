@@ -8,6 +8,8 @@ from auditor.flow.effects import Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
@@ -85,6 +87,7 @@ from auditor.project.fields.refilled_in_a_loop import refilled_in_a_loop
 from auditor.project.fields.round_after_round import only_fills_the_empty, passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.fields.swapped_away import swapped_away
+from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
@@ -322,7 +325,7 @@ class Refilling(ForgottenFields):
             yield from (drop for drop in drops if drop.at.line in lines)
 
     def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
-        if self._ended_by_others(outcome, family, path):
+        if self._ended_by_others(outcome, family, path) or self._exchanges(outcome, path[1][1:]):
             return None
         filling = self._filled_again(outcome, path) or self._pushed_on(outcome, path, family)
         if filling is None and not outcome.acquisition.foreign:
@@ -331,6 +334,22 @@ class Refilling(ForgottenFields):
             return None
         at = span_of(filling.method.module.path, filling.statement, filling.method.module.lines)
         return Leak(Loss.OVERWRITTEN, at, ast.unparse(filling.target), ())
+
+    def _hands_to_an_end(self, outcome: Outcome, function: Function, call: ast.Call) -> bool:
+        """`self.unmatch(node)`, which gives back what it is told."""
+        acquisition = outcome.acquisition
+        questions = (
+            Question(target, (name,), acquisition.value, acquisition.protocol)
+            for target in self.recogniser.calls.targets(function, call)[0]
+            for position in range(len(call.args))
+            if (name := parameter_for(target, position, is_bound(target, call))) is not None
+        )
+        return any(self.summaries.answer(question).fate is Fate.RELEASE for question in questions)
+
+    def _exchanges(self, outcome: Outcome, field: str) -> bool:
+        """`self.last = pool.resize(self.last, n)`, which gives back what it is told."""
+        told = (own_attribute(each, outcome.function.owner or "") for each in outcome.call.args)
+        return field in told and self._hands_to_an_end(outcome, outcome.function, outcome.call)
 
     def _ended_by_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
         function, attribute = outcome.function, path[1][1:]
