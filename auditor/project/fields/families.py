@@ -14,6 +14,7 @@ from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
+from auditor.project.fields.asked_differently import asks_another_setting
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
     ENTERS,
@@ -71,6 +72,8 @@ class Families:
             if not (_leaves(method) or _ends_by_name(method) or in_turns(begun.name, method.name)):
                 continue
             if self._left_by_a_flag(outcome, method, path):
+                return True
+            if len(path) == 2 and asks_another_setting(method, begun, outcome.call, family, field):
                 return True
             answer = self._asked(outcome, method, path)
             if answer.sometimes and self._ended_as_begun(outcome, family, method, path):

@@ -6,7 +6,7 @@ names: self.fence("h2d")`."""
 import ast
 from collections.abc import Iterable, Mapping, Sequence
 
-from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.effects import Acquisition, Handle, Position
 from auditor.flow.follow import EDGES, follow_from, known_at_nodes
 from auditor.flow.held import Held
 from auditor.flow.knowledge import Knowledge
@@ -43,7 +43,8 @@ def refilled_in_a_loop(
 def _tells_one_key(filling: Filling, call: ast.Call) -> bool:
     """`self.fence("h2d")`, which `self.fences[name]` is set under."""
     key = filling.key.id if isinstance(filling.key, ast.Name) else ""
-    told = [*enumerate(call.args), *((each.arg or "", each.value) for each in call.keywords)]
+    told: list[tuple[Position, ast.expr]] = list(enumerate(call.args))
+    told += [(each.arg or "", each.value) for each in call.keywords]
     return any(
         isinstance(given, ast.Constant) and parameter_for(filling.method, position, True) == key
         for position, given in told

@@ -41,10 +41,10 @@ def openers(
         if cls is None or cls in pools or _ends_itself(model, cls):
             continue
         if outcome.acquisition.handle is not Handle.RESULT:
-            for field, method in kept_marks(outcome, ending(outcome.acquisition.protocol)):
+            for kept, method in kept_marks(outcome, ending(outcome.acquisition.protocol)):
                 if _is_an_end(method):
                     made = found.setdefault(cls, Opener(cls, set(), {"__init__"}, set()))
-                    made.fields.add(field)
+                    made.fields.add(kept)
                     made.closing.add(method)
             continue
         for field in _filled(outcome):
