@@ -28,10 +28,17 @@ def leaves_early(
     tests = [test for test in what_decides(method, own, field) if not is_of_the_exception(test, method)]
     asked = {name for test in tests for name in own_attributes(test, method, own)}
     words = {word for test in tests for node in walk(test) for word in split(_named(node))}
-    others = [each for each in family if each is not begun and each.name != "__init__"]
+    others = [each for each in family if each.name != "__init__"]
+    if not _tells_of_itself(begun):  # it takes one each time, whatever else it sets
+        others.remove(begun)
     involved = [each for each in others if _speaks_of(each, field)]
     decided = {own_attribute(to, each.owner or "") for each in involved for to, _ in assignments(each)}
     return bool(tests) and field not in asked and not PROMISING & words and decided.isdisjoint(asked)
+
+
+def _tells_of_itself(begun: Function) -> bool:
+    """`self.other.note(self)`: who is told may end what lies there."""
+    return any(getattr(each, "id", None) == begun.owner for call in begun.calls for each in call.args)
 
 
 def _is_under_a_test(begun: Function, call: ast.Call) -> bool:

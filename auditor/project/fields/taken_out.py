@@ -81,6 +81,7 @@ class TakenOut(InPart):
         for way in self._ways(outcome, method, path):
             if (
                 way.taken is None
+                or (acquisition.foreign and getattr(getattr(way.taken, "func", None), "attr", "") == "clear")
                 or way.is_told_apart()
                 or is_swept(method, path[1][1:], way.taken, outcome.function)
             ):

@@ -305,12 +305,13 @@ def returns_what_it_is_told(method: Function) -> bool:
 
 
 def returns_the_same(method: Function) -> bool:
-    """`return node` of `lock_path(node)`, which is still the node that it was told of."""
+    """`return node` of `lock_path(node)`, which counts, and is still told of that node."""
+    counts = any(isinstance(node, ast.AugAssign) for node in method.statements)
     told = own_parameters(method)[:1]
     assigned = {target.id for target, _ in assignments(method) if isinstance(target, ast.Name)}
     answers = [value for value in field_work(method).returned if not isinstance(value, ast.Constant)]
     names = {value.id if isinstance(value, ast.Name) else "" for value in answers}
-    return names == {*told} and names.isdisjoint(assigned)
+    return counts and names == {*told} and names.isdisjoint(assigned)
 
 
 def counts_references(method: Function) -> bool:
