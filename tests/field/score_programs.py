@@ -102,6 +102,7 @@ SETS = (
     "brewers",
     "smiths",
     "spinners",
+    "sawyers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

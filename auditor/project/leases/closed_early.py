@@ -88,7 +88,7 @@ def _lent_until_asked_again(outcome: Outcome) -> list[ast.Yield]:
     found = [
         node
         for node in function.nodes
-        if isinstance(node, ast.Yield) and getattr(node.value, "id", "") == lease.holder
+        if isinstance(node, ast.Yield) and _holder_of(node.value) == lease.holder
     ]
     guarded = {
         id(inner)
@@ -98,6 +98,13 @@ def _lent_until_asked_again(outcome: Outcome) -> list[ast.Yield]:
     }
     behind = all(end.line > each.lineno for end in lease.releases for each in found)
     return found if behind and guarded.isdisjoint(map(id, found)) else []
+
+
+def _holder_of(value: ast.expr | None) -> str:
+    """`slot` of `yield slot`, and of `yield slot.store(data)`, which shows it."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return value.id if isinstance(value, ast.Name) else ""
 
 
 def _ends_itself(consumer: Function, outcome: Outcome) -> bool:

@@ -31,6 +31,7 @@ from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
+from auditor.project.leases.given_back_in_part import given_back_in_part
 from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.last_turn import is_of_the_last_turn
 from auditor.project.leases.last_words import LAST_WORDS
@@ -155,6 +156,7 @@ class Follower(Afterwards):
         lost: list[tuple[Loss, ast.AST]] = []
         if endings.released:
             lost += [(Loss.RETURN, at) for at in stopped_early(self.function, op.at, ends)]
+            lost += [(Loss.RETURN, at) for at in given_back_in_part(self.function, op.at, ends)]
         if acquisition.handle is Handle.RESULT and "setdefault(" in text:
             lost += [(Loss.RETURN, at) for at in lost_to_the_first(self.function, op.at)]
         if acquisition.handle is Handle.RESULT and "lambda" in text:

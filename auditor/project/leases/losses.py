@@ -150,10 +150,13 @@ class Losses:
         holds = station.holds or (declared and station.uses)
         if self.effects.acquisition(op) is not None:
             return True
+        opened = acquisition is not None and OPENED.search(acquisition.text) is not None
         if op.method in SETTING or self.effects.contains_failures(op.at):
             return False
-        if op.method in READING and acquisition is not None and OPENED.search(acquisition.text):
+        if op.method in READING and opened:
             return self._guarded_since(onward, line) or self._for_what_is_read(onward)
+        if holds and opened and self._for_what_is_read(onward):
+            return True
         if holds and self._broadly(onward, line) and not self._for_the_acquire(acquired, onward):
             return True
         if isinstance(acquired, Call) and self._for_the_others(acquired, station, onward):

@@ -116,8 +116,8 @@ def _is_a_way_of(one: Function, other: Function) -> bool:
 
 
 def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) -> bool:
-    """`self.lock(node)`, and `return Match(node, slots)`: a user of its own class's half, who owes what he
-    has locked to his caller, and that is a field of the match."""
+    """`self.lock(node)`, and `return Match(node, slots)`, or `return node, depth`: a user of its own class's
+    half, who owes what he has locked to his caller, and that is a field of the match."""
     names = {half.name for half in known if half.cls is method.cls}
     locked = {
         given.id
@@ -128,11 +128,18 @@ def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) 
     }
     made = (node.value for node in method.statements if isinstance(node, ast.Return) and locked)
     return any(
-        isinstance(call, ast.Call)
-        and isinstance(model.callee(method, call.func), Class)
-        and any(isinstance(given, ast.Name) and given.id in locked for given in call.args)
-        for call in made
+        any(isinstance(given, ast.Name) and given.id in locked for given in _parts(model, method, value))
+        for value in made
     )
+
+
+def _parts(model: ClassModel, method: Function, value: ast.expr | None) -> list[ast.expr]:
+    match value:
+        case ast.Tuple(elts=parts):
+            return parts
+        case ast.Call(func=func, args=args) if isinstance(model.callee(method, func), Class):
+            return args
+    return []
 
 
 def _belong_together(model: ClassModel, begins: Function, ends: Function) -> bool:
