@@ -323,7 +323,7 @@ def _behaving(
                 or not (is_store(function, name, other) or passes_on(function, name, its))
             )
         ]
-        if not (function.is_method or function.of_first):  # they share no object: only names tie them
+        if not function.is_method:  # functions of a module share no object: only names tie them together
             partners = [(other, its) for other, its in partners if name.affix & its.affix]
         half = acquiring_half(function, name, [other for other, _ in partners]) if partners else None
         if half is not None:
