@@ -103,6 +103,7 @@ SETS = (
     "smiths",
     "spinners",
     "sawyers",
+    "tilers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

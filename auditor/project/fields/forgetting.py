@@ -11,6 +11,7 @@ from auditor.project.code.bindings import (
     gone_through,
     own_attribute,
 )
+from auditor.project.code.calls import accepts
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
@@ -92,6 +93,10 @@ def _takes_out(method: Function, attribute: str) -> bool:
     )
 
 
+LOCK = re.compile(r"lock|mutex|gate|sem(?:aphore)?\b|latch|cond|(?:^|_)cv$")
+"""Names of what holds nothing but its own state."""
+
+
 def releases_others_only(method: Function, attribute: str, looped: bool = False) -> bool:
     return all_from_others(filter(looks_releasing, method.calls), method, attribute, looped)
 
@@ -104,8 +109,11 @@ def all_from_others(
 
 def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool) -> bool:
     """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field. Nor
-    is `for slot in self.running.pop(key):`, if loops are asked."""
+    is `for slot in self.running.pop(key):`, if loops are asked, nor `self.gate.release()` of a lock."""
     own = method.owner
+    if not call.args and isinstance(call.func, ast.Attribute):
+        held = own_attribute(call.func.value, own or "")
+        return held is not None and held != attribute and LOCK.search(held) is not None
     for argument in call.args:
         given = list(given_to(method, argument.id)) if isinstance(argument, ast.Name) else [argument]
         given += gone_through(method, argument.id) if looped and isinstance(argument, ast.Name) else []
@@ -152,7 +160,10 @@ def for_good(
     """Nobody who gives things back calls the method to strike them off a table afterwards."""
     name = method.name
     return not any(
-        last_name(call) == name and not _is_of_an_entry(method, function, call) and gives_back(function)
+        last_name(call) == name
+        and accepts(method, call)
+        and not _is_of_an_entry(method, function, call)
+        and gives_back(function)
         for module in project.parsed()
         if f"{name}(" in module.text
         for function in module.by_node.values()

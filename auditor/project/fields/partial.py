@@ -85,7 +85,7 @@ def popped_in_part(
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
-                value=ast.Call(func=ast.Attribute(value=table, attr="pop"), args=[_, *_]),
+                value=ast.Call(func=ast.Attribute(value=table, attr="pop" | "popleft")),
             ):
                 here = _Popped(method, method.owner or "", name)
                 parts = here.parts() if own_attribute(table, method.owner or "") == attribute else []

@@ -1,5 +1,6 @@
 """Lists of leases of which only a stretch is given back: `rows = pool.take(n)`, and after the work
-`pool.put_all(rows[:used])`, with no word of the rows behind."""
+`pool.put_all(rows[:used])`, with no word of the rows behind; or `marks = marks[warmup:]`, and then a loop
+that gives back what is left under the name."""
 
 import ast
 from collections.abc import Iterator, Set
@@ -10,44 +11,69 @@ from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
 
-def given_back_in_part(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Call]:
-    """The one end in the function, where that is told a stretch and nobody speaks of another one."""
+def given_back_in_part(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.expr]:
+    """The one stretch that the function gives back, or goes on with, where it speaks of no other."""
     name = _called(function, call)
-    ending = (
-        [each for each in function.calls if last_name(each) in ends and _speaks(each, name)] if name else []
-    )
-    stretches = [
-        node
-        for node in function.nodes
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and _is(node.value, name)
-    ]
-    if len(ending) != 1 or len(stretches) != 1 or not any(stretches[0] is each for each in ending[0].args):
+    stretches = list(_stretches(function, name)) if name else []
+    if len(stretches) != 1:
         return
-    if _ends_somewhere(stretches[0].slice, name) and not _is_measured(function, stretches[0].slice, name):
-        yield ending[0]
+    (stretch,) = stretches
+    if _is_rest(stretch.slice):
+        found = _goes_on_with(function, stretch, name, ends)
+    else:
+        ending = [each for each in function.calls if last_name(each) in ends and _speaks(each, name)]
+        told = len(ending) == 1 and any(stretch is each for each in ending[0].args)
+        found = told and not _is_measured(function, stretch.slice, name)
+    if found:
+        yield stretch
+
+
+def _goes_on_with(function: Function, stretch: ast.Subscript, name: str, ends: Set[str]) -> bool:
+    """`marks = marks[warmup:]`, and below `for mark in marks: pool.put(mark)`, the one loop that ends them."""
+    rebound = any(_is(target, name) and value is stretch for target, value in assignments(function))
+    loops = [
+        node
+        for node in function.statements
+        if isinstance(node, ast.For) and any(last_name(each) in ends for each in _calls(node))
+    ]
+    below = len(loops) == 1 and _is(loops[0].iter, name) and loops[0].lineno > stretch.lineno
+    return rebound and below
+
+
+def _calls(loop: ast.For) -> Iterator[ast.Call]:
+    return (node for part in loop.body for node in walk(part) if isinstance(node, ast.Call))
+
+
+def _stretches(function: Function, name: str) -> Iterator[ast.Subscript]:
+    """Those that a name bounds: `[1:]` and `[:-1]` have been said of the first, or the last."""
+    for node in function.nodes:
+        if isinstance(node, ast.Subscript) and _is(node.value, name) and _is_rest(node.slice) is not None:
+            yield node
 
 
 def _called(function: Function, call: ast.Call) -> str:
-    """The name that the list is given, once."""
-    names = [
-        target.id for target, value in assignments(function) if value is call and isinstance(target, ast.Name)
-    ]
-    bound = [
-        node for node in function.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
-    return names[0] if len(names) == 1 and sum(each.id == names[0] for each in bound) == 1 else ""
+    """The name of the list that it makes, `rows = pool.take(n)`, or that is made of such."""
+    for target, value in assignments(function):
+        made = value.elt if isinstance(value, ast.ListComp) else value
+        if made is call and isinstance(target, ast.Name):
+            return target.id
+    return ""
 
 
-def _ends_somewhere(cut: ast.expr, name: str) -> bool:
-    """`[:used]`, by a name: `[1:]` has been said of the first, and `[:len(rows)]` is all of it."""
-    if not isinstance(cut, ast.Slice) or cut.lower is not None or cut.step is not None:
-        return False
-    return isinstance(cut.upper, ast.Name) and cut.upper.id != name
+def _is_rest(cut: ast.expr) -> bool | None:
+    """Whether it is `[used:]`, as against `[:used]`; None where it is neither."""
+    match cut:
+        case ast.Slice(lower=None, upper=ast.Name(), step=None):
+            return False
+        case ast.Slice(lower=ast.Name(), upper=None, step=None):
+            return True
+    return None
 
 
 def _is_measured(function: Function, cut: ast.expr, name: str) -> bool:
     """The name is the length of the list, or the list was asked for by it: `rows = pool.take(used)`."""
-    bound = cut.upper.id if isinstance(cut, ast.Slice) and isinstance(cut.upper, ast.Name) else ""
+    bounds = (cut.lower, cut.upper) if isinstance(cut, ast.Slice) else ()
+    bound = next((each.id for each in bounds if isinstance(each, ast.Name)), "")
     for target, value in assignments(function):
         if isinstance(target, ast.Name) and target.id == bound and f"len({name})" in ast.unparse(value):
             return True
