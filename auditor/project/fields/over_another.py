@@ -47,9 +47,6 @@ from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
-OF_BUILTINS = frozenset({"write", "read", "get", "pop", "append", "add", "update", "put", "flush", "seek"})
-"""Methods that files, containers and queues have as well."""
-
 
 class OverAnother(Refilling):
     """Asks of the function that stores the lease whether there is one already."""
@@ -219,14 +216,6 @@ class OverAnother(Refilling):
         """Some caller ends what is there, hands it on, or has made sure that there is none. Of files that
         nobody has read their text says so."""
         name = filling.method.name
-        calls = self.recogniser.calls
-
-        def asks_for_it(caller: Function) -> bool:
-            """Not `report.write(line)`, of another class or of none that is known."""
-            asked = [call for call in caller.calls if last_name(call) == name]
-            targets = [calls.targets(caller, call)[0] for call in asked]
-            return any(filling.method in each or (not each and name not in OF_BUILTINS) for each in targets)
-
         ending = {ender.name for ender in enders} - {name}
         speaks = re.compile(
             rf"\.{filling.field}\b|\.(?:{'|'.join(sorted(ending | {filling.field}))})\("
@@ -236,9 +225,7 @@ class OverAnother(Refilling):
             if path not in read and speaks(text):
                 return True
             for caller in list(read[path].by_node.values()) if path in read else ():
-                if caller is filling.method or not asks_for_it(caller):
-                    continue
-                if sees_to_it(caller, filling, ending):
+                if caller is not filling.method and sees_to_it(caller, filling, ending):
                     return True
         return False
 

@@ -29,7 +29,7 @@ def given_back_in_part(function: Function, call: ast.Call, ends: Set[str]) -> It
 
 
 def _goes_on_with(function: Function, stretch: ast.Subscript, name: str, ends: Set[str]) -> bool:
-    """`marks = marks[warmup:]`, and below `for mark in marks: pool.put(mark)`, the one loop that ends them."""
+    """`marks = marks[warmup:]`, and below `for mark in marks: pool.put(mark)`, which ends them."""
     rebound = any(_is(target, name) and value is stretch for target, value in assignments(function))
     loops = [
         node
@@ -71,9 +71,12 @@ def _is_rest(cut: ast.expr) -> bool | None:
 
 
 def _is_measured(function: Function, cut: ast.expr, name: str) -> bool:
-    """The name is the length of the list, or the list was asked for by it: `rows = pool.take(used)`."""
+    """The name is the length of the list, or the list was asked for by it, `rows = pool.take(used)`; or it
+    counts the turns of a loop, which may be as many."""
     bounds = (cut.lower, cut.upper) if isinstance(cut, ast.Slice) else ()
     bound = next((each.id for each in bounds if isinstance(each, ast.Name)), "")
+    if any(isinstance(node, ast.AugAssign) and _is(node.target, bound) for node in function.statements):
+        return True
     for target, value in assignments(function):
         if isinstance(target, ast.Name) and target.id == bound and f"len({name})" in ast.unparse(value):
             return True
