@@ -204,6 +204,8 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
         return all(_makes_plain(each, plain) for each in ways(value))
     if isinstance(value, ast.Constant):
         return plain.match(type(value.value).__name__) is not None
+    if _is_reckoned(value):
+        return plain is not NO_NUMBER
     if isinstance(value, ast.BinOp | ast.ListComp):
         measured = any(isinstance(n, ast.Constant) and isinstance(n.value, float) for n in walk(value))
         return (plain is not NO_NUMBER or measured) and _is_full_of_numbers(value)
@@ -213,6 +215,14 @@ def _makes_plain(value: ast.expr, plain: re.Pattern[str]) -> bool:
     if plain is NO_NUMBER:
         return made["array"] is not None or made[0].startswith(("bytearray", "array"))
     return made["array"] is None and "byte" not in made[0]
+
+
+def _is_reckoned(value: ast.expr) -> bool:
+    """`parent.depth + 1`"""
+    match value:
+        case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(value=int())):
+            return True
+    return False
 
 
 def _is_full_of_numbers(value: ast.expr) -> bool:
