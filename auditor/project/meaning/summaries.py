@@ -40,7 +40,9 @@ HAPPENED = re.compile(
 )
 """Fields by which an object tells what became of it, rather than how it was set up."""
 
-_NO_WAY_BACK = re.compile(r"(?:Optional\[)?(?:bytes|float|bool|(?:[Ll]ist|Sequence)\[(?:float|bytes)\])\b")
+_NO_WAY_BACK = re.compile(
+    r"(?:Optional\[)?(?:(?:bytes|float|bool)\b|(?:[Ll]ist|Sequence)\[(?:float|bytes)\])"
+)
 """Annotations of what nobody gives an object back by."""
 
 PROCESS: Path = ("<process>",)
