@@ -37,20 +37,7 @@ def _settings(family: Sequence[Function]) -> Set[str]:
         for node in method.nodes:
             if isinstance(node, ast.AugAssign) and (name := own_attribute(node.target, own)) is not None:
                 written.add(name)
-        if method.name == "__init__":
-            told |= {name for name, value in _unpacked(method) if value in method.parameters}
     return told - written
-
-
-def _unpacked(init: Function) -> Iterator[tuple[str, str]]:
-    """`self.tp, self.pp = tp, pp`"""
-    for node in init.statements:
-        match node:
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                for target, value in zip(targets, values, strict=False):
-                    name = own_attribute(target, init.owner or "")
-                    if name is not None and isinstance(value, ast.Name):
-                        yield name, value.id
 
 
 def _is_told(call: ast.Call, method: Function, field: str) -> bool:

@@ -30,7 +30,7 @@ def leaves_early(
     words = {word for test in tests for node in walk(test) for word in split(_named(node))}
     others = [each for each in family if each.name != "__init__"]
     if not _tells_of_itself(begun):  # it takes one each time, whatever else it sets
-        others.remove(begun)
+        others = [each for each in others if each is not begun]
     involved = [each for each in others if _speaks_of(each, field)]
     decided = {own_attribute(to, each.owner or "") for each in involved for to, _ in assignments(each)}
     return bool(tests) and field not in asked and not PROMISING & words and decided.isdisjoint(asked)
