@@ -13,7 +13,7 @@ from auditor.source.forward_path import forward_path, large_allocations
 from auditor.source.imports import dotted_text
 from auditor.source.nodes import HOLDERS, statements_in
 from auditor.source.pool_detail import pool_detail
-from auditor.source.pool_use import Function, methods_of, pool_use
+from auditor.source.pool_use import Function, may_mention_pool, methods_of, pool_use
 
 _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
 
@@ -29,11 +29,12 @@ class ClassReader:
     def classes(self) -> Iterator[ClassIndex]:
         """The classes of the file, nested ones too."""
         waiting: list[tuple[ast.AST, str]] = [(self.source.tree, "")]
+        may_mention = self.names_pool and may_mention_pool(self.source.text)
         while waiting:
             parent, prefix = waiting.pop()
             for child in statements_in(parent):
                 if isinstance(child, ast.ClassDef):
-                    yield self._read(child, prefix)
+                    yield self._read(child, prefix, may_mention)
                     waiting.append((child, f"{prefix}{child.name}."))
                 elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                     if self.names_pool:
@@ -41,7 +42,7 @@ class ClassReader:
                 elif type(child) in HOLDERS:
                     waiting.append((child, prefix))
 
-    def _read(self, node: ast.ClassDef, prefix: str) -> ClassIndex:
+    def _read(self, node: ast.ClassDef, prefix: str, may_mention: bool) -> ClassIndex:
         methods = methods_of(node)
         bases = tuple(
             _resolved(base, self.origins) for base in node.bases if not isinstance(base, ast.Starred)
@@ -61,7 +62,7 @@ class ClassReader:
         )
         if not self.names_pool:
             return entry
-        entry = replace(entry, **pool_use(node, methods, self.origins))
+        entry = replace(entry, **pool_use(node, methods, self.origins, may_mention))
         if not (entry.mentions_pool or entry.defines_pool or entry.switch):
             return entry
         return replace(entry, detail=pool_detail(node, methods, self.source, self.origins, entry))

@@ -30,8 +30,17 @@ def methods_of(node: ast.ClassDef) -> dict[str, Function]:
     return {each.name: each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def pool_use(node: ast.ClassDef, methods: dict[str, Function], origins: dict[str, str]) -> dict[str, Any]:
-    """The fields of `ClassIndex` that speak of pools."""
+def may_mention_pool(text: str) -> bool:
+    """Whether a name of this text may speak of a memory pool; Python reads letters of other alphabets as
+    plain ones."""
+    return not text.isascii() or _MEMORY_POOL.search(text) is not None
+
+
+def pool_use(
+    node: ast.ClassDef, methods: dict[str, Function], origins: dict[str, str], may_mention: bool = True
+) -> dict[str, Any]:
+    """The fields of `ClassIndex` that speak of pools; `may_mention` is what `may_mention_pool` says of its
+    file."""
     defines = _defines_pool(methods)
     nodes = list(every_node(node))
     calls = [] if defines else [call for call in nodes if isinstance(call, ast.Call)]
@@ -45,7 +54,7 @@ def pool_use(node: ast.ClassDef, methods: dict[str, Function], origins: dict[str
         "acquires": leases or any(ACQUIRE.match(name) for name in names),
         "releases": leases or any(RELEASE.match(name) for name in names),
         "cleans_up": _cleans_up(methods),
-        "mentions_pool": bool(names) or any(_mentions(each) for each in nodes),
+        "mentions_pool": bool(names) or (may_mention and any(_mentions(each) for each in nodes)),
         "defines_pool": defines,
         "serves_tensors": defines and any(_serves_tensors(name, each) for name, each in methods.items()),
         "keeps_leases": _keeps_leases(nodes),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 
-from auditor.project.code.modules import CALL, Function
+from auditor.project.code.modules import Function, called_in
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     RELEASE_WORDS,
@@ -74,7 +74,7 @@ class CalledNames:
 
     def of(self, path: str) -> frozenset[str]:
         if path not in self._names:
-            self._names[path] = frozenset(CALL.findall(self.sources[path]))
+            self._names[path] = frozenset(called_in(self.sources[path]))
         return self._names[path]
 
     def calling(self, paths: Iterable[str], words: Iterable[str]) -> Iterator[str]:
@@ -87,7 +87,7 @@ class CalledNames:
         for path in paths:
             if few is not None and path not in self._names:
                 text = self.sources[path]
-                if not any(word in text for word in few):
+                if not any(map(text.__contains__, few)):
                     continue
             names = self.of(path)
             if not names.isdisjoint(exact) or (wild is not None and any(map(wild.fullmatch, names))):

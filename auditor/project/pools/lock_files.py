@@ -16,13 +16,14 @@ from auditor.protocols.vocabulary import Name
 from auditor.source.nodes import walk
 
 EXCLUSIVE = re.compile(r"\bO_EXCL\b|open\([^)\n]*[\"']xb?[\"']|touch\([^)\n]*exist_ok=False")
+_ITS_WORDS = ("O_EXCL", "open(", "touch(")  # quickly looked for: the pattern begins with no literal
 DELETING = frozenset({"unlink", "remove", "rmdir"})
 
 
 def lock_file_pairs(cls: Class, methods: Sequence[Function], paired: set[Function]) -> Iterator[Pair]:
     """Of a path that the object has, `self.path`, it is the object that is locked; or the path is what the
     first returns and the second is told."""
-    if EXCLUSIVE.search(cls.text) is None:
+    if not any(map(cls.text.__contains__, _ITS_WORDS)) or EXCLUSIVE.search(cls.text) is None:
         return
     for begins in methods:
         if begins in paired or EXCLUSIVE.search(begins.text) is None or not _may_lock(begins):

@@ -246,10 +246,13 @@ def _part_of_record(target: ast.expr) -> tuple[str, str]:
 
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     """Numbers of references, by their names, of the first thing that it is told."""
+    counted = [target for target, op in changed(method) if isinstance(op, way)]
+    if not counted:  # as in most methods
+        return set()
     told = {*own_parameters(method)[:1]}
     told |= {name for parameter in told for name in _each_of(method, parameter)}
     perhaps = _set_by_choice(method)
-    targets = [target for target, op in changed(method) if isinstance(op, way) and id(target) not in perhaps]
+    targets = [target for target in counted if id(target) not in perhaps]
     of_object = {count for name, count in map(_part_of_record, targets) if name in told}
     in_table = {own for target in targets if (own := _table_of_told(method, target)) is not None}
     return {name for name in of_object | in_table if not (REFERENCES | USERS).isdisjoint(split(name))}

@@ -11,7 +11,7 @@ from auditor.model import Span, Step
 from auditor.source.entries import Source
 from auditor.source.imports import dotted_text, origins
 from auditor.source.lifetime.sighting import Kind, Sighting
-from auditor.source.nodes import children, every_node
+from auditor.source.nodes import LEAVES, children, every_node
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -32,11 +32,13 @@ class Code:
         while waiting:
             node = waiting.pop()
             kinds[node.__class__].append(node)
-            if below := children(node):
-                for each in below:
-                    parents[each] = node
-                below.reverse()
-                waiting += below
+            if node.__class__ in LEAVES:
+                continue
+            below = children(node)
+            for each in below:
+                parents[each] = node
+            below.reverse()
+            waiting += below
 
     @cached_property
     def origins(self) -> dict[str, str]:
@@ -140,7 +142,8 @@ def within(*roots: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        waiting += [child for child in children(node) if not isinstance(child, _SCOPES)]
+        if node.__class__ not in LEAVES:
+            waiting += [child for child in children(node) if not isinstance(child, _SCOPES)]
 
 
 def _body(scope: ast.AST) -> list[ast.AST]:

@@ -29,16 +29,18 @@ _CACHED = (
 )
 _HELD = rb"(?:\s*self\b|(?:(?!\)\s*(?:->|:))[\s\S])*?\b(?:Module|Tensor|Parameter|PreTrainedModel)\b)"
 _CACHES = re.compile(rb"@[\w.]*cache")
-_PATTERNS = {
+_RECURRENT = frozenset((b"LSTM", b"GRU", b"RNN", b"LSTMCell", b"GRUCell", b"RNNCell"))
+_PATTERNS: dict[bytes, tuple[bytes | frozenset[bytes], re.Pattern[bytes]]] = {
     b"@cache(held)": (b"cache", re.compile(_CACHED % b"" + _HELD)),
     b"@cache(size)": (b"cache", re.compile(_CACHED % rb"(?<=[@.]cache)(?!\()" + rb"\s*[^)\s]")),
     b"@cache(None)": (b"cache", re.compile(_CACHED % rb"\(\s*(?:maxsize\s*=\s*)?None" + rb"\s*[^)\s]")),
-    b"nn.RNN()": (b"nn.", re.compile(rb"nn\.(?:LSTM|GRU|RNN)(?:Cell)?\(")),
+    b"nn.RNN()": (_RECURRENT, re.compile(rb"nn\.(?:LSTM|GRU|RNN)(?:Cell)?\(")),
     b"lru_cache()()": (b"lru_cache(", re.compile(rb"lru_cache\([^\n]*\)\(")),
     b"cache[]": (b"ache", re.compile(rb"ache\w*\[[^\n:]*\] = ")),  # literals first: that is fast
     b"CACHE[]": (b"CACHE", re.compile(rb"CACHE\w*\[[^\n:]*\] = ")),
 }
-"""What is not looked for as it stands: what is quickly looked for first, and the pattern."""
+"""What is not looked for as it stands: what is quickly looked for first, or the words of which one must be
+there, and the pattern."""
 _OUT_OF_MEMORY = (b"OutOfMemoryError", b"out of memory", b"is_oom", b"should_reduce_")
 
 # For each reader what the bytes of a file that says torch must hold for it to find anything: one of these.
@@ -78,8 +80,9 @@ def suspects(path: str, file: Searched) -> tuple[int, ...]:
 def _is_there(word: bytes, file: Searched) -> bool:
     if word not in _PATTERNS:
         return file.has(word)
-    needle, pattern = _PATTERNS[word]
-    return file.has(needle) and pattern.search(file.data) is not None
+    first, pattern = _PATTERNS[word]
+    perhaps = file.has(first) if isinstance(first, bytes) else file.may_say(first)
+    return perhaps and pattern.search(file.data) is not None
 
 
 def sightings(source: Source, readers: tuple[int, ...]) -> tuple[Sighting, ...]:
