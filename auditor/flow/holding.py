@@ -1,5 +1,6 @@
 """Where one lease is held, and what a new binding, a store or an escape changes about that."""
 
+from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from auditor.flow.noted_and_ended import ended_behind
 from auditor.flow.operands import operands
 from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.rows import out_of_a_row, views
+from auditor.flow.seen_to_beside import is_seen_to_beside
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -23,6 +25,7 @@ from auditor.ir.ops import (
     InPlace,
     Move,
     Next,
+    Op,
     Path,
     Store,
     Unpack,
@@ -231,7 +234,7 @@ class Holding:
             return after if after.kept or not named(after.places) else replace(after, kept=True)
         if before.lent:
             self.endings.taken.add(node)
-        elif self._perhaps_left(before, after):
+        elif self._perhaps_left(before, after) and not self._is_lost_with(node, before, after):
             self.endings.unknown.add(node)
         else:
             again = before.stale or self._next_comes(node) or self._marked_again(node)
@@ -257,6 +260,27 @@ class Holding:
         if before.kept:
             return bool(without_contents(after.maybe) - self._fields_by_name)
         return any(place[-1] != AT or not place[-2].startswith("[") for place in after.maybe)
+
+    def _is_lost_with(self, node: int, before: Held, after: Held) -> bool:
+        """`rows = torch.where(seen, rows / penalty, rows)` of a lease that was taken here: nobody ends or
+        keeps what is left of it."""
+        if self.site < 0 or any(map(self._outlives, (*before.places, *after.maybe))):
+            return False
+        roots = {place[0] for place in after.maybe}
+        if any(self._may_go_on(op, roots) for op in self.graph.ops[node + 1 :]):
+            return False
+        return not is_seen_to_beside(self.graph, self.site, before.places | after.maybe)
+
+    def _may_go_on(self, op: Op, roots: Set[str]) -> bool:
+        """Whether it stores, ends, or may keep what goes by such a name."""
+        if not isinstance(op, Call):
+            return isinstance(op, Store) and op.source[0] in roots
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        return any(
+            self.effects.treatment(op, position, (), value, protocol).fate is not Fate.BORROW
+            for position, operand in operands(op)
+            if operand[0] in roots
+        )
 
     @cached_property
     def _fields_by_name(self) -> frozenset[Path]:

@@ -17,6 +17,7 @@ from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
 from auditor.flow.places import begins_exactly, begins_with, below, fields_beside, joined, reads, together
 from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
+from auditor.flow.seen_to_beside import is_seen_to_beside
 from auditor.flow.shared_keys import stored_under_shared_keys
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
@@ -372,8 +373,15 @@ class Ownership(Yielding):
             self.endings.returned.setdefault(node, together(results))
             return True
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}
-        if perhaps and not answers_plainly(self.graph):
+        if perhaps and not answers_plainly(self.graph) and not self._is_lost_all_the_same(held):
             self.endings.unknown.add(node)
             self.endings.shown[node] = (AT,) if perhaps == {(AT,)} else ()
             return True
         return False
+
+    def _is_lost_all_the_same(self, held: Held) -> bool:
+        """`return self.model(buffer)`, `return lease.payload`: whoever gets what was made of a lease that was
+        taken here has no way to it, if nobody else has."""
+        if self.site < 0 or any(map(self._outlives, held.places)):
+            return False
+        return not is_seen_to_beside(self.graph, self.site, held.places | held.maybe)

@@ -104,6 +104,9 @@ class Passing(Perhaps):
                 treatment = self._treatment(call, position, operand, place)
                 if treatment is None or treatment == BORROWED:
                     continue
+                if self._lists_a_part(call, operand, place, treatment):
+                    after = replace(after, maybe=after.maybe | {(*call.receiver, ANY_ITEM)})
+                    continue
                 split = split or treatment.split
                 if treatment.split and treatment.says and edge not in RAISING:
                     told = frozenset((call.target[0] + key, truth) for key, truth in treatment.says)
@@ -134,7 +137,7 @@ class Passing(Perhaps):
         if perhaps and any(self._inside(held, other) is not None for _, other in given):
             # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
             perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
-        if perhaps and self._is_converted(operand):
+        if perhaps and (self._is_converted(operand) or self.site >= 0):
             listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
             perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
             to = frozenset(place for place in listed if place is not None and edge not in RAISING)
@@ -187,6 +190,12 @@ class Passing(Perhaps):
         """`parts.append(buffer.to(device))`: it is the list that may hold it now."""
         to = treatment.moved_to
         return to is not None and treatment.fate is Fate.BORROW and not self._outlives(to)
+
+    def _lists_a_part(self, call: Call, operand: Path, place: Path, treatment: Treatment) -> bool:
+        """`slots.append(lease.slot)`: the list may lead to the lease, and is not it."""
+        if self.site < 0 or treatment.fate is not Fate.UNKNOWN or call.method not in FILLING:
+            return False
+        return call.receiver is not None and not self._outlives(call.receiver) and len(operand) > len(place)
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)

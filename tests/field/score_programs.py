@@ -104,6 +104,9 @@ SETS = (
     "spinners",
     "sawyers",
     "tilers",
+    "plumbers",
+    "slaters",
+    "roofers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

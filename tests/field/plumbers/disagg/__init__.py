@@ -1,0 +1,1 @@
+"""Disaggregated prefill: one side computes KV, the other pulls it."""

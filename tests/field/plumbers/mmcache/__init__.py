@@ -1,0 +1,1 @@
+"""Encoder cache for images and audio of multi-modal requests."""

@@ -1,0 +1,1 @@
+"""KV-cache management of the rollout engine."""
