@@ -104,8 +104,8 @@ class Passing(Perhaps):
                 treatment = self._treatment(call, position, operand, place)
                 if treatment is None or treatment == BORROWED:
                     continue
-                if self._lists_a_part(call, operand, place, treatment):
-                    after = replace(after, maybe=after.maybe | {(*call.receiver, ANY_ITEM)})
+                if (listed := self._lists_a_part(call, operand, place, treatment)) is not None:
+                    after = replace(after, maybe=after.maybe | {(*listed, ANY_ITEM)})
                     continue
                 split = split or treatment.split
                 if treatment.split and treatment.says and edge not in RAISING:
@@ -191,11 +191,12 @@ class Passing(Perhaps):
         to = treatment.moved_to
         return to is not None and treatment.fate is Fate.BORROW and not self._outlives(to)
 
-    def _lists_a_part(self, call: Call, operand: Path, place: Path, treatment: Treatment) -> bool:
-        """`slots.append(lease.slot)`: the list may lead to the lease, and is not it."""
+    def _lists_a_part(self, call: Call, operand: Path, place: Path, treatment: Treatment) -> Path | None:
+        """`slots.append(lease.slot)`: the list may lead to the lease that was taken here, and is not it."""
         if self.site < 0 or treatment.fate is not Fate.UNKNOWN or call.method not in FILLING:
-            return False
-        return call.receiver is not None and not self._outlives(call.receiver) and len(operand) > len(place)
+            return None
+        into = call.receiver
+        return into if into is not None and not self._outlives(into) and len(operand) > len(place) else None
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)
