@@ -1,5 +1,6 @@
 """Where one lease is held, and what a new binding, a store or an escape changes about that."""
 
+import ast
 from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from auditor.flow.noted_and_ended import ended_behind
 from auditor.flow.operands import operands
 from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.rows import out_of_a_row, views
-from auditor.flow.seen_to_beside import is_seen_to_beside
+from auditor.flow.seen_to_beside import assigned_in, is_another_thing, is_seen_to_beside
 from auditor.flow.transactions import stays_open
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
@@ -261,14 +262,24 @@ class Holding:
             return bool(without_contents(after.maybe) - self._fields_by_name)
         return any(place[-1] != AT or not place[-2].startswith("[") for place in after.maybe)
 
+    def _is_mere_local(self, places: Places) -> bool:
+        """Of an object that a pool of the tree lent to this function: a number, or what the language opens,
+        may be found again by what was made of it."""
+        known = self.acquisition.declared or self.acquisition.value not in (Value.OBJECT, Value.TENSOR)
+        return self.site >= 0 and not known and not any(map(self._outlives, places))
+
     def _is_lost_with(self, node: int, before: Held, after: Held) -> bool:
         """`rows = torch.where(seen, rows / penalty, rows)` of a lease that was taken here: nobody ends or
         keeps what is left of it."""
-        if self.site < 0 or any(map(self._outlives, (*before.places, *after.maybe))):
+        if not before.kept or not self._is_mere_local(before.places | after.maybe):
             return False
         roots = {place[0] for place in after.maybe}
         if any(self._may_go_on(op, roots) for op in self.graph.ops[node + 1 :]):
             return False
+        assigned = assigned_in(self.graph.ops[0].at)
+        lists = (place[0] for place in after.maybe if ANY_ITEM in place)
+        if not all(is_another_thing(ast.Name(name), assigned) for name in lists):
+            return False  # `parts.append(buffer.to(device))`: it may be there already, and the same
         return not is_seen_to_beside(self.graph, self.site, before.places | after.maybe)
 
     def _may_go_on(self, op: Op, roots: Set[str]) -> bool:

@@ -11,13 +11,14 @@ from functools import cached_property
 
 from auditor.flow.as_many import as_many
 from auditor.flow.effects import Fate, Handle, Value
-from auditor.flow.held import NOWHERE, Held
+from auditor.flow.held import NOWHERE, Held, Places
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
+from auditor.flow.operands import operands
 from auditor.flow.places import begins_exactly, begins_with, below, fields_beside, joined, reads, together
 from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
-from auditor.flow.seen_to_beside import is_seen_to_beside
+from auditor.flow.seen_to_beside import assigned_in, is_another_thing, is_seen_to_beside
 from auditor.flow.shared_keys import stored_under_shared_keys
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
@@ -373,15 +374,29 @@ class Ownership(Yielding):
             self.endings.returned.setdefault(node, together(results))
             return True
         perhaps = {place[1:] for place in held.maybe if place[0] == RESULT[0]}
-        if perhaps and not answers_plainly(self.graph) and not self._is_lost_all_the_same(held):
+        if perhaps and not answers_plainly(self.graph) and not self._is_lost_all_the_same(node, held):
             self.endings.unknown.add(node)
             self.endings.shown[node] = (AT,) if perhaps == {(AT,)} else ()
             return True
         return False
 
-    def _is_lost_all_the_same(self, held: Held) -> bool:
-        """`return self.model(buffer)`, `return lease.payload`: whoever gets what was made of a lease that was
-        taken here has no way to it, if nobody else has."""
-        if self.site < 0 or any(map(self._outlives, held.places)):
+    def _is_lost_all_the_same(self, node: int, held: Held) -> bool:
+        """`return self.model(buffer)`, `return list(lease.values)`: whoever gets what was made of a lease
+        that was taken here has no way to it, if nobody else has."""
+        if not self._is_mere_local(held.places):
+            return False
+        value, function = getattr(self.graph.ops[node].at, "value", None), self.graph.ops[0].at
+        if not is_another_thing(value, assigned_in(function)) or self._goes_to_others(held.places):
             return False
         return not is_seen_to_beside(self.graph, self.site, held.places | held.maybe)
+
+    def _goes_to_others(self, places: Places) -> bool:
+        """On another way, by a call that is not known to borrow it."""
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        return any(
+            self.effects.treatment(op, position, (), value, protocol).fate is not Fate.BORROW
+            for node, op in enumerate(self.graph.ops)
+            if isinstance(op, Call) and node not in self.trusted and node != self.site
+            for position, operand in operands(op)
+            if operand in places
+        )

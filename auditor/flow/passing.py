@@ -16,7 +16,7 @@ from auditor.flow.places import OWN_ENDS, below, part
 from auditor.flow.rows import is_copied_out
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
 from auditor.flow.sums import sums
-from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path
+from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path, Store
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
@@ -104,7 +104,7 @@ class Passing(Perhaps):
                 treatment = self._treatment(call, position, operand, place)
                 if treatment is None or treatment == BORROWED:
                     continue
-                if (listed := self._lists_a_part(call, operand, place, treatment)) is not None:
+                if (listed := self._lists_a_part(node, operand, place, treatment)) is not None:
                     after = replace(after, maybe=after.maybe | {(*listed, ANY_ITEM)})
                     continue
                 split = split or treatment.split
@@ -137,7 +137,7 @@ class Passing(Perhaps):
         if perhaps and any(self._inside(held, other) is not None for _, other in given):
             # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
             perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
-        if perhaps and (self._is_converted(operand) or self.site >= 0):
+        if perhaps and self._is_converted(operand):
             listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
             perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
             to = frozenset(place for place in listed if place is not None and edge not in RAISING)
@@ -191,12 +191,21 @@ class Passing(Perhaps):
         to = treatment.moved_to
         return to is not None and treatment.fate is Fate.BORROW and not self._outlives(to)
 
-    def _lists_a_part(self, call: Call, operand: Path, place: Path, treatment: Treatment) -> Path | None:
-        """`slots.append(lease.slot)`: the list may lead to the lease that was taken here, and is not it."""
+    def _lists_a_part(self, node: int, operand: Path, place: Path, treatment: Treatment) -> Path | None:
+        """`slots.append(lease.slot)`: the list may lead to the lease that was taken here, and is not it;
+        unless the lease itself goes to others afterwards."""
+        call = self.graph.ops[node]
+        assert isinstance(call, Call)
         if self.site < 0 or treatment.fate is not Fate.UNKNOWN or call.method not in FILLING:
             return None
+        later = self.graph.ops[node + 1 :]
+        given = (path for op in later if isinstance(op, Call) for _, path in operands(op))
+        if place in given or any(isinstance(op, Store) and op.source == place for op in later):
+            return None
         into = call.receiver
-        return into if into is not None and not self._outlives(into) and len(operand) > len(place) else None
+        if into is None or into[0] in self.parameters or self._outlives(into):
+            return None
+        return into if len(operand) > len(place) else None
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)

@@ -1,12 +1,15 @@
-"""Signs that somebody sees to a lease though this function does not: what only *perhaps* leads to it."""
+"""What only *perhaps* leads to a lease: whether it may be the lease all the same, and whether somebody else
+sees to that one."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping, Sequence
 
 from auditor.flow.operands import operands, uses
 from auditor.flow.places import begins_with
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Call, Path, Store
+from auditor.ir.ops import Call, Move, Path, Store
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
+from auditor.source.nodes import walk
 
 
 def is_seen_to_beside(graph: Graph, site: int, places: frozenset[Path]) -> bool:
@@ -32,10 +35,13 @@ def _writes_down(graph: Graph, acquire: Call) -> bool:
 
 
 def _made_of(graph: Graph) -> Iterator[Path]:
-    """What classes are given where objects of them are made."""
+    """What classes are given where objects of them are made: `Proxy(start=lease.start)`."""
+    sources = {op.target: op.source for op in graph.ops if isinstance(op, Move)}
     for op in graph.ops:
         if isinstance(op, Call) and op.callee is not None and op.callee[-1].lstrip("._")[:1].isupper():
-            yield from (operand for position, operand in operands(op) if position != -1)
+            for position, operand in operands(op):
+                if position != -1:
+                    yield sources.get(operand, operand)
 
 
 def _told_again(graph: Graph, acquire: Call) -> Iterator[Path]:
@@ -48,3 +54,45 @@ def _told_again(graph: Graph, acquire: Call) -> Iterator[Path]:
             continue
         if op.receiver == acquire.receiver:
             yield from (operand for position, operand in operands(op) if position != -1)
+
+
+_CONVERTING = frozenset({"to", "cpu", "cuda"})  # it may be there already, and the same
+_MADE_ANEW = frozenset({"list", "tuple", "sorted", "max", "min", "sum", "bytes"})
+
+
+def is_another_thing(value: ast.expr | None, assigned: Mapping[str, Sequence[ast.expr]]) -> bool:
+    """Whether what is returned was made of the lease, rather than being it, a part or a view of it:
+    `self.model(buffer)[:n]`, `list(entry.values)`, `numbers` of a list that was filled here."""
+    match value:
+        case ast.Subscript(value=ast.Call() as of):
+            return is_another_thing(of, assigned)
+        case ast.IfExp(body=one, orelse=other):
+            return is_another_thing(one, assigned) or is_another_thing(other, assigned)
+        case (
+            ast.Call(func=ast.Attribute(value=ast.Name(id="self"))) | ast.List() | ast.ListComp() | ast.Dict()
+        ):
+            return True
+        case ast.Call(func=ast.Name(id=name)):
+            return name in _MADE_ANEW
+        case ast.Name(id=name):
+            values = assigned.get(name, ())
+            return bool(values) and all(is_another_thing(each, {}) for each in values)
+        case _:
+            return False
+
+
+def assigned_in(function: ast.AST) -> dict[str, list[ast.expr]]:
+    """What each local name is set to; of lists, what may be put into them as it is."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found.setdefault(name, []).append(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                found.setdefault(name, []).append(value)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=name), attr="append"),
+                args=[ast.Call(func=ast.Attribute(attr=method)) as value],
+            ) if method in _CONVERTING:
+                found.setdefault(name, []).append(value)
+    return found

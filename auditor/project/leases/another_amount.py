@@ -1,35 +1,27 @@
-"""`await credits.take(2)` and, on the way out, `credits.give()`: a function that means to give back what it
-took, and gives another amount. Nobody else is to see to the rest."""
+"""`await credits.take(2)` and, on every plain way out, `credits.give()`: a function that means to give back
+what it took, and gives another amount. Nobody else is to see to the rest."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
-from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
 _WITHIN = (ast.Try, ast.With, ast.AsyncWith)
 
 
-def gives_another_amount(
-    function: Function, acquire: ast.Call, acquisition: Acquisition, ends: Set[str]
-) -> bool:
-    """Where every plain way passes the call that ends it; `credits.give(n - used)` gives a part back on
-    purpose, as a loop does, and `sum(granted)` may be all of it."""
-    if acquisition.value is not Value.AMOUNT or acquisition.handle is not Handle.ARGUMENT:
+def gives_another_amount(function: Function, acquire: ast.Call, end: ast.Call) -> bool:
+    """`credits.give(n - used)` gives a part back on purpose, as a loop does, `sum(granted)` may be all of it,
+    and so may `5` after `take(2)` and `take(3)`."""
+    if not isinstance(acquire.func, ast.Attribute) or end.lineno < acquire.lineno:
         return False
-    if not isinstance(acquire.func, ast.Attribute) or not acquire.args:
+    taking = ast.unparse(acquire.func)
+    if sum(ast.unparse(call.func) == taking for call in function.calls) > 1:
         return False
-    pool = ast.unparse(acquire.func.value)
+    if any(isinstance(node, ast.BinOp | ast.Call) for each in end.args for node in walk(each)):
+        return False
     body = function.node.body
-    return isinstance(body, list) and any(
-        call.lineno > acquire.lineno
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr in ends
-        and ast.unparse(call.func.value) == pool
-        and not any(isinstance(node, ast.BinOp | ast.Call) for each in call.args for node in walk(each))
-        for call in _on_plain_ways(body)
-    )
+    return isinstance(body, list) and any(call is end for call in _on_plain_ways(body))
 
 
 def _on_plain_ways(body: list[ast.stmt]) -> Iterator[ast.Call]:

@@ -26,7 +26,6 @@ from auditor.project.fields.ended_by_others import (
     taking_over,
 )
 from auditor.project.leases.afterwards import Afterwards
-from auditor.project.leases.another_amount import gives_another_amount
 from auditor.project.leases.broken_off import broken_off_at
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
@@ -115,7 +114,6 @@ class Follower(Afterwards):
         leaks += tuple(self._lost_in_their_turns(node, acquisition, leaks))
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
-        own = own or gives_another_amount(self.function, op.at, acquisition, ending)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()

@@ -12,6 +12,7 @@ from auditor.project.code.bindings import is_dropped, told_by_position
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import field_told
 from auditor.project.code.modules import Class, Function
+from auditor.project.leases.another_amount import gives_another_amount
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.meaning.releases import Releases
 from auditor.project.meaning.sites import last_name
@@ -47,13 +48,14 @@ def less_comes_back(
         return _is_told_nobody(function, acquire, names)
     given = _given_back(recogniser, function, ending[0])
     less = given is not None and given < (_number(taken) or given + 1)
-    return (
-        len(ending) == 1
-        and _owner(ending[0]) == _owner(acquire)
-        and _surrounding(function, ending[0]) == _surrounding(function, acquire)
-        and (less or _is_a_factor(function, _told(ending[0]), taken))
-        and _stays_here(function, acquire, names)
-    )
+    if len(ending) != 1 or _owner(ending[0]) != _owner(acquire):
+        return False
+    if _surrounding(function, ending[0]) != _surrounding(function, acquire):
+        return False
+    less = less or _is_a_factor(function, _told(ending[0]), taken)
+    if less and _stays_here(function, acquire, names):
+        return True
+    return gives_another_amount(function, acquire, ending[0]) and _is_told_nobody(function, acquire, names)
 
 
 def _is_measured_anew(function: Function, acquire: ast.Call, ending: list[ast.Call]) -> bool:
