@@ -23,6 +23,9 @@ unit = 1 if sys.platform == "darwin" else 1024
 json.dump({"status": status, "seconds": seconds, "cpu": cpu, "peak": peak * unit}, open(sys.argv[1], "w"))
 """
 
+# What is installed has its bytecode; where a shell forbids writing it, every run would compile the package.
+_KEEPS_BYTECODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -46,7 +49,7 @@ def run(command: list[str], stdin: str = "", accepted: tuple[int, ...] = (0,)) -
             capture_output=True,
             text=True,
             cwd=Path(__file__).resolve().parent.parent,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
+            env={**_KEEPS_BYTECODE, "PYTHONHASHSEED": "0"},
             check=False,
         )
         measured = json.loads(figures.read_text())
