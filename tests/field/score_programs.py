@@ -107,6 +107,8 @@ SETS = (
     "plumbers",
     "slaters",
     "roofers",
+    "curriers",
+    "ropers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

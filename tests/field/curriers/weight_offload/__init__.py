@@ -1,0 +1,3 @@
+from .pinned import PinnedPool
+from .swapper import LayerSwapper
+from .writer import SpillWriter

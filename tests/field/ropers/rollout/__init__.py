@@ -1,0 +1,2 @@
+from .engine import RolloutEngine
+from .kv import BlockManager
