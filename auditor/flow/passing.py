@@ -14,6 +14,7 @@ from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, oper
 from auditor.flow.perhaps import Perhaps
 from auditor.flow.places import OWN_ENDS, below, part
 from auditor.flow.rows import is_copied_out
+from auditor.flow.seen_to_beside import CONVERTING
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
 from auditor.flow.sums import sums
 from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path, Store
@@ -22,9 +23,6 @@ QUEUEING = frozenset({"put", "put_nowait"})
 
 MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})
 """Methods of a list after which an element may stand elsewhere."""
-
-CONVERTING = frozenset({"to", "cpu", "cuda"})
-"""Methods of a tensor whose result is itself where it is so already."""
 
 MEMORY = frozenset({".data", ".tensor", ".buf", ".buffer", ".mem", ".memory", ".view", ".storage", ".kv"})
 """Fields of an object that is handed out which hold what the user writes to, and no numbers."""

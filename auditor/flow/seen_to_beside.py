@@ -11,6 +11,11 @@ from auditor.ir.ops import Call, Move, Path, Store
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 from auditor.source.nodes import walk
 
+CONVERTING = frozenset({"to", "cpu", "cuda"})
+"""Methods of a tensor whose result is itself where it is so already."""
+
+_MADE_ANEW = frozenset({"list", "tuple", "sorted", "max", "min", "sum", "bytes"})
+
 
 def is_seen_to_beside(graph: Graph, site: int, places: frozenset[Path]) -> bool:
     """What lay at these places may still be ended. The function is named as one that hands on what it takes,
@@ -56,10 +61,6 @@ def _told_again(graph: Graph, acquire: Call) -> Iterator[Path]:
             yield from (operand for position, operand in operands(op) if position != -1)
 
 
-_CONVERTING = frozenset({"to", "cpu", "cuda"})  # it may be there already, and the same
-_MADE_ANEW = frozenset({"list", "tuple", "sorted", "max", "min", "sum", "bytes"})
-
-
 def is_another_thing(value: ast.expr | None, assigned: Mapping[str, Sequence[ast.expr]]) -> bool:
     """Whether what is returned was made of the lease, rather than being it, a part or a view of it:
     `self.model(buffer)[:n]`, `list(entry.values)`, `numbers` of a list that was filled here."""
@@ -93,6 +94,6 @@ def assigned_in(function: ast.AST) -> dict[str, list[ast.expr]]:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=name), attr="append"),
                 args=[ast.Call(func=ast.Attribute(attr=method)) as value],
-            ) if method in _CONVERTING:
+            ) if method in CONVERTING:
                 found.setdefault(name, []).append(value)
     return found

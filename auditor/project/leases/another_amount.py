@@ -18,7 +18,8 @@ def gives_another_amount(function: Function, acquire: ast.Call, end: ast.Call) -
     taking = ast.unparse(acquire.func)
     if sum(ast.unparse(call.func) == taking for call in function.calls) > 1:
         return False
-    if any(isinstance(node, ast.BinOp | ast.Call) for each in end.args for node in walk(each)):
+    told = (*end.args, *(keyword.value for keyword in end.keywords))
+    if any(isinstance(node, ast.BinOp | ast.Call) for each in told for node in walk(each)):
         return False
     body = function.node.body
     return isinstance(body, list) and any(call is end for call in _on_plain_ways(body))
