@@ -165,6 +165,8 @@ class OverAnother(Refilling):
             return True
         if COMING_BACK.match(way.method.name):
             return False
+        if self._only_fills(filling, list(way.family)):
+            return True
         if filling.owner != way.method.owner:
             if works_first(filling) or works_with_what_came_along(filling, way.family):
                 return True

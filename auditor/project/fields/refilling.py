@@ -86,6 +86,7 @@ from auditor.project.fields.reckoning import (
 from auditor.project.fields.refilled_in_a_loop import refilled_in_a_loop
 from auditor.project.fields.round_after_round import only_fills_the_empty, passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
+from auditor.project.fields.setters import only_fills
 from auditor.project.fields.swapped_away import swapped_away
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
@@ -115,7 +116,7 @@ class Refilling(ForgottenFields):
             return None if emptied or self._in_step(filling, enders) else filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
-        known = known or swapped_away(filling)
+        known = known or swapped_away(filling) or self._only_fills(filling, family)
         again = known or decide(filling, outcome, family, enders)
         if again and not self._in_step(filling, enders):
             return filling
@@ -133,6 +134,14 @@ class Refilling(ForgottenFields):
             told = told_by_its_caller(filling) and plain_table(family, filling.field)
         others = [each for each in family if each is not filling.method and each.name not in INITIAL]
         return told and any(takes_out(each, filling.field) for each in others)
+
+    def _only_fills(self, filling: Filling, family: list[Function]) -> bool:
+        """Under a key, too, that its callers have from elsewhere."""
+        if filling.key is not None:
+            told = told_by_its_caller(filling) and plain_table(family, filling.field)
+            if not told or drawn_by_its_callers(filling, self.project):
+                return False
+        return only_fills(filling, family)
 
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""
@@ -168,6 +177,7 @@ class Refilling(ForgottenFields):
         found = fillings(method, path[0], path[1][1:])
         if len(found) != 1 or known_beside(found[0], family):
             return None
+        unsure = unsure and not only_fills(found[0], family)
         if (renewed := is_of_another_now(found[0])) or unsure:
             return found[0] if renewed else None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
@@ -290,7 +300,8 @@ class Refilling(ForgottenFields):
             if filling is None or not enders:
                 continue
             admitted = tables_filled_with(self.wanted, outcome, family, path[1])
-            if not filled_before(filling, outcome.call, family, enders, admitted):
+            before = filled_before(filling, outcome.call, family, enders, admitted)
+            if not before and not only_fills(filling, family):
                 continue
             if in_each_step(filling, family, enders) or not self._in_step(filling, enders):
                 yield filled(filling, enders)

@@ -30,7 +30,7 @@ OPENED = re.compile(r"(?:^|\.)(?:open|fdopen|mkstemp|\w*TemporaryFile)$")
 for that. The other end of a socket or a pipe may go away at any time."""
 
 AFTER_OPENING = re.compile(
-    r"Unicode\w*Error|DecodeError|EOFError|BadZip|UnpicklingError|ParseError|ParserError|YAMLError|struct\.error|csv\.Error"
+    r"Unicode\w*Error|DecodeError|\bValueError|EOFError|BadZip|UnpicklingError|ParseError|ParserError|YAMLError|struct\.error|csv\.Error"
 )
 """Failures of what is read, which no opening has."""
 

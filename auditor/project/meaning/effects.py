@@ -51,6 +51,9 @@ TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "revers
                           "islice"})  # fmt: skip
 """Functions that go over what they are given, and hand on its items."""
 
+COPYING_OUT = frozenset({"clone", "copy", "tolist", "tobytes", "item"})
+"""Methods of a tensor whose result shares no memory with it."""
+
 
 class FunctionEffects(OutsideEffects):
     """Answers the ownership domain for the calls that one function makes."""
@@ -161,6 +164,8 @@ class FunctionEffects(OutsideEffects):
             return self._constructed(call, constructed, targets, position, rest, value, protocol)
         if targets:
             found = self._summarised(call, targets, position, rest, value, protocol)
+            if found.fate is Fate.BORROW and _copies_out(call, position, rest, value):
+                return replace(found, result=None)
             if found.fate is Fate.BORROW or not self._hearsay(call, position, rest, value):
                 return found
         treatment = self.outside(call, dotted, position, rest, value)
@@ -328,3 +333,9 @@ class FunctionEffects(OutsideEffects):
     def _kept(self, call: Call, cls: Class, kept: Path, value: Value, protocol: str) -> Treatment:
         lent = is_not_owned(self.recogniser, self.summaries, cls, call.at, kept, value, protocol)
         return BORROWED if lent else Treatment(result=kept)
+
+
+def _copies_out(call: Call, position: Position, rest: Path, value: Value) -> bool:
+    """A tensor's stand-in has its numbers in a list, `def clone(self): return list(self.data)`, which is not
+    what lies in that memory, as it would be of a list of tensors."""
+    return position == -1 and not rest and value is Value.TENSOR and call.method in COPYING_OUT
