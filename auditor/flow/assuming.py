@@ -120,7 +120,7 @@ class Assuming(Passing):
 
     def _identical(self, op: Assume, held: Held) -> bool | None:
         """Whether `subject is other`, as far as one of them is the lease."""
-        if op.subject is None or op.other is None or self.acquisition.keyed:
+        if op.subject is None or op.other is None or self.acquisition.keyed or self.acquisition.shared:
             return None
         paths = (op.subject, op.other)  # of the lease, or of the object that it lies in
         holding = [any(place[: len(path)] == path for place in held.places) for path in paths]

@@ -96,6 +96,7 @@ class Acquisition:
     plain: bool = False  # a row of numbers: what is taken out of it, or made of it, is a copy
     from_zero: bool = False  # a number, and 0 is one of them
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
+    shared: bool = False  # the pool may lend the same to others, and counts them
     several: bool = False  # a list or a tensor of numbers: what a table has under it is a copy
 
     @property

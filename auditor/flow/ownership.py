@@ -16,7 +16,7 @@ from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, 
 from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
 from auditor.flow.operands import operands
-from auditor.flow.places import begins_exactly, begins_with, below, fields_beside, joined, reads, together
+from auditor.flow.places import MEMORY, begins_exactly, begins_with, below, fields_beside, joined, reads, together
 from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
 from auditor.flow.seen_to_beside import assigned_in, is_another_thing, is_seen_to_beside
 from auditor.flow.shared_keys import stored_under_shared_keys
@@ -244,6 +244,8 @@ class Ownership(Yielding):
         if op.operand[:-1] in held.places and self.effects.is_absorbed(op.at, self.acquisition.protocol):
             self.endings.taken.add(node)
             return None
+        if _is_reckoned(op):
+            return held
         if self.acquisition.value is Value.TENSOR and not any(len(p) > len(op.operand) for p in held.places):
             return held
         if op.target in self._numbers:
@@ -400,3 +402,9 @@ class Ownership(Yielding):
             for position, operand in operands(op)
             if operand in places
         )
+
+
+def _is_reckoned(op: InPlace) -> bool:
+    """`out /= ws[0]`, `scores.data += bias.data`: numbers, of which no list is made longer."""
+    extends = isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add | ast.BitOr)
+    return not extends or op.operand[-1] in MEMORY

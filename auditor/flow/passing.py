@@ -12,7 +12,7 @@ from auditor.flow.knowledge import FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, operands, tells_of
 from auditor.flow.perhaps import Perhaps
-from auditor.flow.places import OWN_ENDS, below, part
+from auditor.flow.places import MEMORY, OWN_ENDS, below, part
 from auditor.flow.rows import is_copied_out
 from auditor.flow.seen_to_beside import CONVERTING
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
@@ -23,10 +23,6 @@ QUEUEING = frozenset({"put", "put_nowait"})
 
 MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})
 """Methods of a list after which an element may stand elsewhere."""
-
-MEMORY = frozenset({".data", ".tensor", ".buf", ".buffer", ".mem", ".memory", ".view", ".storage", ".kv"})
-"""Fields of an object that is handed out which hold what the user writes to, and no numbers."""
-
 
 class Passing(Perhaps):
     """The lease as an operand of calls."""

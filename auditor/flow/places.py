@@ -32,6 +32,9 @@ FARTHER = frozenset({".rank", ".payload", ".body"})
 """What lies two fields deep and is no number to find anything by: `lease.adapter.rank`, not
 `req.kv.pool_idx`."""
 
+MEMORY = frozenset({".data", ".tensor", ".buf", ".buffer", ".mem", ".memory", ".view", ".storage", ".kv"})
+"""Fields of an object that is handed out which hold what the user writes to, and no numbers."""
+
 OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"put_back", "drop"}})
 """Methods of a lease, or of what it lies in, that end it. No tensor has them: `stack.callback(lease.release)`
 says that what is called a tensor pool lends something else."""

@@ -109,6 +109,11 @@ SETS = (
     "roofers",
     "curriers",
     "ropers",
+    "cutlers",
+    "lorimers",
+    "fullers",
+    "gilders",
+    "pewterers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -2,6 +2,7 @@
 rest of the world."""
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -164,7 +165,7 @@ class FunctionEffects(OutsideEffects):
             return self._constructed(call, constructed, targets, position, rest, value, protocol)
         if targets:
             found = self._summarised(call, targets, position, rest, value, protocol)
-            if found.fate is Fate.BORROW and _copies_out(call, position, rest, value):
+            if found.fate is Fate.BORROW and _copies_out(call, targets, position, rest, value):
                 return replace(found, result=None)
             if found.fate is Fate.BORROW or not self._hearsay(call, position, rest, value):
                 return found
@@ -335,7 +336,15 @@ class FunctionEffects(OutsideEffects):
         return BORROWED if lent else Treatment(result=kept)
 
 
-def _copies_out(call: Call, position: Position, rest: Path, value: Value) -> bool:
+def _copies_out(
+    call: Call, targets: Sequence[Function], position: Position, rest: Path, value: Value
+) -> bool:
     """A tensor's stand-in has its numbers in a list, `def clone(self): return list(self.data)`, which is not
-    what lies in that memory, as it would be of a list of tensors."""
-    return position == -1 and not rest and value is Value.TENSOR and call.method in COPYING_OUT
+    what lies in that memory, as it would be of a list of tensors. So has what a function of that name makes,
+    `_clone(lease)`."""
+    if rest or value not in (Value.TENSOR, Value.OBJECT):
+        return False
+    if position == -1:
+        return value is Value.TENSOR and call.method in COPYING_OUT
+    alone = all(not target.is_method for target in targets)
+    return alone and position == 0 and call.method.lstrip("_") in COPYING_OUT

@@ -37,6 +37,7 @@ from auditor.project.pools.none_beside import known_beside
 from auditor.project.pools.plain_memory import lends_plain_memory
 from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
+from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result, same_as
 from auditor.protocols.vocabulary import COUNTS, WEAK, split
@@ -65,6 +66,7 @@ class Recogniser(Releases):
         self._lent: set[Function] = set()
         self._told_of: dict[tuple[str, bool], frozenset[str]] = {}
         self._plain: dict[str, bool] = {}
+        self._counting: dict[str, bool] = {}
         self._numbering: set[Function] = set()
         self._matched: dict[tuple[bool, tuple[str, ...], str], tuple[Protocol, bool] | None] = {}
         for pair in pairs:
@@ -274,6 +276,7 @@ class Recogniser(Releases):
             opened=source.opened,
             telling=self.telling(source.protocol),
             plain=source.handle is Handle.RESULT and self.lends_plain_memory(source.protocol),
+            shared=source.handle is Handle.RESULT and self._counts_users(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
             helped=source.helped,
             several=source.value is Value.INDEX and self._in_a_list(function, call.at),
@@ -303,6 +306,16 @@ class Recogniser(Releases):
             plain = bool(lend) and all(half.handle is Handle.RESULT for half in lend)
             self._plain[protocol] = plain and all(lends_plain_memory(half.function) for half in lend)
         return self._plain[protocol]
+
+    def _counts_users(self, protocol: str) -> bool:
+        """Whether a pool of the tree raises a count of what it returns: the same for everybody who asks."""
+        if protocol not in self._counting:
+            self._counting[protocol] = any(
+                counts_what_it_returns(half.function, [end.function for end in pair.releases])
+                for pair, half in self.acquiring.values()
+                if pair.name == protocol
+            )
+        return self._counting[protocol]
 
     def _from_zero(self, function: Function, call: ast.Call) -> bool:
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}

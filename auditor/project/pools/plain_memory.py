@@ -24,6 +24,7 @@ def lends_plain_memory(function: Function) -> bool:
     if returns is not None:
         return ROW.fullmatch(ast.unparse(returns).strip("'\"")) is not None
     made = [*_in_the_store(function), *_returned(function)]
+    made += [each for call in made for each in _by_a_helper(function, call)]
     return any(map(is_row, made)) and not any(isinstance(each, ast.Tuple) for each in made)
 
 
@@ -44,7 +45,15 @@ def _returned(function: Function) -> Iterator[ast.expr]:
         if isinstance(node, ast.Return) and node.value is not None:
             for way in ways(node.value):
                 yield way
-                yield from given_to(function, way.id) if isinstance(way, ast.Name) else ()
+                for value in given_to(function, way.id) if isinstance(way, ast.Name) else ():
+                    yield from ways(value)
+
+
+def _by_a_helper(function: Function, made: ast.expr) -> Iterator[ast.expr]:
+    """`_new(size)`, which makes a list of numbers where there is no library of tensors."""
+    match made:
+        case ast.Call(func=ast.Name(id=name)) if helper := function.module.functions.get(name):
+            yield from _returned(helper)
 
 
 def _in_the_store(function: Function) -> Iterator[ast.expr]:

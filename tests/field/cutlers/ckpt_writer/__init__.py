@@ -1,0 +1,3 @@
+from .writer import CheckpointWriter
+
+__all__ = ["CheckpointWriter"]

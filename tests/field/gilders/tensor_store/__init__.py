@@ -1,0 +1,5 @@
+from .arena import Arena, StoredTensor
+from .client import StoreClient, TensorRef
+from .stage import FeatureStage
+
+__all__ = ["Arena", "StoredTensor", "StoreClient", "TensorRef", "FeatureStage"]

@@ -1,0 +1,5 @@
+from .loader import AdapterLoader
+from .router import AdapterRouter, GenerationRequest
+from .slots import AdapterSlot, AdapterSlots
+
+__all__ = ["AdapterLoader", "AdapterRouter", "GenerationRequest", "AdapterSlot", "AdapterSlots"]
