@@ -16,7 +16,16 @@ from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, 
 from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
 from auditor.flow.operands import operands
-from auditor.flow.places import MEMORY, begins_exactly, begins_with, below, fields_beside, joined, reads, together
+from auditor.flow.places import (
+    MEMORY,
+    begins_exactly,
+    begins_with,
+    below,
+    fields_beside,
+    joined,
+    reads,
+    together,
+)
 from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
 from auditor.flow.seen_to_beside import assigned_in, is_another_thing, is_seen_to_beside
 from auditor.flow.shared_keys import stored_under_shared_keys

@@ -24,6 +24,7 @@ QUEUEING = frozenset({"put", "put_nowait"})
 MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})
 """Methods of a list after which an element may stand elsewhere."""
 
+
 class Passing(Perhaps):
     """The lease as an operand of calls."""
 

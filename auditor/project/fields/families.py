@@ -15,6 +15,7 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.asked_differently import asks_another_setting
+from auditor.project.fields.asks_for_more import asks_for_more
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
     ENTERS,
@@ -68,6 +69,10 @@ class Families:
         field, begun = path[1][1:], outcome.function
         for method in (each for each in family if each.qualname == name and each.parameters):
             if self._over_zero(outcome, method, path) is not None:
+                return True
+            ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+            borrowing = self._borrowing(outcome, family)
+            if len(path) == 2 and asks_for_more(method, begun, outcome.call, family, field, ends, borrowing):
                 return True
             if not (_leaves(method) or _ends_by_name(method) or in_turns(begun.name, method.name)):
                 continue

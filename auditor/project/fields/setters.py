@@ -1,8 +1,8 @@
 """Methods that do nothing but fill a field or a place in a table: `def mark_hot(self, layer, expert):
 self.hot[expert] = self.cache.pin(layer, expert)`.
 
-Anybody may say it a second time, and neither the method nor another one that fills the same place asks what is
-there. Who begins something, `begin(rows)`, is answered by who ends it.
+Anybody may say it a second time, and neither the method nor another one that fills the same place asks what
+is there. Who begins something, `begin(rows)`, is answered by who ends it.
 """
 
 import ast
@@ -18,7 +18,7 @@ from auditor.project.fields.reckoning import comes_in_pairs
 SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 ENTERING = re.compile(
-    r"_*(?:put|join|seat|bind|give|fill|file|store|save|push|pack|fork|split|inherit|bring|lead|move|swap|page|call"
+    r"_*(?:put|stage|join|seat|bind|give|fill|file|store|save|push|pack|fork|split|inherit|bring|lead|move|swap|page|call"
     r"|set_(?:out|up|off|in|aside)|moor|own|equip|see)(?:_|$)|setUp"
 )
 """Methods that somebody calls once for each thing, which another one takes out again."""

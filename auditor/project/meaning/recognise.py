@@ -276,7 +276,7 @@ class Recogniser(Releases):
             opened=source.opened,
             telling=self.telling(source.protocol),
             plain=source.handle is Handle.RESULT and self.lends_plain_memory(source.protocol),
-            shared=source.handle is Handle.RESULT and self._counts_users(source.protocol),
+            shared=_is_itself(source) and self._counts_users(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
             helped=source.helped,
             several=source.value is Value.INDEX and self._in_a_list(function, call.at),
@@ -311,7 +311,8 @@ class Recogniser(Releases):
         """Whether a pool of the tree raises a count of what it returns: the same for everybody who asks."""
         if protocol not in self._counting:
             self._counting[protocol] = any(
-                counts_what_it_returns(half.function, [end.function for end in pair.releases])
+                half.name.verb in COUNTS
+                or counts_what_it_returns(half.function, [end.function for end in pair.releases])
                 for pair, half in self.acquiring.values()
                 if pair.name == protocol
             )
@@ -361,6 +362,11 @@ def _made_here(function: Function, source: Source, places: tuple[Path, ...]) -> 
     if source.handle is Handle.RECEIVER:
         places = places[:1]  # what `lock()` returns is the object itself
     return not keys and all(place[0] in function.graph.fresh_roots for place in places)
+
+
+def _is_itself(source: Source) -> bool:
+    """What is returned is the lease, and no object around it."""
+    return source.handle is Handle.RESULT and not (source.rest or source.fresh or source.into)
 
 
 def _discovered(pair: Pair, half: Half) -> Source:

@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from auditor.project.code.bindings import given_to, ways
+from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.lent_kinds import put_into_the_store
 
@@ -25,6 +25,8 @@ def lends_plain_memory(function: Function) -> bool:
         return ROW.fullmatch(ast.unparse(returns).strip("'\"")) is not None
     made = [*_in_the_store(function), *_returned(function)]
     made += [each for call in made for each in _by_a_helper(function, call)]
+    asked = [each for call in made for each in _asked_of_itself(function, call)]
+    made += [*asked, *(each for call in asked for each in _by_a_helper(function, call))]
     return any(map(is_row, made)) and not any(isinstance(each, ast.Tuple) for each in made)
 
 
@@ -54,6 +56,14 @@ def _by_a_helper(function: Function, made: ast.expr) -> Iterator[ast.expr]:
     match made:
         case ast.Call(func=ast.Name(id=name)) if helper := function.module.functions.get(name):
             yield from _returned(helper)
+
+
+def _asked_of_itself(function: Function, made: ast.expr) -> Iterator[ast.expr]:
+    """`return self.borrow(size)` of `try_borrow(size)`."""
+    methods = function.cls.methods if function.cls is not None else {}
+    name = own_attribute(made.func, function.owner or "") if isinstance(made, ast.Call) else None
+    if name is not None and (lending := methods.get(name)):
+        yield from (*_in_the_store(lending), *_returned(lending))
 
 
 def _in_the_store(function: Function) -> Iterator[ast.expr]:
