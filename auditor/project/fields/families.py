@@ -71,8 +71,7 @@ class Families:
             if self._over_zero(outcome, method, path) is not None:
                 return True
             ends = self.recogniser.ending_names(outcome.acquisition.protocol)
-            borrowing = self._borrowing(outcome, family)
-            if len(path) == 2 and asks_for_more(method, begun, outcome.call, family, field, ends, borrowing):
+            if len(path) == 2 and asks_for_more(method, begun, outcome.call, family, field, ends):
                 return True
             if not (_leaves(method) or _ends_by_name(method) or in_turns(begun.name, method.name)):
                 continue

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function, Module
 from auditor.project.code.project import Project
+from auditor.project.fields.exits import OWNING
+from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
 
@@ -33,7 +35,7 @@ def set_at_birth(facts: Iterable[tuple[str, bool]], family: Sequence[Function]) 
 def _lowered(method: Function) -> Iterator[str]:
     for target, value in assignments(method):
         field = own_attribute(target, method.owner or "")
-        if field is not None and field.startswith("_") and _is_false(value):
+        if field is not None and _is_false(value) and (field.startswith("_") or OWNING & set(split(field))):
             yield field
 
 

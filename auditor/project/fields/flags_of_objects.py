@@ -19,13 +19,19 @@ def passed_over(project: Project, function: Function, filling: Function, field: 
     for node in function.statements if function is not filling else ():
         for owner, flag in _asked(node):
             if flag != field and flag not in spoken_of and _stays_down(project, flag, field, filling):
+                below = [inner for each in getattr(node, "body", []) for inner in walk(each)]
+                found |= {id(inner) for inner in below if _is_field(inner, owner, field)}
+                names = {inner.id for inner in below if isinstance(inner, ast.Name)}
                 found |= {
-                    id(inner)
-                    for each in getattr(node, "body", [])
-                    for inner in walk(each)
-                    if isinstance(inner, ast.Attribute) and own_attribute(inner, owner) == field
+                    id(value)
+                    for target, value in assignments(function)
+                    if _is_field(value, owner, field) and getattr(target, "id", "") in names
                 }
     return found
+
+
+def _is_field(node: ast.AST, owner: str, field: str) -> bool:
+    return isinstance(node, ast.Attribute) and own_attribute(node, owner) == field
 
 
 def _asked(node: ast.stmt) -> Iterator[tuple[str, str]]:
