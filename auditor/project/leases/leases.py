@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
@@ -46,6 +46,7 @@ from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
 from auditor.project.leases.released_alone import ended_alone, release_lent
+from auditor.project.leases.skipped_turn import skipped_turn
 from auditor.project.leases.stopped_early import stopped_early
 from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.told_by_both import told_of_both
@@ -119,6 +120,7 @@ class Follower(Afterwards):
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
         refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
+        refused = refused or (self._skipped(op, acquisition, leaks, ending) if elsewhere else ())
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
@@ -136,6 +138,20 @@ class Follower(Afterwards):
         left = elsewhere or bool(refused) or not endings.released
         self._tell(outcome, node, op, followed, shown=not detached, left=left)
         return outcome
+
+    def _skipped(
+        self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...], ends: Set[str]
+    ) -> tuple[Leak, ...]:
+        """What is marked in a turn of a loop that does nothing more about it."""
+        if acquisition.inner or all(leak.loss in EXCEPTIONAL for leak in leaks):
+            return ()
+        return tuple(self._told(op, Loss.NEXT_TURN, at) for at in skipped_turn(self.function, op.at, ends))
+
+    def _told(self, op: Call, loss: Loss, at: ast.AST) -> Leak:
+        first, last = self.losses.span(op.at), self.losses.span(at)
+        begun = Step(first.path, first.line, first.column, "acquired here")
+        left = Step(last.path, last.line, last.column, LAST_WORDS[loss])
+        return Leak(loss, last, self._holder(op), (begun, left))
 
     def _lost_in_their_turns(
         self, node: int, acquisition: Acquisition, leaks: tuple[Leak, ...]
@@ -161,11 +177,7 @@ class Follower(Afterwards):
             lost += [(Loss.RETURN, at) for at in lost_to_the_first(self.function, op.at)]
         if acquisition.handle is Handle.RESULT and "lambda" in text:
             lost += [(Loss.NEXT_TURN, at) for at in late_bound(self.function, op.at, ends)]
-        for loss, at in lost:
-            first, last = self.losses.span(op.at), self.losses.span(at)
-            begun = Step(first.path, first.line, first.column, "acquired here")
-            left = Step(last.path, last.line, last.column, LAST_WORDS[loss])
-            yield Leak(loss, last, self._holder(op), (begun, left))
+        yield from (self._told(op, loss, at) for loss, at in lost)
 
     def _refused(
         self, op: Call, acquisition: Acquisition, endings: Endings, leaks: tuple[Leak, ...]

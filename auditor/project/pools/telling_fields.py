@@ -14,6 +14,7 @@ from auditor.project.pools.lent_objects import lent_class, stored_class
 from auditor.project.pools.made_of_numbers import known_by, numbered_fields
 from auditor.project.pools.plain_memory import is_row
 from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
@@ -77,12 +78,30 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     if not memory:
         told = SCALAR
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
+    if _counts_users(pair):
+        plain |= {name for name in _fields_of(cls) if KNOWN_BY.isdisjoint(split(name))}
     if told is not NO_NUMBER and (pool := pair.owner) is not None:
         plain |= numbered_fields(cls, pool)
         return frozenset(f".{name}" for name in plain if not known_by(pool, name))
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
     floats = {name for each in model.lineage(cls) for name in _plain_fields(each, FLOATS)}
     return frozenset(f".{name}" for name in plain if name in floats or not _goes_by(books, name))
+
+
+def _counts_users(pair: Pair) -> bool:
+    """`entry.users += 1` of what it returns: that is undone through the entry, and not through its value."""
+    ends = [half.function for half in pair.releases]
+    return any(counts_what_it_returns(half.function, ends) for half in pair.acquires)
+
+
+def _fields_of(cls: Class) -> Iterator[str]:
+    for node in cls.node.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+    init = cls.methods.get("__init__")
+    for target, _ in assignments(init) if init is not None else ():
+        if (name := own_attribute(target, init.owner or "" if init else "")) is not None:
+            yield name
 
 
 def _without_relays(halves: list[Half]) -> list[Half]:

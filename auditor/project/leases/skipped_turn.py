@@ -1,0 +1,100 @@
+"""Turns of a loop that end by `continue` after something was counted, pinned or charged for them, where the
+rest of the turn would have noted it, handed it on or given it back: `block.pin(); if block.key in self.seen:
+continue; self.held.append(block)`.
+
+What is marked may be anybody's to end, but here the function has shown who is told of it: on this way
+nobody."""
+
+import ast
+from collections.abc import Iterator, Sequence, Set
+
+from auditor.ir.calls import LOGGING
+from auditor.project.code.bindings import names_bound, root_of
+from auditor.project.code.modules import Function
+from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+HANDING_OVER = frozenset(
+    {"submit", "put", "put_nowait", "create_task", "ensure_future", "start_soon", "send"}
+)
+"""Calls after which somebody else ends what was counted without a name, `self.gate.acquire()`."""
+
+
+def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Continue]:
+    """The `continue`s that leave it behind. `ends` are the names of what gives back."""
+    told = {root_of(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))}
+    told |= {node.id for each in call.args for node in walk(each) if isinstance(node, ast.Name)}
+    if isinstance(call.func, ast.Attribute) and not told:
+        told = {root_of(call.func.value)}
+    told -= {function.owner, ""}
+    for loop in _around(function, call):
+        for suite in _turn(loop, call):
+            yield from _skipping(suite, call, told, ends)
+        over = getattr(loop, "iter", None)
+        if over is not None and told & set(names_bound(loop)):
+            told = {*told, *(node.id for node in walk(over) if isinstance(node, ast.Name))} - {function.owner}
+
+
+def _around(function: Function, call: ast.Call) -> list[ast.For | ast.AsyncFor | ast.While]:
+    """Loops, the innermost first."""
+    loops = [node for node in function.statements if isinstance(node, LOOPS) and _contains(node.body, call)]
+    return sorted(loops, key=lambda loop: -loop.lineno)
+
+
+def _turn(loop: ast.For | ast.AsyncFor | ast.While, call: ast.Call) -> Iterator[list[ast.stmt]]:
+    """The statements of a turn from the call on: those of the loop, or of `if pool.take(n):` in it."""
+    for number, statement in enumerate(loop.body):
+        if not _contains([statement], call):
+            continue
+        if isinstance(statement, ast.If) and _is_granted(statement.test, call):
+            yield [statement, *statement.body]
+        else:
+            yield loop.body[number:]
+
+
+def _is_granted(test: ast.expr, call: ast.Call) -> bool:
+    """`if pool.take(n):`, as against `if not pool.take(n): continue`"""
+    return not isinstance(test, ast.UnaryOp) and any(each is call for each in walk(test))
+
+
+def _skipping(
+    suite: Sequence[ast.stmt], call: ast.Call, told: Set[str], ends: Set[str]
+) -> Iterator[ast.Continue]:
+    first, *later = suite
+    answers = set(names_bound(first))
+    for number, statement in enumerate(later):
+        if not isinstance(statement, ast.If) or statement.orelse:
+            continue
+        if not isinstance(out := statement.body[-1], ast.Continue) or answers & _names(statement.test):
+            continue
+        if not _sees_to_it(statement.body, told, ends) and _sees_to_it(later[number + 1 :], told, ends):
+            yield out
+
+
+def _sees_to_it(statements: Sequence[ast.stmt], told: Set[str], ends: Set[str]) -> bool:
+    """It gives back, or puts what was told somewhere, or hands it on."""
+    for node in (node for each in statements for node in walk(each)):
+        if isinstance(node, ast.Call):
+            name = last_name(node)
+            given = {each for arg in node.args for each in _names(arg)}
+            if name in ends or (name not in LOGGING and given & told):
+                return True
+            if not told and name in HANDING_OVER:
+                return True
+        elif isinstance(node, ast.Assign) and told & _names(node.value) and _stores(node):
+            return True
+    return False
+
+
+def _stores(node: ast.Assign) -> bool:
+    return any(isinstance(each, ast.Attribute | ast.Subscript) for each in node.targets)
+
+
+def _contains(statements: Sequence[ast.stmt], call: ast.Call) -> bool:
+    return any(node is call for each in statements for node in walk(each))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in walk(node) if isinstance(each, ast.Name)}
