@@ -1,0 +1,92 @@
+"""Functions that take something only to see whether they can: `if budget.reserve(step): total += step`, and
+`return total` in `probe_capacity(step)`; `return budget.reserve(need)` in `fits(request)`.
+
+Nobody is told what was taken: what they answer is a number of turns, or whether there was room."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.ir.calls import LOGGING
+from auditor.project.code.modules import Function
+from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
+from auditor.source.nodes import walk
+
+QUESTIONS = frozenset({"can", "could", "would", "fits", "fit", "has", "is", "are", "busy", "possible"})
+"""First words of what only asks."""
+
+TAKING = ACQUIRE_WORDS | {"hold", "enter", "admit", "begin", "start", "charge", "join", "schedule", "fill",
+                            "prefetch", "preload", "load"}  # fmt: skip
+"""Words of functions that mean to leave something taken."""
+
+
+def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | None:
+    """The way out. `ends` are the names of what gives back."""
+    words = split(function.name)
+    if function.name.startswith("_") or not TAKING.isdisjoint(words) or _goes_on(function, call, ends):
+        return None
+    answers = [node for node in function.statements if isinstance(node, ast.Return)]
+    if not answers or not all(node.value is not None for node in answers):
+        return None
+    counters = set(_counters(function))
+    if words[:1] and words[0] in QUESTIONS:
+        found = [node for node in answers if node.value is not None and _is(node.value, call)]
+    elif any(call in walk(test) for test in _tests(function)):
+        told = [node.value for node in answers if node.value is not None]
+        counted = all(isinstance(each, ast.Constant) or _names(each) & counters for each in told)
+        found = [node for node in answers if counted and node.value and _names(node.value) & counters]
+    else:
+        found = []
+    return found[0] if found else None
+
+
+def _is(value: ast.expr, call: ast.Call) -> bool:
+    """`return pool.take(n)`, `return pool.take(n) is not None`, `return not lock.acquire(timeout=0)`"""
+    return call in (value, getattr(value, "operand", None), getattr(value, "left", None))
+
+
+def _goes_on(function: Function, call: ast.Call, ends: Set[str]) -> bool:
+    """Something is given back, put somewhere, or told of what the call was told."""
+    told = {name for each in call.args for name in _names(each)} - {function.owner}
+    for node in function.nodes:
+        if isinstance(node, ast.Call) and node is not call:
+            given = {name for each in node.args for name in _names(each)}
+            if last_name(node) in ends or (node.lineno > call.lineno and given & told and not _logs(node)):
+                return True
+        elif _yields_or_stores(node) and getattr(node, "lineno", 0) >= call.lineno:
+            return True
+    return False
+
+
+def _yields_or_stores(node: ast.AST) -> bool:
+    stores = isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store)
+    return stores or isinstance(node, ast.Yield | ast.YieldFrom)
+
+
+def _logs(call: ast.Call) -> bool:
+    return last_name(call) in LOGGING | {"len", "min", "max", "range"}
+
+
+def _tests(function: Function) -> Iterator[ast.expr]:
+    for node in function.nodes:
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+
+
+def _counters(function: Function) -> Iterator[str]:
+    """Names that are a number at first and counted on, or lists of which only the length is asked for, and
+    what a loop over a range counts."""
+    for node in function.nodes:
+        match node:
+            case ast.AugAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"))):
+                yield name
+            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
+                yield name
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in walk(node) if isinstance(each, ast.Name)}
