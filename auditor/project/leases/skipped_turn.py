@@ -16,6 +16,8 @@ from auditor.source.nodes import walk
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
+LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+
 HANDING_OVER = frozenset(
     {"submit", "put", "put_nowait", "create_task", "ensure_future", "start_soon", "send"}
 )
@@ -50,8 +52,17 @@ def _turn(loop: ast.For | ast.AsyncFor | ast.While, call: ast.Call) -> Iterator[
             continue
         if isinstance(statement, ast.If) and _is_granted(statement.test, call):
             yield [statement, *statement.body]
-        else:
+        elif not _leaves_with_it(statement, call):
             yield loop.body[number:]
+
+
+def _leaves_with_it(statement: ast.stmt, call: ast.Call) -> bool:
+    """`if block is not None: block.pin(); continue`: what comes below is for others."""
+    for node in walk(statement):
+        for suite in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            if isinstance(suite, list) and _contains(suite, call) and isinstance(suite[-1], LEAVING):
+                return True
+    return False
 
 
 def _is_granted(test: ast.expr, call: ast.Call) -> bool:
