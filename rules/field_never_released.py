@@ -10,7 +10,8 @@ is one of two ends of such records, `finish(job)` and `preempt(job)`, that forge
 gives back, or puts the record back in line with it, where the next `admit(job)` puts another over it; and a
 method that says no to a record, leaves a lease on it, and is asked again for the same one. So is what is
 given back where a flag says so (`if request.use_draft:`) when another method turns the flag and leaves the
-lease.
+lease; and what `begin_step()` takes whenever `self.world > 1` and `end_step()` gives back only if, besides,
+the step was not skipped.
 
 ## Why
 Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made

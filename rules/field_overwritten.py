@@ -11,7 +11,9 @@ So is a method that others may call again: any that fills a field of its own obj
 work, as `begin` and `start` do, or puts its caller's data into the lease all the same. The same is asked of a
 place in a table (`self.pinned[name] = ...`) and of a field of an object that was found in one; of a key only
 where another method reckons with it, it is known elsewhere, or it is a name and no id; of a field of
-an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step.
+an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step; or
+where filling is all that a method does, by its name nothing that happens once (`hold_ready(key)`,
+`speculate(request)`), and no other one fills the place.
 Whatever the pool, it is said of a method whose name tells that there is one (`reopen`,
 `redraft(sequence)`), or whose own test does (`if self.scratch is None or self.scratch.size < n:`), or
 beside which another one that fills the table looks first, unless something on the way to the store touches
