@@ -44,6 +44,13 @@ class Life:
         return None if wanted else found
 
     @property
+    def is_told(self) -> bool:
+        """Whether the holder is a parameter: `if out is None: out = pool.borrow(n)`."""
+        arguments = self.function.args
+        named = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        return any(each.arg == self.holder for each in named)
+
+    @property
     def is_receiver(self) -> bool:
         """Whether the acquire is a call of the lease itself (`block.pin()`): the name says nothing of it."""
         return self.lease.giving_back is not None and self.lease.giving_back.itself

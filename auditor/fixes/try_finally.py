@@ -18,6 +18,8 @@ def bounded(case: Case) -> FixOffer | None:
     region = region_of(life) if life is not None else None
     if region is None or not conditions_hold(region) or not _is_on_own_lines(region):
         return None
+    if region.around and region.release is None and region.life.is_told:
+        return None  # on the other way it is the caller's
     safety = _safety(region)
     edit = (lent(region) or guarded(region)) if safety is not None else None
     if safety is None or edit is None:

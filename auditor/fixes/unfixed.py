@@ -56,6 +56,8 @@ def _of_life(life: Life) -> str:
         return f"`{holder}` is a list of leases, whose entries are given back or handed on one by one"
     if _is_gathered(life):
         return f"`{holder}` goes into a container that is read or handed on before it is lost"
+    if life.is_told:
+        return f"`{holder}` may be the caller's: only where it was acquired here it is to be given back"
     if life.lease.handed_over:
         return f"on other ways out `{holder}` is handed on: only its author knows who owns it at this one"
     return f"`{holder}` is used, or may live on, beyond the block that acquires it"

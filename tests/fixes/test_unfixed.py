@@ -44,9 +44,34 @@ def kept(block: Block, channel):
 """
 
 
+TOLD_OR_TAKEN = """\
+class Pool:
+    def __init__(self, n):
+        self._free = [bytearray(8) for _ in range(n)]
+
+    def borrow(self):
+        return self._free.pop()
+
+    def give_back(self, buf):
+        self._free.append(buf)
+
+
+def norm(pool: Pool, values, out=None):
+    if out is None:
+        out = pool.borrow()
+    own = out is None
+    out[:] = values
+    result = bytes(out)
+    if own:
+        pool.give_back(out)
+    return result
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
+        (TOLD_OR_TAKEN, "PA101", "`out` may be the caller's"),
         (SHARED_LINE, "PA101", "other statements share the line of the acquire"),
         (READ_LIST, "PA103", "`block` goes into a container that is read or handed on before it is lost"),
         (KEPT_COUNT, "PA102", "`block` is not given back in the same block, so that it may be meant to stay"),
