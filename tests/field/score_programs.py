@@ -114,6 +114,7 @@ SETS = (
     "fullers",
     "gilders",
     "pewterers",
+    "quarriers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
