@@ -115,6 +115,7 @@ SETS = (
     "gilders",
     "pewterers",
     "quarriers",
+    "founders",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
