@@ -8,6 +8,7 @@ from collections.abc import Iterator, Set
 
 from auditor.ir.calls import LOGGING
 from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import names_in
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, split
 from auditor.source.nodes import walk
@@ -33,8 +34,8 @@ def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | 
         found = [node for node in answers if node.value is not None and _is(node.value, call)]
     elif any(call in walk(test) for test in _tests(function)):
         told = [node.value for node in answers if node.value is not None]
-        counted = all(isinstance(each, ast.Constant) or _names(each) & counters for each in told)
-        found = [node for node in answers if counted and node.value and _names(node.value) & counters]
+        counted = all(isinstance(each, ast.Constant) or names_in(each) & counters for each in told)
+        found = [node for node in answers if counted and node.value and names_in(node.value) & counters]
     else:
         found = []
     return found[0] if found else None
@@ -47,10 +48,10 @@ def _is(value: ast.expr, call: ast.Call) -> bool:
 
 def _goes_on(function: Function, call: ast.Call, ends: Set[str]) -> bool:
     """Something is given back, put somewhere, or told of what the call was told."""
-    told = {name for each in call.args for name in _names(each)} - {function.owner}
+    told = {name for each in call.args for name in names_in(each)} - {function.owner}
     for node in function.nodes:
         if isinstance(node, ast.Call) and node is not call:
-            given = {name for each in node.args for name in _names(each)}
+            given = {name for each in node.args for name in names_in(each)}
             if last_name(node) in ends or (node.lineno > call.lineno and given & told and not _logs(node)):
                 return True
         elif _yields_or_stores(node) and getattr(node, "lineno", 0) >= call.lineno:
@@ -86,7 +87,3 @@ def _counters(function: Function) -> Iterator[str]:
                 yield name
             case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
                 yield name
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in walk(node) if isinstance(each, ast.Name)}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import names_bound, root_of
 from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import names_in
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
@@ -27,7 +28,7 @@ HANDING_OVER = frozenset(
 def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Continue]:
     """The `continue`s that leave it behind. `ends` are the names of what gives back."""
     told = {root_of(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))}
-    told |= {node.id for each in call.args for node in walk(each) if isinstance(node, ast.Name)}
+    told |= {name for each in call.args for name in names_in(each)}
     if isinstance(call.func, ast.Attribute) and not told:
         told = {root_of(call.func.value)}
     told -= {function.owner, ""}
@@ -36,7 +37,7 @@ def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator
             yield from _skipping(suite, call, told, ends)
         over = getattr(loop, "iter", None)
         if over is not None and told & set(names_bound(loop)):
-            told = {*told, *(node.id for node in walk(over) if isinstance(node, ast.Name))} - {function.owner}
+            told = {*told, *names_in(over)} - {function.owner}
 
 
 def _around(function: Function, call: ast.Call) -> list[ast.For | ast.AsyncFor | ast.While]:
@@ -78,7 +79,7 @@ def _skipping(
     for number, statement in enumerate(later):
         if not isinstance(statement, ast.If) or statement.orelse:
             continue
-        if not isinstance(out := statement.body[-1], ast.Continue) or answers & _names(statement.test):
+        if not isinstance(out := statement.body[-1], ast.Continue) or answers & names_in(statement.test):
             continue
         if not _sees_to_it(statement.body, told, ends) and _sees_to_it(later[number + 1 :], told, ends):
             yield out
@@ -89,12 +90,12 @@ def _sees_to_it(statements: Sequence[ast.stmt], told: Set[str], ends: Set[str]) 
     for node in (node for each in statements for node in walk(each)):
         if isinstance(node, ast.Call):
             name = last_name(node)
-            given = {each for arg in node.args for each in _names(arg)}
+            given = {each for arg in node.args for each in names_in(arg)}
             if name in ends or (name not in LOGGING and given & told):
                 return True
             if not told and name in HANDING_OVER:
                 return True
-        elif isinstance(node, ast.Assign) and told & _names(node.value) and _stores(node):
+        elif isinstance(node, ast.Assign) and told & names_in(node.value) and _stores(node):
             return True
     return False
 
@@ -105,7 +106,3 @@ def _stores(node: ast.Assign) -> bool:
 
 def _contains(statements: Sequence[ast.stmt], call: ast.Call) -> bool:
     return any(node is call for each in statements for node in walk(each))
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in walk(node) if isinstance(each, ast.Name)}
