@@ -13,7 +13,8 @@ place in a table (`self.pinned[name] = ...`) and of a field of an object that wa
 where another method reckons with it, it is known elsewhere, or it is a name and no id; of a field of
 an object that the method is given only where it is renewed (`refresh(request)`) or filled in each step; or
 where filling is all that a method does, by its name nothing that happens once (`hold_ready(key)`,
-`speculate(request)`), and no other one fills the place.
+`speculate(request)`), and no other one fills the place. Such a method may also work with what it puts into a
+table, where nobody but who ends its entries has to do with the table.
 Whatever the pool, it is said of a method whose name tells that there is one (`reopen`,
 `redraft(sequence)`), or whose own test does (`if self.scratch is None or self.scratch.size < n:`), or
 beside which another one that fills the table looks first, unless something on the way to the store touches

@@ -116,6 +116,9 @@ SETS = (
     "pewterers",
     "quarriers",
     "founders",
+    "nailers",
+    "skinners",
+    "braziers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -7,7 +7,7 @@ import pytest
 from tests.field.score_programs import judged, programs
 
 KEPT = {
-    "strangers": (435, 152, set[str]()),
+    "strangers": (435, 153, set[str]()),
     "serving": (472, 171, set[str]()),
     "training": (446, 172, set[str]()),
     "services": (437, 145, set[str]()),
@@ -27,7 +27,7 @@ KEPT = {
     "declared": (211, 69, set[str]()),
     "engines": (208, 65, set[str]()),
     "libraries": (243, 74, {"p05_pinned_loader.py:123"}),
-    "postmortems": (258, 94, set[str]()),
+    "postmortems": (258, 95, set[str]()),
     "backends": (213, 69, set[str]()),
     "runtimes": (224, 69, set[str]()),
     "labellers": (178, 56, set[str]()),
@@ -66,13 +66,13 @@ KEPT = {
     "wrights": (234, 71, {"paged_blocks.py:175"}),
     "tanners": (280, 85, set[str]()),
     "weavers": (199, 70, {"spec_decode.py:56"}),
-    "saddlers": (211, 67, set[str]()),
+    "saddlers": (211, 68, set[str]()),
     "millers": (233, 77, {"ckpt/staging.py:45", "shm_loader/loader.py:31", "zero_gather.py:223"}),
     "potters": (197, 63, {"collective/bucket.py:43"}),
     "drovers": (196, 69, {"run_tracker/locks.py:25", "run_tracker/store.py:48", "run_tracker/store.py:58"}),
-    "porters": (154, 51, {"activation_offload.py:153", "activation_offload.py:169"}),
+    "porters": (154, 53, {"activation_offload.py:153", "activation_offload.py:169"}),
     "hatters": (214, 76, {"framekit.py:336", "rpcwire.py:358"}),
-    "tinkers": (204, 79, {"night_watch.py:66"}),
+    "tinkers": (204, 80, {"night_watch.py:66"}),
     "carters": (254, 79, {"batch_assembler.py:209"}),
     "turners": (245, 80, {"tp_collectives.py:102", "tp_collectives.py:84"}),
     "bakers": (228, 71, {"activation_offload.py:163"}),
@@ -81,13 +81,13 @@ KEPT = {
     "cobblers": (220, 77, set[str]()),
     "fletchers": (215, 73, {"lora_slots.py:125", "radix_cache.py:135", "radix_cache.py:146"}),
     "carvers": (222, 75, {"bucket_reducer.py:174", "kv_blocks.py:95"}),
-    "dyers": (212, 77, {"admission.py:188", "kv_block_manager.py:88"}),
+    "dyers": (212, 78, {"admission.py:188", "kv_block_manager.py:88"}),
     "brewers": (235, 76, {"grad_comm.py:85"}),
     "smiths": (254, 76, set[str]()),
     "spinners": (225, 74, {"rollout/request.py:33"}),
-    "sawyers": (205, 64, {"lora_slots/engine.py:53", "prefix_cache.py:216"}),
-    "tilers": (294, 95, {"ring_attn/attention.py:58", "ring_attn/attention.py:59"}),
-    "plumbers": (209, 62, set[str]()),
+    "sawyers": (205, 65, {"lora_slots/engine.py:53", "prefix_cache.py:216"}),
+    "tilers": (294, 96, {"ring_attn/attention.py:58", "ring_attn/attention.py:59"}),
+    "plumbers": (209, 64, set[str]()),
     "slaters": (236, 63, {"token_index.py:88"}),
     "roofers": (
         209,
@@ -100,13 +100,16 @@ KEPT = {
     "lorimers": (203, 57, set[str]()),
     "fullers": (222, 69, {"objstore/client.py:76", "objstore/store.py:38"}),
     "gilders": (220, 67, {"moe_dispatch.py:106", "zero_offload/optimizer.py:69"}),
-    "pewterers": (213, 75, {"tiered_feature_pool.py:86"}),
+    "pewterers": (213, 76, {"tiered_feature_pool.py:86"}),
     "quarriers": (
         144,
         39,
         {"continuous_batching.py:173", "continuous_batching.py:71", "continuous_batching.py:80"},
     ),
     "founders": (161, 50, {"act_offload.py:182", "grad_buckets.py:94", "paged_engine/scheduler.py:74"}),
+    "nailers": (217, 67, {"pinned_staging.py:36", "scheduler.py:174", "scheduler.py:206"}),
+    "skinners": (222, 68, {"staging/pool.py:114", "staging/uploader.py:30"}),
+    "braziers": (222, 69, set[str]()),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -125,7 +128,7 @@ TOLD_ELSEWHERE = {
 in."""
 
 
-OLDEST = 88
+OLDEST = 91
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 

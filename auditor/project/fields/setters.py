@@ -9,7 +9,8 @@ import ast
 import re
 from collections.abc import Sequence
 
-from auditor.project.code.modules import Function
+from auditor.ir.calls import LOGGING
+from auditor.project.code.modules import Function, last_part
 from auditor.project.fields.filling_again import Filling, fillings
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.names_of_refillers import PREPARING
@@ -27,8 +28,9 @@ IN_BETWEEN = re.compile(rf"{PREPARING.pattern}|_*(?:advance|grow)(?:_|$)|\w+_don
 """Methods that are given what has been there for a while, some time in its life."""
 
 
-def only_fills(filling: Filling, family: Sequence[Function]) -> bool:
-    """It is told which one, or what for, and the one statement in it fills the place."""
+def only_fills(filling: Filling, family: Sequence[Function], work: int = 1) -> bool:
+    """It is told which one, or what for, and the one statement in it fills the place; that many others do
+    something with what is put there."""
     method = filling.method
     if len(method.parameters) < 2 or method.name.startswith("_"):
         return False
@@ -36,16 +38,33 @@ def only_fills(filling: Filling, family: Sequence[Function]) -> bool:
         return False
     if filling.owner != method.owner and not IN_BETWEEN.match(method.name):
         return False
-    if not _is_all(method, filling.statement):
+    if not _is_all(method, filling.statement, work):
         return False
     others = (each for each in family if each is not method and each.name not in INITIAL)
     return not any(_fills(each, filling.field) for each in others)
 
 
-def _is_all(method: Function, statement: ast.stmt) -> bool:
-    """But for one more: what it answers, or does with what is there now."""
-    said = [each for each in getattr(method.node, "body", []) if not _is_a_text(each)]
-    return statement in said and len(said) <= 2 and all(isinstance(each, SIMPLE) for each in said)
+def _is_all(method: Function, statement: ast.stmt, work: int) -> bool:
+    """But for what it answers, or does with what is there now, and a way out where it got none."""
+    said = [each for each in getattr(method.node, "body", []) if not (_is_a_text(each) or _is_refused(each))]
+    return statement in said and len(said) <= 1 + work and all(isinstance(each, SIMPLE) for each in said)
+
+
+def _is_refused(statement: ast.stmt) -> bool:
+    """`if slot is None: return False`."""
+    match statement:
+        case ast.If(
+            test=ast.Compare(left=ast.Name(), ops=[ast.Is()], comparators=[ast.Constant(value=None)]),
+            body=[*before, ast.Return() | ast.Raise()],
+            orelse=[],
+        ):
+            return all(_is_logging(each) for each in before)
+    return False
+
+
+def _is_logging(statement: ast.stmt) -> bool:
+    called = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(called, ast.Call) and last_part(called.func) in LOGGING
 
 
 def _is_a_text(statement: ast.stmt) -> bool:

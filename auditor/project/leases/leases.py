@@ -31,6 +31,7 @@ from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
+from auditor.project.leases.given_back_at_times import given_back_at_times
 from auditor.project.leases.given_back_in_part import given_back_in_part
 from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.last_turn import is_of_the_last_turn
@@ -122,6 +123,7 @@ class Follower(Afterwards):
         refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
         refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
         refused = refused or (self._skipped(op, acquisition, leaks, ending) if elsewhere else ())
+        refused = refused or (given_back_at_times(endings, leaks) if elsewhere else ())
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
@@ -259,7 +261,8 @@ class Follower(Afterwards):
             ends = self.effects.recogniser.ending_names(acquisition.protocol)
             noted = lines_with_its_key(self.function, op.at, ends, followed)
             leaks = tuple(leak for leak in leaks if leak.at.line not in noted)
-        if acquisition.keyed and followed.endings.released:
+        ended = followed.endings.released.keys() - followed.endings.sometimes
+        if acquisition.keyed and ended:
             return tuple(leak for leak in leaks if not leak.started)
         return leaks
 

@@ -1,0 +1,1 @@
+"""Gradient reduction: device heap, caching pools, communicators and buckets."""

@@ -1,0 +1,1 @@
+"""Device cache for large embedding tables: pinned rows, bag lookups, look-ahead."""

@@ -1,0 +1,1 @@
+"""Sharded tensor files: a JSON header, then raw little-endian data."""

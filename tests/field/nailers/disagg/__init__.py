@@ -1,0 +1,1 @@
+"""Disaggregated prefill: KV pages move from prefill workers to decode workers."""

@@ -1,0 +1,1 @@
+"""Draft-and-verify decoding over pooled scratch tensors."""

@@ -1,0 +1,1 @@
+"""KV cache tiers: device, host and disk."""

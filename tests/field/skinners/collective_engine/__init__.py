@@ -1,0 +1,1 @@
+"""Background engine that fuses and runs collective requests."""

@@ -1,0 +1,1 @@
+"""Pinned staging buffers for host-to-device traffic."""
