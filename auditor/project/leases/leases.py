@@ -123,7 +123,8 @@ class Follower(Afterwards):
         refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
         refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
         refused = refused or (self._skipped(op, acquisition, leaks, ending) if elsewhere else ())
-        refused = refused or (given_back_at_times(endings, leaks) if elsewhere else ())
+        if elsewhere and not refused:
+            refused = given_back_at_times(self.function, recogniser.calls, endings, leaks, ending)
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
