@@ -163,7 +163,7 @@ def only_says(filling: Filling) -> list[ast.If]:
         and (node.end_lineno or node.lineno) < filling.line
         and not node.orelse
         and _asks_for(node.test, filling)
-        and all(_says(each) or _works_with(each, filling) for each in node.body)
+        and all(only_logs(each) or _works_with(each, filling) for each in node.body)
     ]
 
 
@@ -201,7 +201,7 @@ def _works_with(statement: ast.stmt, filling: Filling) -> bool:
     return False
 
 
-def _says(statement: ast.stmt) -> bool:
+def only_logs(statement: ast.stmt) -> bool:
     match statement:
         case ast.Expr(value=ast.Call(func=ast.Name(id="print"))):
             return True

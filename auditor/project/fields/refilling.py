@@ -93,15 +93,6 @@ from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
-FEW = 3
-"""Who makes a table, who fills it, and who ends what is in it."""
-
-ONCE = re.compile(r"\w+\..*|(?:r|req|request|session|job|task|txn|call|conn|room)(?:_?id)?")
-"""What a key is called of what comes once, and brings a number of its own."""
-
-WORK = 4
-"""So much is done with a lease before it is put into a table that few know."""
-
 
 class Refilling(ForgottenFields):
     """Asks of a lease that a method of the tree's own pools has stored in a field of its object."""
@@ -145,17 +136,12 @@ class Refilling(ForgottenFields):
         return told and any(takes_out(each, filling.field) for each in others)
 
     def _only_fills(self, filling: Filling, family: list[Function], enders: Sequence[Function] = ()) -> bool:
-        """Under a key, too, that its callers have from elsewhere. Where nobody but who ends the entries has
-        to do with the table, nobody looks what is in it."""
-        if filling.key is None:
-            return only_fills(filling, family)
-        told = told_by_its_caller(filling) and plain_table(family, filling.field)
-        if not told or drawn_by_its_callers(filling, self.project):
-            return False
-        knowing = [each for each in family if mentions(each, filling.field)]
-        few = len(enders) == 1 and len(knowing) <= FEW and not ONCE.fullmatch(ast.unparse(filling.key))
-        alone = not isinstance(getattr(filling.statement, "value", None), ast.Tuple)
-        return only_fills(filling, family, WORK if few and alone else 1)
+        """Under a key, too, that its callers have from elsewhere."""
+        if filling.key is not None:
+            told = told_by_its_caller(filling) and plain_table(family, filling.field)
+            if not told or drawn_by_its_callers(filling, self.project):
+                return False
+        return only_fills(filling, family, enders)
 
     def _pushed_on(self, outcome: Outcome, path: Path, family: list[Function]) -> Filling | None:
         """`self.last = self.current` in each call, and nobody gives back `self.last` before the end."""

@@ -9,9 +9,9 @@ import ast
 import re
 from collections.abc import Sequence
 
-from auditor.ir.calls import LOGGING
-from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.filling_again import Filling, fillings
+from auditor.project.code.field_paths import mentions
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import Filling, fillings, only_logs
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.names_of_refillers import PREPARING
 from auditor.project.fields.reckoning import comes_in_pairs
@@ -28,9 +28,19 @@ IN_BETWEEN = re.compile(rf"{PREPARING.pattern}|_*(?:advance|grow)(?:_|$)|\w+_don
 """Methods that are given what has been there for a while, some time in its life."""
 
 
-def only_fills(filling: Filling, family: Sequence[Function], work: int = 1) -> bool:
-    """It is told which one, or what for, and the one statement in it fills the place; that many others do
-    something with what is put there."""
+FEW = 3
+"""Who makes a table, who fills it, and who ends what is in it."""
+
+ONCE = re.compile(r"\w+\..*|(?:r|req|request|session|job|task|txn|call|conn|room)(?:_?id)?")
+"""What a key is called of what comes once, and brings a number of its own."""
+
+WORK = 4
+"""So much is done with a lease before it is put into a table that few know."""
+
+
+def only_fills(filling: Filling, family: Sequence[Function], enders: Sequence[Function] = ()) -> bool:
+    """It is told which one, or what for, and the one statement in it fills the place. Where nobody but who
+    ends the entries has to do with a table, nobody looks what is in it: there it may do more before."""
     method = filling.method
     if len(method.parameters) < 2 or method.name.startswith("_"):
         return False
@@ -38,10 +48,18 @@ def only_fills(filling: Filling, family: Sequence[Function], work: int = 1) -> b
         return False
     if filling.owner != method.owner and not IN_BETWEEN.match(method.name):
         return False
+    work = WORK if _is_known_to_few(filling, family, enders) else 1
     if not _is_all(method, filling.statement, work):
         return False
     others = (each for each in family if each is not method and each.name not in INITIAL)
     return not any(_fills(each, filling.field) for each in others)
+
+
+def _is_known_to_few(filling: Filling, family: Sequence[Function], enders: Sequence[Function]) -> bool:
+    if filling.key is None or len(enders) != 1 or ONCE.fullmatch(ast.unparse(filling.key)):
+        return False
+    knowing = [each for each in family if mentions(each, filling.field)]
+    return len(knowing) <= FEW and not isinstance(getattr(filling.statement, "value", None), ast.Tuple)
 
 
 def _is_all(method: Function, statement: ast.stmt, work: int) -> bool:
@@ -58,13 +76,8 @@ def _is_refused(statement: ast.stmt) -> bool:
             body=[*before, ast.Return() | ast.Raise()],
             orelse=[],
         ):
-            return all(_is_logging(each) for each in before)
+            return all(map(only_logs, before))
     return False
-
-
-def _is_logging(statement: ast.stmt) -> bool:
-    called = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(called, ast.Call) and last_part(called.func) in LOGGING
 
 
 def _is_a_text(statement: ast.stmt) -> bool:

@@ -12,6 +12,7 @@ from auditor.flow.lease import EXCEPTIONAL, Leak
 from auditor.ir.ops import Call
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
@@ -47,9 +48,12 @@ def _started(function: Function, calls: Calls, call: ast.Call) -> Iterator[Funct
 
 
 def _ends_it(started: Function, ends: Set[str]) -> bool:
-    """Where nothing has failed."""
+    """Where nothing has failed. Of a declared protocol no names are known: what looks like an end will do."""
     failed = {id(node) for handled in _failures(started) for node in walk(handled)}
-    return any(last_name(call) in ends and id(call) not in failed for call in started.calls)
+    return any(
+        (last_name(call) in ends if ends else looks_releasing(call)) and id(call) not in failed
+        for call in started.calls
+    )
 
 
 def _failures(started: Function) -> Iterator[ast.AST]:
