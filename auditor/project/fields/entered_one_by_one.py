@@ -17,6 +17,17 @@ def gone_through_by_all(function: Function, path: Path) -> Path:
     return (function.owner or "", f".{field}", ANY_ITEM) if field is not None else path
 
 
+def noted_in(function: Function, key: Path) -> set[str]:
+    """`pinned` of `self.pinned.append(key)`"""
+    found = set()
+    for call in function.calls if len(key) == 1 else ():
+        match call:
+            case ast.Call(func=ast.Attribute(value=table, attr="append" | "add"), args=[ast.Name(id=name)]):
+                if name == key[0] and (field := own_attribute(table, function.owner or "")) is not None:
+                    found.add(field)
+    return found
+
+
 def asks_what_others_set(family: Sequence[Function], names: Sequence[str]) -> bool:
     """`if self.taken_over: return`, which another method sets, and sees to them."""
     asked = {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.exits import ENTERS, PROMISING, begins_always, own_attributes, what_decides
+from auditor.project.fields.filling_again import only_logs
 from auditor.project.fields.of_the_exception import EXITS, is_of_the_exception
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -19,11 +20,7 @@ def leaves_early(
     own = method.owner
     if own is None or method.name not in EXITS or begun.name not in ENTERS:
         return False
-    if (
-        not begins_always(begun, call, field)
-        or _is_under_a_test(begun, call)
-        or _is_told_before(method, field)
-    ):
+    if not begins_always(begun, call, field) or is_under_a_test(begun, call) or is_told_before(method, field):
         return False
     tests = [test for test in what_decides(method, own, field) if not is_of_the_exception(test, method)]
     asked = {name for test in tests for name in own_attributes(test, method, own)}
@@ -41,17 +38,22 @@ def _tells_of_itself(begun: Function) -> bool:
     return any(getattr(each, "id", None) == begun.owner for call in begun.calls for each in call.args)
 
 
-def _is_under_a_test(begun: Function, call: ast.Call) -> bool:
+def is_under_a_test(begun: Function, call: ast.Call) -> bool:
     """`if self.row is None: self.row = pool.take()`"""
     return any(isinstance(node, ast.If) and call in list(walk(node)) for node in begun.statements)
 
 
-def _is_told_before(method: Function, field: str) -> bool:
+def is_told_before(method: Function, field: str) -> bool:
     """Before it leaves early it hands on what lies there: `self.main.retire_later(self.row); return`."""
     return any(
         isinstance(node, ast.If)
         and isinstance(node.body[-1], ast.Return)
-        and any(getattr(part, "attr", "") == field for each in node.body for part in walk(each))
+        and any(
+            getattr(part, "attr", "") == field
+            for each in node.body
+            if not only_logs(each)
+            for part in walk(each)
+        )
         for node in method.statements
     )
 

@@ -25,7 +25,9 @@ from auditor.project.fields.exits import (
     calls_with,
     leaves_without_one,
     overridden,
+    what_decides,
 )
+from auditor.project.fields.exits_by_work import leaves_by_work_done
 from auditor.project.fields.exits_early import leaves_early
 from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
@@ -33,6 +35,7 @@ from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
+from auditor.project.fields.set_by_enders import set_by_enders
 from auditor.project.fields.zero import passes_over_zero
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.recognise import Recogniser
@@ -82,6 +85,8 @@ class Families:
             answer = self._asked(outcome, method, path)
             if answer.sometimes and self._ended_as_begun(outcome, family, method, path):
                 continue
+            if answer.sometimes and self._told_by_others(method, field, ends):
+                continue
             if method.name in EXITS and (
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
             ):
@@ -90,6 +95,10 @@ class Families:
                 answer.sometimes
                 and ANY_ITEM not in path
                 and leaves_early(method, begun, outcome.call, family, field)
+            ):
+                return True
+            if answer.sometimes and leaves_by_work_done(
+                self.project, method, begun, outcome.call, path, ends
             ):
                 return True
             once = len(path) == 2 and (
@@ -110,6 +119,11 @@ class Families:
             ):
                 return True
         return False
+
+    def _told_by_others(self, method: Function, field: str, ends: frozenset[str]) -> bool:
+        """What it asks another object, is set by who ends such leases."""
+        tests = list(what_decides(method, method.owner or "", field))
+        return set_by_enders(self.project, tests, ends)
 
     def _working(
         self, outcome: Outcome, family: list[Function], ender: Function, path: Path

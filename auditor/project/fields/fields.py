@@ -23,7 +23,7 @@ from auditor.project.fields.cleared_beside_others import clears_beside_others
 from auditor.project.fields.counts_at_ends import CountsAtEnds
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.ends_without import left_by_an_end
-from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all
+from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all, noted_in
 from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.flag_turned import with_its_flag_turned
 from auditor.project.fields.forgetting import (
@@ -42,6 +42,7 @@ from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
+from auditor.project.fields.making_room import thrown_out
 from auditor.project.fields.moved_to import moved_to, put_over_there
 from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.other_words import properties_of
@@ -62,7 +63,7 @@ from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import EffectsOf, Summaries
-from auditor.project.outcome import Outcome
+from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
                    "train_step",
@@ -219,7 +220,11 @@ class Fields(CountsAtEnds):
             forgotten = (outcome.shown or (outcome.recorded and described.drops)) and not ended
             if forgotten and any(True for _ in self._ending(outcome, path[1][1:])):
                 continue
-            entered = outcome.function.name in ENTERS and described.partly_by and not described.escapes
+            entered = (
+                (outcome.function.name in ENTERS or _left_by_exits(described))
+                and described.partly_by
+                and not described.escapes
+            )
             if forgotten or entered or described.overwrite or self._loses_entries(outcome, described):
                 yield described
 
@@ -268,7 +273,10 @@ class Fields(CountsAtEnds):
         """A lock that `__enter__` takes and `__exit__` gives back on some ways only."""
         function = outcome.function
         path = gone_through_by_all(function, outcome.acquisition.places[0])
-        if not (outcome.acquisition.keyed and function.name in ENTERS and own_field(function, path)):
+        if not (outcome.acquisition.keyed and function.name in ENTERS):
+            return
+        if not own_field(function, path):
+            yield from self._entered_one_by_one(outcome, path)
             return
         assert function.cls is not None
         family = list(self.family_of(function.cls))
@@ -279,6 +287,20 @@ class Fields(CountsAtEnds):
         if partly and partly == released_by:
             field = Field(function.cls.qualname, "".join(path[1:])[1:])
             yield StoredField(field, outcome.lease.span, partly_by=tuple(partly))
+
+    def _entered_one_by_one(self, outcome: Outcome, key: Path) -> Iterator[StoredField]:
+        """`table.pin(key)` and `self.pinned.append(key)` in `__enter__`, and an `__exit__` that passes some
+        over."""
+        ops = outcome.function.graph.ops
+        way_out = next((node for node, op in enumerate(ops) if isinstance(op, Leave)), 0)
+        for field in sorted(noted_in(outcome.function, key)):
+            described = self._describe(
+                outcome, way_out, (outcome.function.owner or "", f".{field}", ANY_ITEM)
+            )
+            if not described.escapes and (
+                described.drops or (described.partly_by and not described.released_by)
+            ):
+                yield described
 
     def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         function = outcome.function
@@ -306,6 +328,9 @@ class Fields(CountsAtEnds):
         if not escapes and self._ended_for_the_next(outcome, family, path, released_by):
             partly = partly or self._closed_without(outcome, family, path)
             released_by = [] if partly else released_by
+        if escapes and not released_by and self._only_moved(outcome, family, path):
+            partly = partly or self._closed_without(outcome, family, path)
+            escapes = not partly
         if entered and EXITS & {name.rpartition(".")[2] for name in partly}:
             released_by, escapes = [], False  # whatever else ends it, or takes it out, does so before
         op = function.graph.ops[node]
@@ -325,6 +350,18 @@ class Fields(CountsAtEnds):
             or self._again(outcome, family, path),
             escapes=escapes,
         )
+
+    def _only_moved(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        """Methods of the class put what lies in the field into another one, and nobody else comes to it."""
+        if len(path) != 2 or has_gone_to_the_caller(outcome) or outcome.unknown:
+            return False
+        answers = [(each, self._asked(outcome, each, path)) for each in family if each.parameters]
+        moved = [place for each, answer in answers for place in answer.stored if place[0] == each.owner]
+        known = all(
+            answer.fate is Fate.BORROW or (answer.fate is Fate.TAKE and answer.stored)
+            for _, answer in answers
+        )
+        return bool(moved) and known and not self._ended_by_others(outcome, family, path)
 
     def _fate(
         self, outcome: Outcome, family: list[Function], path: Path
@@ -376,7 +413,10 @@ class Fields(CountsAtEnds):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
         escapes = escapes or (copied and not released_by)
-        return released_by, escapes, lost_after_birth(self.project, drops, family)
+        drops = lost_after_birth(self.project, drops, family)
+        if path[2:] == (ANY_ITEM,) and released_by and not escapes:
+            drops += [self._dropped_at(m, at) for m in family for at in thrown_out(m, attribute, ends)]
+        return released_by, escapes, drops
 
     def _left_where_it_is_moved(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path
@@ -453,6 +493,12 @@ class Fields(CountsAtEnds):
             return False
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
+
+
+def _left_by_exits(stored: StoredField) -> bool:
+    """Whatever callers are shown, the object keeps it until its `with` is left."""
+    names = {name.rpartition(".")[2] for name in stored.partly_by}
+    return names <= EXITS and not stored.released_by
 
 
 def _is_seen_to(stored: StoredField) -> bool:

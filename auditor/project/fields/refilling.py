@@ -88,6 +88,7 @@ from auditor.project.fields.round_after_round import only_fills_the_empty, passe
 from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.fields.setters import only_fills
 from auditor.project.fields.swapped_away import swapped_away
+from auditor.project.fields.under_one_flag import under_one_flag
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer
@@ -222,6 +223,8 @@ class Refilling(ForgottenFields):
         self, filling: Filling, outcome: Outcome, family: list[Function], enders: list[Function]
     ) -> bool:
         """`plan(n)`, which anybody may call twice, as against `begin()` and `start()`."""
+        if under_one_flag(filling, enders, family):
+            return False
         if others_look_first(filling, outcome.call, speaking_for(filling, family, self.model)):
             return True
         if any(in_turns(filling.method.name, ender.name) for ender in enders):

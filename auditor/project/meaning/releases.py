@@ -22,6 +22,9 @@ from auditor.source.imports import dotted_text
 FOR_GOOD = frozenset({"disconnect", "aclose", "terminate", "logout", "quit"})
 """Methods that end what a declared pool lent, besides those that protocols list: `line.disconnect()`."""
 
+PARTING = frozenset({"retire", "discard", "scrap", "condemn", "dispose", "decommission", "publish"})
+"""Other words for parting with a lease, where a pool's own method that is told it is so called."""
+
 
 class Releases:
     """Answers by resolved function where there is one, else by patterns, at last by the name."""
@@ -127,6 +130,8 @@ class Releases:
                 if half.handle is Handle.RECEIVER or not told_anything(call):
                     return position == -1
                 return position != -1 and is_told_of_it(half, call, position)
+        if position == 0 and any(self._parts_with(target, protocol) for target in targets):
+            return True
         if (targets and not all(target.is_abstract for target in targets)) or constructed is not None:
             return None
         if not targets and self._put_back_by_hand(function, call, position, protocol):
@@ -135,6 +140,12 @@ class Releases:
             return True
         names = names_of(targets, None, dotted)
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
+
+    def _parts_with(self, target: Function, protocol: str) -> bool:
+        """`pool.retire(worker)`: what is not to come back to the pool, or is its readers' from here on."""
+        pair, _ = self._stores.get(protocol, (None, frozenset()))
+        own = pair is not None and pair.owner is not None and target.cls is pair.owner
+        return own and target.name in PARTING
 
     def _told_to_end(self, target: Function, protocol: str) -> tuple[Pair, Half] | None:
         """An end, or what overrides one and asks it: `super().do_release(token)`."""
