@@ -239,5 +239,6 @@ def _renamed(fact: Fact, old: str, new: str) -> Fact | None:
         key == old
         or key == f"{old} is None"
         or key.startswith((f"{old} == ", f"{old} is ", f"{old} < ", f"{old}["))
+        or (old[:1] == "%" and key.startswith(f"{old}."))  # the object has got its name now
     )
     return (new + key[len(old) :], truth) if about else None

@@ -8,13 +8,15 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import TEST_FILE, given_to
+from auditor.project.code.bindings import TEST_FILE, given_to, own_attribute
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.code.release_names import looks_releasing
 from auditor.protocols.vocabulary import split
 
 MAKING = frozenset({"make", "create", "build", "new"})
 """First words of the names of functions that make an object for whoever calls them."""
+
+PROPERTIES = frozenset({"property", "cached_property"})
 
 LASTING = frozenset({"main", "_main", "<module>"})
 """Functions with which the process ends."""
@@ -55,6 +57,18 @@ class Opener:
         first = min(opening, key=lambda node: (node.lineno, node.col_offset), default=None)
         return first is call.func and not self._field_given(function, used)
 
+    def says(self) -> frozenset[tuple[str, bool]]:
+        """What the object says of itself while it holds something: `ticket.slot`, and `ticket.ok`, a property
+        that asks `self.slot is not None`. Of several things it may hold one and not the others."""
+        if len(self.fields) != 1:
+            return frozenset()
+        (field,) = self.fields
+        found = {(f".{field} is None", False)}
+        for name, method in self.cls.methods.items():
+            if not PROPERTIES.isdisjoint(method.decorators) and (truth := _asks(method, field)) is not None:
+                found.add((f".{name}", truth))
+        return frozenset(found)
+
     def _is_brought(self, call: ast.Call) -> bool:
         """One of the parameters that decide is told, or may be."""
         init = self.cls.methods.get("__init__")
@@ -68,6 +82,19 @@ class Opener:
     def _field_given(self, function: Function, used: Iterable[ast.Attribute]) -> bool:
         given = _given_away(function)
         return any(node.attr in self.fields and id(node) in given for node in used)
+
+
+def _asks(method: Function, field: str) -> bool | None:
+    """What a method answers that only says whether there is anything in the field."""
+    match method.node.body:
+        case [
+            *_,
+            ast.Return(value=ast.Compare(left=asked, ops=[op], comparators=[ast.Constant(value=None)])),
+        ]:
+            alone = sum(isinstance(each, ast.Return) for each in method.statements) == 1
+            if alone and own_attribute(asked, method.owner or "") == field:
+                return {ast.IsNot: True, ast.Is: False}.get(type(op))
+    return None
 
 
 def _makes(call: ast.Call) -> bool:

@@ -173,7 +173,8 @@ class Recogniser(Releases):
             if each in self.openers and self.openers[each].is_opened(function, call, by):
                 handle = Handle.RESULT if by is None else Handle.RECEIVER
                 says_so = by is not None and not returns_something(by)
-                flags = frozenset({("", True)} if says_so else ())
+                flags = frozenset({("", True)}) if says_so else frozenset[tuple[str, bool]]()
+                flags |= self.openers[each].says() if by is None else frozenset()
                 return Source(each.name, "discovered", handle, Value.OBJECT, flags=flags, opened=True)
         return lent_in_turns(self.calls.model.lineage(cls), self.wrappers) if cls and by is None else None
 
