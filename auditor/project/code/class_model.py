@@ -148,7 +148,7 @@ class ClassModel(BoundTypes):
         return each[0], ast.parse(container.format(ast.unparse(each[1])), mode="eval").body
 
     def _written_around(self, function: Function, made: ast.expr, container: str) -> Written | None:
-        """`[Pool(size) for size in sizes]` is a list of these pools, `[self.send(x) for x in parts]` one of what
+        """`[Pool(size) for size in sizes]` is a list of these pools, `[self.send(x) for x in xs]` one of what
         that returns."""
         found = self.type_of(function, made) if isinstance(made, ast.Call) else None
         if not isinstance(found, Class) or found.module.classes.get(found.name) is not found:

@@ -1,10 +1,10 @@
 """What `__enter__` counts or locks of each thing in a list of its object: `for p in self.params: fetch(p)`"""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from auditor.ir.ops import ANY_ITEM, Path
-from auditor.project.code.bindings import gone_through, own_attribute
+from auditor.project.code.bindings import assignments, awaited, gone_through, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.forgetting import INITIAL
 from auditor.source.nodes import walk
@@ -17,15 +17,19 @@ def gone_through_by_all(function: Function, path: Path) -> Path:
     return (function.owner or "", f".{field}", ANY_ITEM) if field is not None else path
 
 
-def noted_in(function: Function, key: Path) -> set[str]:
-    """`pinned` of `self.pinned.append(key)`"""
-    found = set()
+def noted_in(function: Function, acquire: ast.Call, key: Path) -> Iterator[Path]:
+    """`self.pinned[*]` of `self.pinned.append(key)`; `self.node` of `self.node = self.tree.lock(key)`, and of
+    `self.node = key`."""
+    own = function.owner or ""
     for call in function.calls if len(key) == 1 else ():
         match call:
             case ast.Call(func=ast.Attribute(value=table, attr="append" | "add"), args=[ast.Name(id=name)]):
-                if name == key[0] and (field := own_attribute(table, function.owner or "")) is not None:
-                    found.add(field)
-    return found
+                if name == key[0] and (field := own_attribute(table, own)) is not None:
+                    yield own, f".{field}", ANY_ITEM
+    for target, value in assignments(function):
+        same = awaited(value) is acquire or (isinstance(value, ast.Name) and (value.id,) == key)
+        if same and (field := own_attribute(target, own)) is not None:
+            yield own, f".{field}"
 
 
 def asks_what_others_set(family: Sequence[Function], names: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Set
 
 from auditor.ir.ops import ANY_ITEM, Path
-from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.project import Project
 from auditor.project.fields.exits import (
@@ -54,10 +54,12 @@ def leaves_by_work_done(
         for test in (named.visit(copy.deepcopy(each)) for each in what_decides(method, own, field))
         if not is_of_the_exception(test, method) and not any(asks_for(test, own, each) for each in places)
     ]
+    some = [test for test in tests if _asks_for_some(test, method, field)]
+    tests = [test for test in tests if test not in some]
     asked = [set(_asked_attributes(test, places)) for test in tests]
     of_itself = set() if len(path) > 2 else places
     return (
-        bool(tests)
+        bool(tests or some)
         and all(asked)
         and not any(_asks_more(test, own) for test in tests)
         and all(
@@ -93,6 +95,22 @@ def _asked_attributes(test: ast.expr, places: Set[str]) -> Iterator[tuple[str, s
     for chain in chains(test):
         first, *rest = chain
         yield (first if rest else "", "" if not rest and first in places else chain[-1])
+
+
+def _asks_for_some(test: ast.expr, method: Function, field: str) -> bool:
+    """`not dirty`, of `dirty = [row for row in self.rows if row.dirty]`: the others are there as well."""
+    match test:
+        case ast.Name(id=name) | ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            made = list(given_to(method, name))
+            return bool(made) and all(_is_filtered(value, method.owner or "", field) for value in made)
+    return False
+
+
+def _is_filtered(value: ast.expr, own: str, field: str) -> bool:
+    match value:
+        case ast.ListComp(generators=[ast.comprehension(iter=whole, ifs=[_, *_])]):
+            return own_attribute(whole, own) == field
+    return False
 
 
 def _asks_more(test: ast.expr, own: str) -> bool:

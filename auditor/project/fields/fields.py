@@ -293,13 +293,10 @@ class Fields(CountsAtEnds):
         over."""
         ops = outcome.function.graph.ops
         way_out = next((node for node, op in enumerate(ops) if isinstance(op, Leave)), 0)
-        for field in sorted(noted_in(outcome.function, key)):
-            described = self._describe(
-                outcome, way_out, (outcome.function.owner or "", f".{field}", ANY_ITEM)
-            )
-            if not described.escapes and (
-                described.drops or (described.partly_by and not described.released_by)
-            ):
+        for path in sorted(set(noted_in(outcome.function, outcome.call, key))):
+            described = self._describe(outcome, way_out, path)
+            partly = described.partly_by and not described.released_by
+            if not described.escapes and (described.drops or partly):
                 yield described
 
     def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
