@@ -38,6 +38,7 @@ from auditor.project.leases.last_turn import is_of_the_last_turn
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.late_bound import late_bound
 from auditor.project.leases.left_out import lines_left_out
+from auditor.project.leases.left_with_a_task import left_with_a_task
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.lost_to_the_first import lost_to_the_first
@@ -124,7 +125,9 @@ class Follower(Afterwards):
         refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
         refused = refused or (self._skipped(op, acquisition, leaks, ending) if elsewhere else ())
         if elsewhere and not refused:
-            refused = given_back_at_times(self.function, recogniser.calls, endings, leaks, ending)
+            of = self.function, recogniser.calls
+            refused = given_back_at_times(*of, endings, leaks, ending)
+            refused = refused or left_with_a_task(*of, op.at, endings, leaks, ending)
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
