@@ -45,6 +45,7 @@ from auditor.project.leases.lost_to_the_first import lost_to_the_first
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.only_asked import only_asked
+from auditor.project.leases.only_read import only_read
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
@@ -153,6 +154,8 @@ class Follower(Afterwards):
         if acquisition.inner or all(leak.loss in EXCEPTIONAL for leak in leaks):
             return ()
         out = only_asked(self.function, op.at, ends)
+        recogniser = self.effects.recogniser
+        out = out or only_read(recogniser, self.function, op.at, acquisition.protocol)
         if out is not None:
             return (self._told(op, Loss.RETURN, out),)
         return tuple(self._told(op, Loss.NEXT_TURN, at) for at in skipped_turn(self.function, op.at, ends))

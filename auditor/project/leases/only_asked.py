@@ -25,7 +25,7 @@ TAKING = ACQUIRE_WORDS | {"hold", "enter", "admit", "begin", "start", "charge", 
 def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | None:
     """The way out. `ends` are the names of what gives back."""
     words = split(function.name)
-    if function.name.startswith("_") or not TAKING.isdisjoint(words) or _goes_on(function, call, ends):
+    if function.name.startswith("_") or not TAKING.isdisjoint(words) or goes_on(function, call, ends):
         return None
     answers = [node for node in function.statements if isinstance(node, ast.Return)]
     if not answers or not all(node.value is not None for node in answers):
@@ -64,7 +64,7 @@ def _only_counts(function: Function, value: ast.expr, call: ast.Call) -> bool:
     return False
 
 
-def _goes_on(function: Function, call: ast.Call, ends: Set[str]) -> bool:
+def goes_on(function: Function, call: ast.Call, ends: Set[str]) -> bool:
     """Something is given back, put somewhere, or told of what the call was told."""
     told = {name for each in call.args for name in names_in(each)} - {function.owner}
     for node in function.nodes:
