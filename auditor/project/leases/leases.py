@@ -49,6 +49,7 @@ from auditor.project.leases.only_read import only_read
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
+from auditor.project.leases.refused_later import refused_later
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.skipped_turn import skipped_turn
 from auditor.project.leases.stopped_early import stopped_early
@@ -129,6 +130,9 @@ class Follower(Afterwards):
             of = self.function, recogniser.calls
             refused = given_back_at_times(*of, endings, leaks, ending)
             refused = refused or left_with_a_task(*of, op.at, endings, leaks, ending)
+        if elsewhere and not refused and not acquisition.inner:
+            later = refused_later(self.function, recogniser.calls, op.at, ending)
+            refused = (self._told(op, Loss.RETURN, later),) if later is not None else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
