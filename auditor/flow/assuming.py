@@ -1,5 +1,6 @@
 """What conditions say about one lease: branches that are not taken while it is held, or that end it."""
 
+import ast
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
 from auditor.ir.calls import PUTTING
 from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Move, Next, Path, Unpack
+from auditor.ir.standing import asks_itself
 
 
 class Assuming(Passing):
@@ -107,7 +109,14 @@ class Assuming(Passing):
         number = self.acquisition.value is Value.INDEX
         fitting = {"standard": number, "above": number, "plain": not number, "file": not number}
         asked = fitting.get(op.kind, True) and (self.acquisition.declared or op.kind not in fitting)
-        return asked and op.subject in held.places
+        return asked and op.subject in held.places and not self._asks_another(op)
+
+    def _asks_another(self, op: Assume) -> bool:
+        """`self.gates[slow].locked()` says nothing of `self.gates[fast]`."""
+        listed = op.subject is not None and op.subject[-1] == ANY_ITEM
+        asked = asks_itself(op.at) if listed and isinstance(op.at, ast.expr) else None
+        acquired = self.acquisition.text.rpartition(".")[0]
+        return asked is not None and ast.unparse(asked[0]) != acquired and acquired.endswith("]")
 
     def _has_ended(self, op: Assume, held: Held) -> bool:
         """`while code is None: code = process.poll()`: past the loop the process has ended; so it has where

@@ -14,7 +14,7 @@ from auditor.flow.known_before import KnownBefore
 from auditor.flow.lease import Loss
 from auditor.flow.noted_and_ended import ended_behind
 from auditor.flow.operands import operands
-from auditor.flow.places import GIVEN, begins_exactly, begins_with, below, escaped, named, part
+from auditor.flow.places import GIVEN, OWN_ENDS, begins_exactly, begins_with, below, escaped, named, part
 from auditor.flow.rows import out_of_a_row, views
 from auditor.flow.seen_to_beside import assigned_in, is_another_thing, is_seen_to_beside
 from auditor.flow.transactions import stays_open
@@ -124,6 +124,8 @@ class Holding:
                 continue  # `guest.table`: a hold is not undone through what the object has
             if piece is not None:
                 (sure if piece == "same" else maybe).add(target)
+            elif source[-1] in OWN_ENDS and below(place, source[:-1]):
+                maybe.add(target)  # `return grant.close` of a grant that it lies in
         for place in held.maybe:
             rest = below(place, source)
             if rest is not None:

@@ -8,7 +8,7 @@ from auditor.flow.effects import BORROWED, TAKEN, Fate, Handle, Position, Treatm
 from auditor.flow.held import Held
 from auditor.flow.identities import identities
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN
-from auditor.flow.knowledge import FILLING
+from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.flow.lease import Loss
 from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, operands, tells_of
 from auditor.flow.perhaps import Perhaps
@@ -86,7 +86,7 @@ class Passing(Perhaps):
             return (ended,) if ended is not None else ()
         split = False
         given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
-        rows = self._rows_of_numbers(held)
+        rows, within = self._rows_of_numbers(held), _goes_into_itself(call, held)
         for position, operand in given:
             if rows and is_copied_out(call, operand, rows):
                 continue
@@ -96,6 +96,8 @@ class Passing(Perhaps):
                 return ()
             after = passed
             for place in sorted(held.places):
+                if within and below(place, operand) is None:
+                    continue  # `self.seen.extend(self.page.marks)` of the object that is followed
                 treatment = self._treatment(call, position, operand, place)
                 if treatment is None or treatment == BORROWED:
                     continue
@@ -355,7 +357,7 @@ class Passing(Perhaps):
 
 def _goes_into_itself(call: Call, held: Held) -> bool:
     """`page.rows.append(page.rows[-1])`: whatever may be a part of the lease is one afterwards."""
-    into = call.receiver if call.method in FILLING else None
+    into = call.receiver if call.method in FILLING | EXTENDING else None
     return into is not None and any(below(into, place) is not None for place in held.places)
 
 

@@ -112,8 +112,9 @@ def together(results: list[Path]) -> Path:
 
 
 def fields_beside(results: list[Path]) -> frozenset[Path]:
-    """`return Staged(buf, buf[:n])`: fields of one object of which each is the lease, without the first."""
-    fields = all(place and place[-1][0] == "." for place in results)
+    """`return Staged(buf, buf[:n])`: fields of one object of which each is or has the lease, without the
+    first."""
+    fields = any(all(place and place[end][0] == "." for place in results) for end in (0, -1))
     return frozenset(results[1:]) if fields else frozenset()
 
 

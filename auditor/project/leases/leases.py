@@ -38,15 +38,18 @@ from auditor.project.leases.last_turn import is_of_the_last_turn
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.late_bound import late_bound
 from auditor.project.leases.left_out import lines_left_out
+from auditor.project.leases.left_with_a_task import left_with_a_task
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.lost_to_the_first import lost_to_the_first
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.only_asked import only_asked
+from auditor.project.leases.only_read import only_read
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
+from auditor.project.leases.refused_later import refused_later
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.skipped_turn import skipped_turn
 from auditor.project.leases.stopped_early import stopped_early
@@ -124,7 +127,12 @@ class Follower(Afterwards):
         refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
         refused = refused or (self._skipped(op, acquisition, leaks, ending) if elsewhere else ())
         if elsewhere and not refused:
-            refused = given_back_at_times(self.function, recogniser.calls, endings, leaks, ending)
+            of = self.function, recogniser.calls
+            refused = given_back_at_times(*of, endings, leaks, ending)
+            refused = refused or left_with_a_task(*of, op.at, endings, leaks, ending)
+        if elsewhere and not refused and not acquisition.inner:
+            later = refused_later(self.function, recogniser.calls, op.at, ending)
+            refused = (self._told(op, Loss.RETURN, later),) if later is not None else ()
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
@@ -150,6 +158,8 @@ class Follower(Afterwards):
         if acquisition.inner or all(leak.loss in EXCEPTIONAL for leak in leaks):
             return ()
         out = only_asked(self.function, op.at, ends)
+        recogniser = self.effects.recogniser
+        out = out or only_read(recogniser, self.function, op.at, acquisition.protocol)
         if out is not None:
             return (self._told(op, Loss.RETURN, out),)
         return tuple(self._told(op, Loss.NEXT_TURN, at) for at in skipped_turn(self.function, op.at, ends))

@@ -14,6 +14,7 @@ from auditor.project.code.kept_as_told import field_told
 from auditor.project.code.modules import Class, Function
 from auditor.project.leases.another_amount import gives_another_amount
 from auditor.project.leases.last_words import LAST_WORDS
+from auditor.project.leases.noted_otherwise import amount_told, notes_otherwise
 from auditor.project.meaning.releases import Releases
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
@@ -34,7 +35,7 @@ def less_comes_back(
     recogniser: Releases, function: Function, acquire: ast.Call, acquisition: Acquisition
 ) -> bool:
     """In the function itself, or by what it notes down."""
-    taken = _told(acquire)
+    taken = amount_told(acquire)
     by_result = acquisition.handle is Handle.RESULT and is_dropped(function, acquire)  # `await gate.enter(2)`
     if acquisition.value is not Value.AMOUNT or taken is None:
         return False
@@ -43,7 +44,10 @@ def less_comes_back(
     names = recogniser.ending_names(acquisition.protocol)
     ending = [call for call in function.calls if last_name(call) in names]
     if not ending:
-        return _number(taken) is None and _notes_less(recogniser, function, acquire, names)
+        return _number(taken) is None and (
+            _notes_less(recogniser, function, acquire, names)
+            or notes_otherwise(recogniser, function, acquire, acquisition.protocol)
+        )
     if _is_measured_anew(function, acquire, ending):
         return _is_told_nobody(function, acquire, names)
     given = _given_back(recogniser, function, ending[0])
@@ -52,7 +56,7 @@ def less_comes_back(
         return False
     if _surrounding(function, ending[0]) != _surrounding(function, acquire):
         return False
-    less = less or _is_a_factor(function, _told(ending[0]), taken)
+    less = less or _is_a_factor(function, amount_told(ending[0]), taken)
     if less and _stays_here(function, acquire, names):
         return True
     return gives_another_amount(function, acquire, ending[0]) and _is_told_nobody(function, acquire, names)
@@ -60,7 +64,7 @@ def less_comes_back(
 
 def _is_measured_anew(function: Function, acquire: ast.Call, ending: list[ast.Call]) -> bool:
     """`refund(len(text))` of a text that has become shorter since `draw(len(text))`."""
-    taken, given = _told(acquire), _told(ending[0])
+    taken, given = amount_told(acquire), amount_told(ending[0])
     site = next((node for node, op in enumerate(function.graph.ops) if op.at is acquire), -1)
     return (
         len(ending) == 1
@@ -93,15 +97,10 @@ def of_an_amount(leak: Leak) -> Leak:
     return replace(leak, loss=Loss.FALL_THROUGH, trace=(*leak.trace[:-1], last))
 
 
-def _told(call: ast.Call) -> ast.expr | None:
-    told = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return told[0] if len(told) == 1 and not isinstance(told[0], ast.Starred) else None
-
-
 def _given_back(recogniser: Releases, function: Function, end: ast.Call) -> int | None:
     """The number that it is told, in writing or by default."""
     if end.args or end.keywords:
-        told = _told(end)
+        told = amount_told(end)
         return _number(told) if told is not None else None
     targets = recogniser.calls.targets(function, end)[0]
     defaults = {ast.unparse(default) for target in targets for default in _defaults(target)}
@@ -150,7 +149,7 @@ def _notes_less(recogniser: Releases, function: Function, acquire: ast.Call, nam
         told = dict(told_by_position(made)) if isinstance(record, Class) else {}
         noted = [value for at, value in told.items() if _kept(model, record, at) == field]
         if any(_number(value) is not None for value in noted):
-            taken = _told(acquire)
+            taken = amount_told(acquire)
             return not any(taken and ast.unparse(taken) == ast.unparse(other) for other in told.values())
     return False
 
@@ -173,7 +172,7 @@ def _fields_given_back(function: Function, acquire: ast.Call, names: frozenset[s
             continue
         for call in each.calls:
             if last_name(call) in names:
-                match _told(call):
+                match amount_told(call):
                     case ast.Attribute(value=of, attr=field) if getattr(of, "id", "") != each.owner:
                         yield field
                     case _:

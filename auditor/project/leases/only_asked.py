@@ -1,5 +1,6 @@
 """Functions that take something only to see whether they can: `if budget.reserve(step): total += step`, and
-`return total` in `probe_capacity(step)`; `return budget.reserve(need)` in `fits(request)`.
+`return total` in `probe_capacity(step)`; `return budget.reserve(need)` in `fits(request)`; or how often,
+`return sum(1 for key in keys if cache.pin(key))`.
 
 Nobody is told what was taken: what they answer is a number of turns, or whether there was room."""
 
@@ -24,7 +25,7 @@ TAKING = ACQUIRE_WORDS | {"hold", "enter", "admit", "begin", "start", "charge", 
 def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | None:
     """The way out. `ends` are the names of what gives back."""
     words = split(function.name)
-    if function.name.startswith("_") or not TAKING.isdisjoint(words) or _goes_on(function, call, ends):
+    if function.name.startswith("_") or not TAKING.isdisjoint(words) or goes_on(function, call, ends):
         return None
     answers = [node for node in function.statements if isinstance(node, ast.Return)]
     if not answers or not all(node.value is not None for node in answers):
@@ -32,12 +33,14 @@ def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | 
     counters = set(_counters(function))
     if words[:1] and words[0] in QUESTIONS:
         found = [node for node in answers if node.value is not None and _is(node.value, call)]
-    elif any(call in walk(test) for test in _tests(function)):
+    elif any(call in walk(test) for test in _tests(function)) and counters:
         told = [node.value for node in answers if node.value is not None]
         counted = all(isinstance(each, ast.Constant) or names_in(each) & counters for each in told)
         found = [node for node in answers if counted and node.value and names_in(node.value) & counters]
     else:
-        found = []
+        found = [
+            node for node in answers if node.value is not None and _only_counts(function, node.value, call)
+        ]
     return found[0] if found else None
 
 
@@ -46,7 +49,22 @@ def _is(value: ast.expr, call: ast.Call) -> bool:
     return call in (value, getattr(value, "operand", None), getattr(value, "left", None))
 
 
-def _goes_on(function: Function, call: ast.Call, ends: Set[str]) -> bool:
+def _only_counts(function: Function, value: ast.expr, call: ast.Call) -> bool:
+    """How often it could, or whether it could each time; nobody is told of those that it is asked for."""
+    match value:
+        case ast.Call(
+            func=ast.Name(id="sum" | "any" | "all"), args=[ast.GeneratorExp() | ast.ListComp() as made]
+        ):
+            tests = [test for generator in made.generators for test in generator.ifs]
+            counted = isinstance(made.elt, ast.Constant) and any(call in walk(test) for test in tests)
+            over = {name for generator in made.generators for name in names_in(generator.iter)}
+            others = (each for each in function.calls if each not in (call, value) and not _logs(each))
+            noted = any(over & names_in(given) for each in others for given in each.args)
+            return (counted or _is(made.elt, call)) and not noted
+    return False
+
+
+def goes_on(function: Function, call: ast.Call, ends: Set[str]) -> bool:
     """Something is given back, put somewhere, or told of what the call was told."""
     told = {name for each in call.args for name in names_in(each)} - {function.owner}
     for node in function.nodes:

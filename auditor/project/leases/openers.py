@@ -11,11 +11,13 @@ from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Class, Function
+from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.forgetting import CLOSING
 from auditor.project.leases.kept_marks import kept_marks
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.opener import Opener, ends_with_the_process
+from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer, Summaries
 from auditor.project.outcome import Outcome
 from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
@@ -38,8 +40,10 @@ def openers(
     found: dict[Class, Opener] = {}
     for outcome in outcomes:
         cls = outcome.function.cls
-        if cls is None or cls in pools or _ends_itself(model, cls):
+        if cls is None or _ends_itself(model, cls):
             continue
+        if cls in pools and not outcome.acquisition.foreign:
+            continue  # its own stock
         if outcome.acquisition.handle is not Handle.RESULT:
             for kept, method in kept_marks(outcome, ending(outcome.acquisition.protocol)):
                 if _is_an_end(method):
@@ -49,7 +53,8 @@ def openers(
             continue
         for field in _filled(outcome):
             fates = _fates(outcome, field, model, summaries)
-            closing = {method for method, answer in fates.items() if _closes(method, answer)}
+            ends = ending(outcome.acquisition.protocol)
+            closing = {method for method, answer in fates.items() if _closes(method, answer, field, ends)}
             if closing:
                 by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
                 made = found.setdefault(cls, Opener(cls, set(), set(), set(), outcome.unless))
@@ -105,9 +110,25 @@ def _fates(outcome: Outcome, field: Path, model: ClassModel, summaries: Summarie
     }
 
 
-def _closes(method: Function, answer: Answer) -> bool:
-    """It is called like an end, is told nothing, and releases the field."""
-    return _is_an_end(method) and answer.fate is Fate.RELEASE
+def _closes(method: Function, answer: Answer, field: Path, ends: Set[str]) -> bool:
+    """It is called like an end, or is told nothing and leaves the field empty, and releases what is there."""
+    if answer.fate is not Fate.RELEASE:
+        return _is_an_end(method) and _goes_over_names(method, field[0][1:], ends)
+    return _is_an_end(method) or (needs_nothing(method) and not _fills(method, field[0][1:]))
+
+
+def _goes_over_names(method: Function, field: str, ends: Set[str]) -> bool:
+    """`for name in ("front", "back"): self.bank.reclaim(getattr(self, name))`"""
+    named = any(isinstance(node, ast.Constant) and node.value == field for node in method.nodes)
+    gives_back = any(looks_releasing(call) or last_name(call) in ends for call in method.calls)
+    return named and gives_back and "getattr" in called(method)
+
+
+def _fills(method: Function, field: str) -> bool:
+    """`self.page = self.pool.exchange(self.page)`"""
+    own = method.owner or ""
+    put = (value for target, value in assignments(method) if own_attribute(target, own) == field)
+    return not all(isinstance(value, ast.Constant) for value in put)
 
 
 def _is_an_end(method: Function) -> bool:

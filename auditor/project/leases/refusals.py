@@ -103,11 +103,16 @@ def refusing_lines(function: Function) -> set[int]:
 def _may_refuse(
     function: Function, calls: Calls, acquire: ast.Call, answer: ast.expr | None, refusing: Set[str]
 ) -> bool:
-    """`return budget.reserve(a) and budget.reserve(b)`, and `return self.reserve(b)` behind `if not
-    self.reserve(a): return False`: what says no may be the second."""
+    """`return budget.reserve(a) and budget.reserve(b)`, `return a + b if a and b else 0`, and `return
+    self.reserve(b)` behind `if not self.reserve(a): return False`: what says no may be the second."""
     match answer:
         case ast.BoolOp(op=ast.And(), values=[*first, _]):
             return acquire in first or bool(asked_beside(function, acquire, answer))
+        case ast.IfExp(test=ast.BoolOp(op=ast.And(), values=asked), orelse=otherwise):
+            answers_no = ast.unparse(otherwise) in NOTHING
+            return answers_no and any(
+                getattr(each, "id", "") in _names_of(function, acquire) for each in asked
+            )
         case ast.Name(id=name):
             given = list(given_to(function, name))
             if _is_there_already(function, acquire, name):
@@ -156,16 +161,21 @@ def _text(node: ast.Return) -> str:
 
 def _refusing(function: Function, acquire: ast.Call) -> Iterator[ast.Return]:
     """`if not budget.reserve(n): return None`, the answer under a name or not."""
-    names = {
-        target.id
-        for node in function.statements
-        if isinstance(node, ast.Assign) and node.value is acquire
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    names = _names_of(function, acquire)
     for node in function.statements:
         match node:
             case ast.If(test=test, body=[*_, ast.Return() as last]):
                 denied = [each.operand for each in walk(test) if isinstance(each, ast.UnaryOp)]
                 if any(each is acquire or getattr(each, "id", None) in names for each in denied):
                     yield last
+
+
+def _names_of(function: Function, acquire: ast.Call) -> set[str]:
+    """What its answer is called."""
+    return {
+        target.id
+        for node in function.statements
+        if isinstance(node, ast.Assign) and node.value is acquire
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }

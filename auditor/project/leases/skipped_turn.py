@@ -1,6 +1,6 @@
 """Turns of a loop that end by `continue` after something was counted, pinned or charged for them, where the
 rest of the turn would have noted it, handed it on or given it back: `block.pin(); if block.key in self.seen:
-continue; self.held.append(block)`.
+continue; self.held.append(block)`. So does `break` in a function that gives nothing back.
 
 What is marked may be anybody's to end, but here the function has shown who is told of it: on this way
 nobody."""
@@ -25,16 +25,19 @@ HANDING_OVER = frozenset(
 """Calls after which somebody else ends what was counted without a name, `self.gate.acquire()`."""
 
 
-def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Continue]:
-    """The `continue`s that leave it behind. `ends` are the names of what gives back."""
+def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Continue | ast.Break]:
+    """The statements that leave it behind. `ends` are the names of what gives back."""
     told = {root_of(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))}
     told |= {name for each in call.args for name in names_in(each)}
     if isinstance(call.func, ast.Attribute) and not told:
         told = {root_of(call.func.value)}
     told -= {function.owner, ""}
+    keeps = not any(last_name(each) in ends for each in function.calls)
+    ways: tuple[type[ast.stmt], ...] = (ast.Continue, ast.Break) if keeps else (ast.Continue,)
     for loop in _around(function, call):
         for suite in _turn(loop, call):
-            yield from _skipping(suite, call, told, ends)
+            yield from _skipping(suite, ways, told, ends)
+        ways = (ast.Continue,)  # a `break` goes on behind the inner loop
         over = getattr(loop, "iter", None)
         if over is not None and told & set(names_bound(loop)):
             told = {*told, *names_in(over)} - {function.owner}
@@ -72,14 +75,17 @@ def _is_granted(test: ast.expr, call: ast.Call) -> bool:
 
 
 def _skipping(
-    suite: Sequence[ast.stmt], call: ast.Call, told: Set[str], ends: Set[str]
-) -> Iterator[ast.Continue]:
+    suite: Sequence[ast.stmt], ways: tuple[type[ast.stmt], ...], told: Set[str], ends: Set[str]
+) -> Iterator[ast.Continue | ast.Break]:
     first, *later = suite
     answers = set(names_bound(first))
     for number, statement in enumerate(later):
         if not isinstance(statement, ast.If) or statement.orelse:
             continue
-        if not isinstance(out := statement.body[-1], ast.Continue) or answers & names_in(statement.test):
+        out = statement.body[-1]
+        if not isinstance(out, ast.Continue | ast.Break) or answers & names_in(statement.test):
+            continue
+        if not isinstance(out, ways):
             continue
         if not _sees_to_it(statement.body, told, ends) and _sees_to_it(later[number + 1 :], told, ends):
             yield out

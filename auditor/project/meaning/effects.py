@@ -38,6 +38,7 @@ from auditor.project.meaning.records_told import Constants, constants_of_record
 from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import Summaries
 from auditor.project.meaning.telling import asked_of, ignored
+from auditor.project.meaning.told_ends import ToldEnds, is_a_release
 from auditor.project.pools.bodies import contains_failures, own_exceptions
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
@@ -65,6 +66,7 @@ class FunctionEffects(OutsideEffects):
         self._later = Later(function, summaries, self._lambda, recogniser.calls.model.callee)
         self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
         self._shared = SharedObjects(function, recogniser, summaries)
+        self._told_ends = ToldEnds(recogniser)
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
     def only_releases(self, call: Call) -> bool:
@@ -128,9 +130,14 @@ class FunctionEffects(OutsideEffects):
         if position == -1 and rest and rest[0] == OVER:
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:
+            field = self._told_ends.field_of_closure(function, node, position)
+            if field is not None:
+                return Treatment(result=(f".{field}", *rest))
             return self._later.closure(call, position, rest, value, protocol)
         if position == -1 and rest == (f".{call.method}",) and protocol in self.recogniser.called:
             return RELEASED  # `self.stop()`
+        if position == -1 and rest[:1] == (f".{call.method}",) and rest[1:] and rest[1].startswith("<"):
+            return RELEASED  # `self.on_close()` of a closure that was told at birth
         if position == -1 and rest:
             called_back = self._later.told_of_itself(call, rest, value, protocol)
             if called_back is not None:
@@ -145,7 +152,9 @@ class FunctionEffects(OutsideEffects):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
             return TAKEN
-        if self._passes_release(call, position):
+        if position == 0 and self._told_ends.is_end(function, node):
+            return RELEASED
+        if self._passes_release(call, position) and not self._told_ends.has_its_end(function, node):
             return TAKEN
         worker = started(self.recogniser.calls.model, function, call, position, rest)
         if worker is not None:
@@ -206,12 +215,7 @@ class FunctionEffects(OutsideEffects):
                     if self.recogniser.releases_by_name(imagined, -1, Value.OBJECT):
                         return True
         for index, argument in enumerate(call.at.args):
-            if index == position or not isinstance(argument, (ast.Attribute, ast.Name)):
-                continue
-            name = argument.attr if isinstance(argument, ast.Attribute) else argument.id
-            imagined = ast.Call(func=argument, args=[ast.Constant(value=None)], keywords=[])
-            named = self.recogniser.releases_by_name(imagined, 0, Value.OBJECT) or name == "close"
-            if named or self.recogniser.releases(self.function, imagined, 0):
+            if index != position and is_a_release(self.recogniser, self.function, argument):
                 return True
         return False
 

@@ -89,6 +89,11 @@ class Releases:
             function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
         ).union(declared, own)
 
+    def taking_names(self, protocol: str) -> frozenset[str]:
+        """Names of the methods of a pool of the tree that lend under this protocol."""
+        pairs = (pair for pair, _ in self._ends_of.get(protocol, ()))
+        return frozenset(half.function.name for pair in pairs for half in pair.acquires)
+
     def ending_names_of_class(self, protocol: str) -> frozenset[str]:
         """Those that any pair of the pool's class has: `unpin` of `pin` ends what `mint` lends as well."""
         lender = protocol.partition(".")[0]

@@ -1,0 +1,55 @@
+"""Things that are counted up, pinned or fetched only to read what is in them: `return
+self.params[name].gather().clone()`, `max(float(fetch(p).max()) for p in params)`.
+
+The values are copied in the same expression, and nothing is noted of the thing. Others may end what they know
+of, but here nobody is told, while elsewhere in the tree whoever takes one gives it back himself."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.project.code.modules import Function
+from auditor.project.leases.only_asked import goes_on
+from auditor.project.meaning.releases import Releases
+from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import split
+
+COPYING = frozenset(
+    {"clone", "copy", "tolist", "item", "tobytes", "float", "double", "max", "min", "sum", "mean", "norm"}
+)
+"""Methods of a tensor or an array whose answer is another one, or a number."""
+
+HOOKS = frozenset({"forward", "pre", "hook", "on", "prefetch", "begin", "start", "enter", "wait"})
+"""Words of methods whose counterpart gives back."""
+
+
+def only_read(recogniser: Releases, function: Function, call: ast.Call, protocol: str) -> ast.Return | None:
+    """The way out with what was read."""
+    ends, words = recogniser.ending_names(protocol), set(split(function.name))
+    if not HOOKS.isdisjoint(words) or goes_on(function, call, ends) or not _is_copied(function, call):
+        return None
+    answers = [
+        node for node in function.statements if isinstance(node, ast.Return) and node.value is not None
+    ]
+    taking = recogniser.taking_names(protocol)
+    others = _others(recogniser, function, ends) if answers else iter(())
+    return answers[-1] if any(_sees_to_its_own(each, taking, ends) for each in others) else None
+
+
+def _is_copied(function: Function, call: ast.Call) -> bool:
+    """`gather(p).float()`"""
+    return any(
+        isinstance(node.func, ast.Attribute) and node.func.attr in COPYING and node.func.value is call
+        for node in function.calls
+    )
+
+
+def _others(recogniser: Releases, function: Function, ends: Set[str]) -> Iterator[Function]:
+    project = recogniser.calls.model.project
+    for path in sorted({path for end in ends for path, _ in project.mentioning(f"{end}(")}):
+        module = project.module(path)
+        yield from (each for each in list(module.by_node.values()) if each is not function) if module else ()
+
+
+def _sees_to_its_own(function: Function, taking: Set[str], ends: Set[str]) -> bool:
+    names = {last_name(call) for call in function.calls}
+    return function.qualname != "<module>" and not names.isdisjoint(taking) and not names.isdisjoint(ends)

@@ -1,0 +1,89 @@
+"""What former turns of a loop have taken when a later one is refused:
+
+    for p in params:
+        if not p.gather():
+            return False
+    return True
+
+Whoever is told no believes that he has nothing. Nothing is noted in a turn, and neither this function nor one
+that calls it gives anything back."""
+
+import ast
+from collections.abc import Iterator, Set
+
+from auditor.project.code.answers import NOTHING
+from auditor.project.code.bindings import root_of
+from auditor.project.code.calls import Calls
+from auditor.project.code.modules import Function
+from auditor.project.fields.filling_again import names_in
+from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
+
+EMPTY = frozenset({"{}", "[], []"})
+FILLING = frozenset({"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait"})
+
+
+def refused_later(function: Function, calls: Calls, acquire: ast.Call, ends: Set[str]) -> ast.Return | None:
+    """The way out on which a later turn is refused."""
+    loop = _loop_around(function, acquire)
+    if loop is None or any(last_name(call) in ends for call in function.calls):
+        return None
+    answers = [node for node in function.statements if isinstance(node, ast.Return)]
+    refused = _refusal(loop, acquire)
+    if refused is None or all(_text(each) == _text(refused) for each in answers):
+        return None
+    if _notes(function, loop) or any(_undoes(each, ends) for each in _callers(calls, function)):
+        return None
+    return refused
+
+
+def _loop_around(function: Function, acquire: ast.Call) -> ast.For | None:
+    """The one loop, with an element for each turn."""
+    loops = [
+        node
+        for node in function.statements
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While)
+        and any(inner is acquire for each in node.body for inner in walk(each))
+    ]
+    return loops[0] if len(loops) == 1 and isinstance(loops[0], ast.For) else None
+
+
+def _refusal(loop: ast.For, acquire: ast.Call) -> ast.Return | None:
+    for node in loop.body:
+        match node:
+            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=asked), body=[*_, ast.Return() as last]):
+                asked = asked.value if isinstance(asked, ast.Await) else asked
+                if asked is acquire and _text(last) in NOTHING | EMPTY:
+                    return last
+    return None
+
+
+def _text(node: ast.Return) -> str:
+    return ast.unparse(node.value) if node.value is not None else "None"
+
+
+def _notes(function: Function, loop: ast.For) -> bool:
+    """A turn puts something into an object that others know."""
+    known = {function.owner, *function.parameters, *names_in(loop.target)}
+    for node in (node for each in loop.body for node in walk(each)):
+        match node:
+            case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
+                if root_of(node) in known:
+                    return True
+            case ast.Call(func=ast.Attribute(value=filled, attr=name)):
+                if name in FILLING and root_of(filled) in known:
+                    return True
+    return False
+
+
+def _callers(calls: Calls, function: Function) -> Iterator[Function]:
+    project = calls.model.project
+    for path, _ in project.mentioning(f"{function.name}("):
+        module = project.module(path)
+        for each in list(module.by_node.values()) if module is not None else ():
+            if each.qualname != "<module>" and any(last_name(call) == function.name for call in each.calls):
+                yield each
+
+
+def _undoes(caller: Function, ends: Set[str]) -> bool:
+    return any(last_name(call) in ends for call in caller.calls)
