@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.as_many import as_many
+from auditor.flow.counted_and_returned import goes_with_the_result
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, Places
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
@@ -340,6 +341,7 @@ class Ownership(Yielding):
         listed = self.acquisition.handle is Handle.RECEIVER and any(
             place[0] == RESULT[0] and ANY_ITEM in place for place in held.places
         )
+        listed = listed or goes_with_the_result(self.graph, self.site, self.acquisition, held, op)
         lent_out = not listed and any(
             place in self.acquisition.places and self._outlives(place) for place in held.places
         )
@@ -373,7 +375,8 @@ class Ownership(Yielding):
         results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
         each = self.acquisition.counts or self.acquisition.handle is Handle.ARGUMENT
         each |= self.acquisition.handle is Handle.RECEIVER and not self.acquisition.declared
-        counted = each and results == [(ANY_ITEM,)]  # each once for whoever gets the list
+        one = len(results) == 1 and results[0].count(ANY_ITEM) == 1
+        counted = each and one and results[0][0] == ANY_ITEM  # each once for whoever gets the list
         if self.acquisition.keyed and not counted and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects
             self.endings.kept.add(node)
