@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.as_many import as_many
+from auditor.flow.counted_and_returned import goes_with_the_result
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, Places
-from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
+from auditor.flow.indirect import AT, ON_EXIT, PROMISED, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
 from auditor.flow.operands import operands
@@ -72,6 +73,8 @@ class Ownership(Yielding):
             held = replace(held, maybe=maybe) if maybe != held.maybe else held
         if held.parted and self._gone_by(op, held, edge):
             return ()
+        if edge in RAISING and self._promised_by(op, held):
+            return ()  # the work itself has failed, and took nothing
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
             passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
@@ -131,7 +134,15 @@ class Ownership(Yielding):
             return None  # the awaited acquire itself failed: nothing was acquired
         if edge in RAISING or op.target == op.source:
             return held
-        return self._rebind(node, held, op.target, [self._copied(held, op.target, op.source)])
+        source = (*op.source, PROMISED) if self._promised_by(op, held) else op.source
+        return self._rebind(node, held, op.target, [self._copied(held, op.target, source)])
+
+    def _promised_by(self, op: Op, held: Held) -> bool:
+        """`await future`, `future.result()`, where that is the lease."""
+        match op:
+            case Await(source=future) | Call(method="result", receiver=tuple(future)):
+                return any(below(place, (*future, PROMISED)) is not None for place in held.places)
+        return False
 
     def _just_acquired(self, op: Move | Await, held: Held) -> bool:
         site = self.graph.ops[self.site] if self.site >= 0 else None
@@ -340,6 +351,7 @@ class Ownership(Yielding):
         listed = self.acquisition.handle is Handle.RECEIVER and any(
             place[0] == RESULT[0] and ANY_ITEM in place for place in held.places
         )
+        listed = listed or goes_with_the_result(self.graph, self.site, self.acquisition, held, op)
         lent_out = not listed and any(
             place in self.acquisition.places and self._outlives(place) for place in held.places
         )
@@ -373,7 +385,8 @@ class Ownership(Yielding):
         results = sorted(place[1:] for place in held.places if place[0] == RESULT[0])
         each = self.acquisition.counts or self.acquisition.handle is Handle.ARGUMENT
         each |= self.acquisition.handle is Handle.RECEIVER and not self.acquisition.declared
-        counted = each and results == [(ANY_ITEM,)]  # each once for whoever gets the list
+        one = len(results) == 1 and results[0].count(ANY_ITEM) == 1
+        counted = each and one and results[0][0] == ANY_ITEM  # each once for whoever gets the list
         if self.acquisition.keyed and not counted and any(ANY_ITEM in place for place in results):
             self.endings.unknown.add(node)  # others have the object, and now a list of such objects
             self.endings.kept.add(node)

@@ -21,6 +21,7 @@ from auditor.ir.ops import (
     Way,
 )
 from auditor.ir.peeks import looked_at_before
+from auditor.ir.record_copies import copies_a_record
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
 
@@ -55,19 +56,26 @@ def lower(function: FunctionNode) -> Graph:
 
 def _fresh_roots(graph: Graph) -> frozenset[str]:
     """Locals whose every binding is an object made here: a display, a container's constructor, a class's
-    call."""
+    call; or a copy of a record, if nothing is done to what lies in its fields."""
     made: dict[str, bool] = {}
+    copies: set[str] = set()
+    receivers = (op.receiver for op in graph.ops if isinstance(op, Call))
+    filled = {receiver[0] for receiver in receivers if receiver is not None and len(receiver) > 1}
     gathered = {op.target[0] for op in graph.ops if isinstance(op, Call) and _gathers(op)}
     for op in graph.ops:
         match op:
             case Make(target=(name,)):
                 made[name] = made.get(name, True)
             case Call(target=(name,)):
-                made[name] = made.get(name, True) and _constructs(op)
+                copies |= {name} if copies_a_record(op.at) else set()
+                made[name] = made.get(name, True) and (_constructs(op) or name in copies)
             case Constant(target=(name,), value=None):
                 made.setdefault(name, True)
             case Move(target=(name,), source=source):
                 whole = source[1:] in ((), ("[:]",))  # a part of a list made here is a list made here
+                if source[0] in copies:
+                    copies.add(name)
+                    whole = whole and name not in filled
                 made[name] = made.get(name, True) and whole and made.get(source[0], False)
             case (
                 Fresh(target=(name,))

@@ -208,8 +208,8 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (HANDING_OUT, TAKING_BACK),
     (frozenset({"lease"}), frozenset({"end"})),
     (frozenset({"begin", "start", "enter", "open", "join"}),
-     frozenset({"end", "finish", "stop", "leave", "exit", "done", "close", "seal", "abort", "complete",
-                "cancel", "part", "terminate"})),
+     frozenset({"end", "finish", "stop", "leave", "quit", "exit", "done", "close", "seal", "abort",
+                "complete", "cancel", "part", "terminate"})),
     (frozenset({"create", "spawn", "make", "new"}),
      frozenset({"destroy", "release", "free", "reap", "kill", "retire", "dismiss", "drop", "discard"})),
     (frozenset({"attach", "connect", "join"}), frozenset({"detach", "disconnect", "leave"})),
@@ -219,6 +219,7 @@ UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (frozenset({"login", "logon", "signin", "dock", "board"}),
      frozenset({"logout", "logoff", "signout", "disembark"})),
     (frozenset({"down", "decr", "decrement"}), frozenset({"up", "incr", "increment"})),
+    (frozenset({"freeze"}), frozenset({"thaw", "unfreeze"})),
     (frozenset({"suspend", "pause", "block"}), frozenset({"resume", "unpause", "unblock"})),
 )  # fmt: skip
 """Verbs that undo others, where the bodies do so, too; of the rest `un`, `de` and `dis` tell."""

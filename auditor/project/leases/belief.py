@@ -5,14 +5,17 @@ Who ends on all his ways what he began believes that it has to be ended; who nev
 opposite. Those who do it on some ways only are the ones that the question is about: they count for nothing,
 but must not be all that there is."""
 
+import ast
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 
 from auditor.flow.effects import Handle
 from auditor.project.code.bindings import TEST_FILE
+from auditor.project.code.modules import Class
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome, loses_normally
-from auditor.protocols.vocabulary import split
+from auditor.project.pools.by_type import MAKING
+from auditor.protocols.vocabulary import split, undoes
 
 AT_MOST = 2
 """So many functions may forget it on one of their ways for each that does not."""
@@ -93,12 +96,32 @@ def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
 
 
 def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:
-    """It is kept in a field, and another method of the class gives something back."""
-    cls = user.function.cls if user.stored else None
+    """It is kept in a field, and another method of the class gives something back; or it is begun under a
+    key, and another method, by a name that undoes it, ends it of the same object."""
+    cls = user.function.cls if user.stored or user.acquisition.keyed else None
+    if cls is not None and not user.stored:
+        return _is_undone_by_its_class(recogniser, user, cls)
     return cls is not None and any(
         recogniser.ends(target, user.lease.protocol)
         for method in cls.methods.values()
         if method is not user.function
         for call in method.calls
         for target in recogniser.calls.targets(method, call)[0]
+    )
+
+
+def _is_undone_by_its_class(recogniser: Recogniser, user: Outcome, cls: Class) -> bool:
+    """`self.rows.seat(self.rid)` here and `self.rows.unseat(self.rid)` there."""
+    begun = user.call.func
+    if not isinstance(begun, ast.Attribute) or not MAKING.isdisjoint(split(begun.attr)[:1]):
+        return False
+    whom = ast.unparse(begun.value)
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and undoes(call.func.attr, begun.attr)
+        and ast.unparse(call.func.value) == whom
+        and recogniser.releases(method, call, 0, user.lease.protocol)
+        for method in cls.methods.values()
+        if method is not user.function
+        for call in method.calls
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.ir.ops import Path
+from auditor.ir.record_copies import copies_a_record
 from auditor.project.code.bindings import assigned_by, given_to, ways
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
@@ -87,9 +88,12 @@ def _put_into(function: Function, name: str) -> Iterator[ast.expr]:
 
 
 def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> bool:
-    """A class of the project that does not end itself when it is dropped, or a function that makes one."""
+    """A class of the project that does not end itself when it is dropped, a function that makes one, or a
+    copy of one."""
     if not isinstance(value, ast.Call):
         return False
+    if copies_a_record(value):
+        return True
     targets, made, _ = recogniser.calls.targets(function, value)
     if made is not None:
         return not {"__del__", "__new__"} & made.methods.keys()

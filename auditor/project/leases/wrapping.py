@@ -49,8 +49,11 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         from_zero=outcome.acquisition.from_zero,
         by_key=source.by_key,
         told=_told_key(function, source, outcome),
-        fresh=not (outcome.stored or outcome.beside)
-        and (_out_of_a_queue(source, outcome) or made_for_caller(recogniser, function, outcome.returned)),
+        fresh=lists_what_it_counts(outcome)
+        or (
+            not (outcome.stored or outcome.beside)
+            and (_out_of_a_queue(source, outcome) or made_for_caller(recogniser, function, outcome.returned))
+        ),
     )
 
 
@@ -69,8 +72,8 @@ def _out_of_a_queue(source: Source, outcome: Outcome) -> bool:
 
 
 def lists_what_it_counts(outcome: Outcome) -> bool:
-    """`block.inc_ref(); found.append(block)`, and `return found`."""
-    return outcome.acquisition.keyed and outcome.returned == (ANY_ITEM,)
+    """`block.inc_ref(); found.append(block)`, and `return found`; also of `shard.gate.enter()`."""
+    return outcome.acquisition.keyed and (outcome.returned or ())[:1] == (ANY_ITEM,)
 
 
 def told_otherwise(made: Source, first: Source) -> bool:

@@ -15,7 +15,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.indirect import ON_EXIT, OVER
+from auditor.flow.indirect import ON_EXIT, OVER, PROMISED
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.flow.spelled import SHARED_POSITION
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
@@ -28,7 +28,9 @@ from auditor.project.code.started import as_a_task, started
 from auditor.project.meaning.ended_by_key import ends_what_was_asked
 from auditor.project.meaning.ended_whatever_told import ends_whatever_it_is_told
 from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, stacks_of
+from auditor.project.meaning.futures import held_by_future
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
+from auditor.project.meaning.library import BORROWING
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
@@ -108,7 +110,8 @@ class FunctionEffects(OutsideEffects):
         key = (id(call), position, rest, value, protocol)
         if key not in self._known:
             found = self._treat(call, position, rest, value, protocol)
-            stacked = found.fate is Fate.TAKE and position != -1 and call.method in PUTTING
+            kept = found.fate is Fate.TAKE or (found.fate is Fate.RELEASE and call.receiver in self._stacks)
+            stacked = kept and position != -1 and call.method in PUTTING
             self._known[key] = put_on(call, self._stacks) if stacked else found
         return self._known[key]
 
@@ -125,8 +128,11 @@ class FunctionEffects(OutsideEffects):
         if isinstance(position, str) and position.startswith(SHARED_POSITION):
             place = (position.removeprefix(SHARED_POSITION), *rest)
             return self._shared.treatment(call, place, value, protocol)
+        if rest and rest[0] == PROMISED:
+            return held_by_future(call, position, rest)
         if rest and rest[0] == ON_EXIT:
-            return held_by_stack(function, call, position)
+            shown = position != -1 and call.method in BORROWING
+            return BORROWED if shown else held_by_stack(function, call, position)
         if position == -1 and rest and rest[0] == OVER:
             return BORROWED  # an archive's own end is not the file's
         if rest and rest[0].startswith("<") and rest[0] != OVER:

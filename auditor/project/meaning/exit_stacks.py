@@ -1,6 +1,8 @@
 """`contextlib.ExitStack` in a local name: what is put on it is given back where it ends, unless `pop_all` has
 taken that away by then."""
 
+import ast
+
 from auditor.flow.effects import BORROWED, RELEASED, TAKEN, Position, Treatment
 from auditor.flow.indirect import ON_EXIT
 from auditor.ir.ops import Call, Capture, Enter, Move, Path
@@ -42,5 +44,14 @@ def held_by_stack(function: Function, call: Call, position: Position) -> Treatme
     if position != -1:
         return TAKEN
     if call.method == "pop_all":
-        return Treatment(leaves=True) if is_dropped(function, call.at) else TAKEN
+        return _moved_on(function, call)
     return RELEASED if call.method in ENDING else BORROWED
+
+
+def _moved_on(function: Function, call: Call) -> Treatment:
+    """`stack.pop_all()` for nobody loses all that lies there; returned, it is its callers'."""
+    if is_dropped(function, call.at):
+        return Treatment(leaves=True)
+    if any(isinstance(each, ast.Return) and each.value is call.at for each in function.statements):
+        return Treatment(result=(ON_EXIT,), leaves=True)
+    return TAKEN

@@ -27,6 +27,7 @@ from auditor.project.shapes.reference_counts import (
     reference_counts,
     returns_what_it_is_told,
 )
+from auditor.project.shapes.saved_marks import saved_marks
 from auditor.project.shapes.under_keys import answers_what_lies_there
 from auditor.project.shapes.use_counts import capacities, permits, struck_off_by_its_answer, use_counts
 from auditor.protocols.vocabulary import Name, split
@@ -93,6 +94,9 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
         if asked_in_turn(model, begins, ends):
             half = Half(begins, up, Handle.RECEIVER, by_shape=True)
             yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.RECEIVER),))
+    for begins, back in saved_marks(plain):
+        half = Half(begins, up, Handle.RECEIVER, by_shape=True)
+        yield Pair(cls.name, cls, (half,), tuple(Half(ends, down, Handle.RECEIVER) for ends in back))
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))

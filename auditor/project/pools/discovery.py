@@ -46,7 +46,13 @@ from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
 from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.project.shapes.shapes import shapes
-from auditor.project.shapes.use_counts import lowered_by, noted_under, struck_off, waits_for
+from auditor.project.shapes.use_counts import (
+    lowered_by,
+    noted_under,
+    struck_off,
+    struck_off_by_its_answer,
+    waits_for,
+)
 from auditor.project.shapes.use_flags import marks_an_entry
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -220,7 +226,7 @@ def _is_key(half: Half, givers: list[Function]) -> bool:
 def _value_told(giver: Function, taker: Function) -> Position:
     """Which parameter is put away: `idle[name] = worker` of `rest(name, worker)` is told the second."""
     other = not_shared(giver, taker)
-    if other is not None and puts_another(giver, taker):
+    if other is not None and (puts_another(giver, taker) or struck_off_by_its_answer(taker, giver)):
         return other[0]
     told = own_parameters(giver)
     kept = (

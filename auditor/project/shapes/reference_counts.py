@@ -130,7 +130,9 @@ def _decides(ends: Function, count: str, told: bool) -> bool:
     """Somebody asks whether anybody needs the object; visits to a user's groups are no references to him."""
     text = ends.cls.text if ends.cls is not None else ""
     named = rf"(?:\.{count}\b|\[['\"]{count}['\"]\])"
-    asked = re.search(rf"{named}\s*(?:==|!=|<=|>)|not (?:\w+\.)+{count}\b", text) is not None
+    compared = rf"{named}\s*(?:==|!=|<=|>)"
+    plainly = rf"\b(?:not|if|elif|while|and|or) (?:\w+\.)+{count}\b(?!\s*[-+*/%.(\[<])"
+    asked = re.search(rf"{compared}|{plainly}", text) is not None
     words = set(split(count))
     return bool(REFERENCES & words) or (asked and (not told or bool(USERS & words)))
 

@@ -177,11 +177,15 @@ def struck_off(method: Function) -> set[str]:
 
 
 def struck_off_by_its_answer(begins: Function, ends: Function) -> bool:
-    """`self.sessions[number] = user; return number`, and `finish(number)` strikes that off."""
+    """`self.sessions[number] = user; return number`, and `finish(number)`, or `finish(user, number)`, strikes
+    that off."""
     work, told = field_work(begins), own_parameters(begins)
-    answers = {each.id for each in work.returned if isinstance(each, ast.Name)} - {*told}
-    kept = (put for put in work.put if isinstance(put.key, ast.Name) and put.key.id in answers)
-    return bool(answers) and not {put.field for put in kept}.isdisjoint(struck_off(ends))
+    returned = (each for each in work.returned if isinstance(each, ast.Name | ast.Attribute))
+    answers = {ast.unparse(each) for each in returned} - {*told}
+    kept = {put.field for put in work.put if put.key is not None and ast.unparse(put.key) in answers}
+    only = {*own_parameters(ends)} - {*told} if kept else set()
+    also = {field for field, key in field_work(ends).removed if mentions(key, only, frozenset())}
+    return not kept.isdisjoint(struck_off(ends) | also)
 
 
 def lowered_by(method: Function, partners: list[Function]) -> set[str]:

@@ -1,0 +1,37 @@
+"""One more user of what others have, counted for whoever gets the result.
+
+    table.ref(beam.slot)
+    return replace(beam, score=score)      # or `Beam(tokens, beam.slot)`: the new record has the new user
+
+    return self.current.retain()           # which answers with the object itself
+
+Of `return beam`, which the caller knew before, nobody can say whose the user is."""
+
+from auditor.flow.effects import Acquisition, Handle, Value
+from auditor.flow.held import Held
+from auditor.ir.graph import Graph
+from auditor.ir.ops import RESULT, Call, Leave, Move
+
+
+def goes_with_the_result(graph: Graph, site: int, acquisition: Acquisition, held: Held, op: Leave) -> bool:
+    if acquisition.handle is Handle.ARGUMENT and acquisition.value is not Value.AMOUNT:
+        return _lies_in_a_record_made_here(graph, held, op)
+    counted = acquisition.handle is Handle.RECEIVER and acquisition.counts
+    return counted and site >= 0 and RESULT in held.places and _is_answered(graph, site, acquisition)
+
+
+def _lies_in_a_record_made_here(graph: Graph, held: Held, op: Leave) -> bool:
+    results = [place[1:] for place in held.places if place[0] == RESULT[0]]
+    if not results or not all(len(place) == 1 and place[0].startswith(".") for place in results):
+        return False
+    moved = (each for each in graph.ops if isinstance(each, Move) and each.target == RESULT)
+    given = {each.source[0] for each in moved if each.at is op.at}
+    return bool(given) and given <= graph.fresh_roots
+
+
+def _is_answered(graph: Graph, site: int, acquisition: Acquisition) -> bool:
+    """The call's own result is what it is asked of, and is used."""
+    call = graph.ops[site]
+    if not isinstance(call, Call) or call.target not in acquisition.places:
+        return False
+    return any(isinstance(each, Move) and each.source == call.target for each in graph.ops)
