@@ -13,6 +13,16 @@ ENDING = re.compile(
 """What the names of methods hold that end the object which they are called on."""
 
 
+def joins_texts(call: ast.Call) -> bool:
+    """`os.path.join(root, name)`, `", ".join(names)`: no end, whatever `thread.join()` is."""
+    match call.func:
+        case ast.Attribute(value=ast.Constant(value=str()), attr="join"):
+            return True
+        case ast.Attribute(value=ast.Attribute(attr="path") | ast.Name(id="path" | "posixpath"), attr="join"):
+            return True
+    return False
+
+
 def looks_releasing(call: ast.Call) -> bool:
     """By its name it gives something back, or sees to it that somebody will."""
     name = last_part(call.func)

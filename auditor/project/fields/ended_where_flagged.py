@@ -27,8 +27,11 @@ Lent = Callable[[Function, ast.Call], bool]
 def may_have_ended(
     asked: Set[ast.Attribute], method: Function, project: Project, ends: Set[str], is_lent: Lent
 ) -> bool:
-    """`ends` are the names of what gives back to the pool. Who lent it for himself ends what is his own."""
+    """`ends` are the names of what gives back to the pool. Who lent it for himself ends what is his own. A
+    measure that is compared with what the method is told is no flag, `row.width >= width`, and says so only
+    where an end sets it."""
     names = {node.attr for node in asked}
+    measures = names - {node.attr for node in asked - _measures(asked, method)}
     called = {id(call.func) for call in method.calls}
     if any(id(node) in called and node.attr not in MEASURES for node in asked) or CLOCKS & {
         *_words(method, asked)
@@ -38,10 +41,25 @@ def may_have_ended(
     if any(each.name in names for each in functions) or _is_set_in_other_files(names, project):
         return True
     return any(
-        _ends(function, node.value, ends, is_lent)
+        node.attr not in measures or function.name in ends or ENDS.search(function.name)
         for function in functions
         for node in _turned(function, names)
+        if _ends(function, node.value, ends, is_lent)
     )
+
+
+def _measures(asked: Set[ast.Attribute], method: Function) -> set[ast.Attribute]:
+    """Those that are compared with parameters, which the caller has no clock in."""
+    told = set(method.parameters) - {method.owner}
+    found = set[ast.Attribute]()
+    for node in method.nodes:
+        match node:
+            case ast.Compare(left=left, ops=[_], comparators=[right]):
+                for one, other in ((left, right), (right, left)):
+                    names = {each.id for each in walk(other) if isinstance(each, ast.Name)}
+                    if isinstance(one, ast.Attribute) and one in asked and names and names <= told:
+                        found.add(one)
+    return found
 
 
 def _words(method: Function, asked: Set[ast.Attribute]) -> Iterator[str]:

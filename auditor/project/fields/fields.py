@@ -59,6 +59,7 @@ from auditor.project.fields.replacing import asks_whether_there_is_one, works_wi
 from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.fields.tables_on_records import emptied_on_records
+from auditor.project.fields.told_not_to_own import told_not_to_own
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -134,6 +135,8 @@ class Fields(CountsAtEnds):
         records = Records(self.project, self.model, self.recogniser)
         for outcome, forgotten in records.forgotten(wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
+        for outcome, kept_by_none in told_not_to_own(records, wanted):
+            found[id(outcome.call)] = (*found.get(id(outcome.call), ()), kept_by_none)
         return found | overwritten_as_well(wanted, found)
 
     def _with_its_flag_turned(self, outcome: Outcome) -> Iterator[StoredField]:

@@ -14,9 +14,9 @@ from auditor.source.nodes import walk
 def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mapping[str, bool]:
     """`entry.owned = True`, `Entry(buffer, owned=True)`, and `Entry(buffer, owned)` where the buffer was
     taken `if owned:`, or `if entry.owned:`; of `Saved(slab=slab)` that there is nothing in `inline`, if it
-    has nothing there by default and nobody puts anything there afterwards."""
+    has nothing there by default and nobody puts anything there later, or that it is `owned` by default."""
     known = dict(_known_at(function, acquire))
-    flags = dict.fromkeys(_left_empty(model, function, acquire), False)
+    flags = dict(_left_as_they_are(model, function, acquire))
     flags |= {name[1:]: says for name, says in known.items() if name.startswith(".")}
     for field, value in (*_assigned(function), *_told(model, function)):
         match value:
@@ -27,8 +27,8 @@ def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mappi
     return flags
 
 
-def _left_empty(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[str]:
-    """Fields of the record that is made around the lease."""
+def _left_as_they_are(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[tuple[str, bool]]:
+    """Fields of the record that is made around the lease, and whether anything is in them by default."""
     holders = {
         target.id
         for target, value in assignments(function)
@@ -41,17 +41,17 @@ def _left_empty(model: ClassModel, function: Function, acquire: ast.Call) -> Ite
         if not isinstance(record, Class):
             continue
         told = {field_told(model, record, position)[1:] for position, _ in told_by_position(made)}
-        for field in _nothing_by_default(record):
+        for field, says in _by_default(record):
             if field not in told and not re.search(rf"\.{field}(?:: [^\n=]+)? = ", function.module.text):
-                yield field
+                yield field, says
 
 
-def _nothing_by_default(record: Class) -> Iterator[str]:
-    """`inline: bytes | None = None`"""
+def _by_default(record: Class) -> Iterator[tuple[str, bool]]:
+    """`inline: bytes | None = None`, `owned: bool = True`"""
     for node in record.node.body:
         match node:
-            case ast.AnnAssign(target=ast.Name(id=field), value=ast.Constant(value=None | False)):
-                yield field
+            case ast.AnnAssign(target=ast.Name(id=field), value=ast.Constant(value=None | bool() as says)):
+                yield field, says is True
 
 
 def _assigned(function: Function) -> Iterator[tuple[str, ast.expr]]:

@@ -1,5 +1,6 @@
 """Flags of given objects by which whoever ends them gives a field back, and which one of those that fill the
-field leaves as they are: `request.owns_seat` stays False, so that `detach(request)` passes the seat over."""
+field leaves as they are, or says no: `request.owns_seat` stays False, so that `detach(request)` passes the
+seat over."""
 
 import ast
 import re
@@ -15,7 +16,7 @@ from auditor.source.nodes import walk
 def passed_over(project: Project, function: Function, filling: Function, field: str) -> Set[int]:
     """Where the function reads the field under such a flag of the same object."""
     found = set[int]()
-    spoken_of = {getattr(node, "attr", "") for node in filling.nodes}
+    spoken_of = {getattr(node, "attr", "") for node in filling.nodes} - _lowered(filling)
     for node in function.statements if function is not filling else ():
         for owner, flag in _asked(node):
             if flag != field and flag not in spoken_of and _stays_down(project, flag, field, filling):
@@ -28,6 +29,13 @@ def passed_over(project: Project, function: Function, filling: Function, field: 
                     if _is_field(value, owner, field) and getattr(target, "id", "") in names
                 }
     return found
+
+
+def _lowered(filling: Function) -> set[str]:
+    """Fields that it does no more with than set them to False."""
+    lowered = {id(target) for target, value in assignments(filling) if _is_false(value)}
+    spoken_of = [node for node in filling.nodes if isinstance(node, ast.Attribute)]
+    return {node.attr for node in spoken_of} - {node.attr for node in spoken_of if id(node) not in lowered}
 
 
 def _is_field(node: ast.AST, owner: str, field: str) -> bool:

@@ -15,6 +15,7 @@ from auditor.project.code.calls import accepts
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
+from auditor.project.code.scripts import is_of_another_class
 from auditor.project.fields.worked_with import works_with_its_entry
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
@@ -163,6 +164,7 @@ def for_good(
         last_name(call) == name
         and accepts(method, call)
         and not _is_of_an_entry(method, function, call)
+        and not is_of_another_class(function, call, method)
         and gives_back(function)
         for module in project.parsed()
         if f"{name}(" in module.text

@@ -32,13 +32,14 @@ WHOLE = re.compile(r"\b(?:astuple|asdict|_asdict|vars)\(|\.__dict__\b|\*\*\w+\.|
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The field of a record that an acquire of the tree's own pools goes into, if `alone` nowhere else."""
+    """The field of a record that an acquire goes into, if `alone` nowhere else. `made` makes the record."""
 
     record: Class
     field: str
     outcome: Outcome
     tables: frozenset[str]
     alone: bool
+    made: ast.Call | None = None
 
 
 class Records:
@@ -50,7 +51,8 @@ class Records:
         self.recogniser = recogniser
 
     def forgotten(self, outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, StoredField]]:
-        parts = [part for outcome in outcomes for part in self._parts(outcome)]
+        own = (each for each in outcomes if not each.acquisition.foreign)
+        parts = [part for outcome in own for part in self.parts(outcome)]
         for part in (each for each in parts if each.alone):
             enders = [
                 (function, each.field)
@@ -63,10 +65,10 @@ class Records:
                 field = Field(part.record.qualname, part.field, part.record.name)
                 yield part.outcome, StoredField(field, part.outcome.lease.span)
 
-    def _parts(self, outcome: Outcome) -> Iterator[Part]:
+    def parts(self, outcome: Outcome) -> Iterator[Part]:
         """`Chunk(pages, self.slots.borrow())`, `Chunk(pages=pages, ...)`: told of the lease, once."""
         acquisition, function, lease = outcome.acquisition, outcome.function, outcome.lease
-        known = acquisition.foreign or acquisition.keyed or acquisition.inner
+        known = acquisition.keyed or acquisition.inner
         kept = any(own_field(function, path) for path in outcome.beside)
         if known or (outcome.returned is not None and not kept) or function.is_context_manager:
             return
@@ -79,19 +81,20 @@ class Records:
         ]
         alone = not told or (len(told) == 1 and _goes_nowhere_else(function, lease.holder, told[0][0]))
         making = [
-            (record, where)
+            (made, record, where)
             for made, where in told
             if isinstance(record := self._callee(function, made), Class)
         ]
+        call: ast.Call | None = None
         if len(making) == 1:
-            record, position = making[0]
+            call, record, position = making[0]
             field = self._field(record, position)
         else:
             record, field = self._put_in(outcome) if not told else (None, None)
         if isinstance(record, Class) and field is not None:
             places = {*(path for _, path in outcome.stored), *outcome.beside}
             if all(path[-1] == f".{field}" for path in places):
-                yield Part(record, field, outcome, frozenset(_tables(function, places)), alone)
+                yield Part(record, field, outcome, frozenset(_tables(function, places)), alone, call)
 
     def _callee(self, function: Function, made: ast.Call) -> object:
         return self.model.callee(function, made.func)

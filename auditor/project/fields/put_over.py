@@ -12,7 +12,7 @@ from auditor.flow.knowledge import Knowledge
 from auditor.ir.ops import Call, Store
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
-from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.code.release_names import ENDING, joins_texts, looks_releasing
 from auditor.project.fields.beside_another_table import known_beside
 from auditor.project.fields.fallbacks import kept_for_want_of_another
 from auditor.project.fields.filling_again import (
@@ -282,6 +282,8 @@ class Way:
                 return True
             case ast.Compare():  # `request.row < 0`: that may be what stands for none
                 return False
+            case ast.Attribute() as part if self._is_copied_into_the_new_one(part):
+                return True
             case ast.Attribute() as part if self._says_which(part):
                 return True
             case ast.Attribute(attr="get" | "setdefault") as way:
@@ -290,6 +292,18 @@ class Way:
                 name = self._numbered(loop)
                 return bool(name) and self.uses.only_works_with(name)
         return self._tells_how_much(node) or self._goes_nowhere(node)
+
+    def _is_copied_into_the_new_one(self, part: ast.AST) -> bool:
+        """`wider.view[:n] = self.row.view`, and `self.row.view[:n]` alike."""
+        given = self.uses.parents.get(id(part))
+        while isinstance(given, ast.Subscript) and given.value is part:
+            part, given = given, self.uses.parents.get(id(given))
+        match given:
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Attribute(value=ast.Name(id=new)), slice=ast.Slice())]
+            ):
+                return any(value is self.call for value in given_to(self.method, new))
+        return False
 
     def _tells_how_much(self, node: ast.AST) -> bool:
         """`fresh = pool.take(job.lease.size)`: a part of what is there."""
@@ -317,6 +331,8 @@ class Way:
         names = {each.id for each in given if isinstance(each, ast.Name)}
         if own in names or filling.owner in names:
             return True
+        if joins_texts(call):
+            return False
         called = last_name(call)
         ends = called in self.ends or looks_releasing(call) or ENDING.search(called) is not None
         if ends and filling.key is not None and any(same(each, filling.key) for each in given):

@@ -13,6 +13,7 @@ from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.field_paths import mentions, own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
+from auditor.project.code.scripts import ends_before_another, is_script
 from auditor.project.fields.beside_another_table import known_beside
 from auditor.project.fields.drawn_keys import drawn_by_its_callers
 from auditor.project.fields.ended_by_others import (
@@ -283,6 +284,8 @@ class Refilling(ForgottenFields):
                 calls_it = any(last_name(call) == method.name for call in caller.calls)
                 calls_it = calls_it and not passes_over_the_end(caller, method.name, ending)
                 calls_it = calls_it and not (again and only_fills_the_empty(caller, method.name, field))
+                if calls_it and is_script(caller):
+                    calls_it = ends_before_another(caller, method.name, ending)
                 if calls_it and caller is not method and (speaks(caller.own_text) or caller.name in INITIAL):
                     return True
         return False

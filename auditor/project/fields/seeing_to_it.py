@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 from auditor.flow.follow import known_at_nodes
 from auditor.ir.ops import Call
 from auditor.project.code.modules import Function
+from auditor.project.code.scripts import ends_before_another, is_of_another_class, is_script
 from auditor.project.fields.filling_again import Filling
 from auditor.project.fields.forgetting import INITIAL
 from auditor.project.fields.in_others import Uses
@@ -18,9 +19,16 @@ from auditor.project.meaning.sites import last_name
 def sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
     """`ending` are what the ends of what is there are called."""
     method = filling.method
-    told = [call for call in caller.calls if last_name(call) == method.name and _fits(call, method)]
+    told = [
+        call
+        for call in caller.calls
+        if last_name(call) == method.name and _fits(call, method)
+        if not is_of_another_class(caller, call, method)
+    ]
     if not told:
         return False
+    if is_script(caller):
+        return ends_before_another(caller, method.name, ending)
     uses = Uses(caller, works=frozenset({"append", "extend"}))
     keyed = filling.key is not None and not _is_a_position(filling.key)
     ends = [call for call in caller.calls if last_name(call) in ending]

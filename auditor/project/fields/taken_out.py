@@ -17,6 +17,7 @@ from auditor.model import Span
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.code.scripts import has_to_do_with, is_script
 from auditor.project.fields.by_word import comes_back_by_word
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.filtered_after import is_filtered_after
@@ -170,10 +171,14 @@ class TakenOut(InPart):
         return [call for call in function.calls if call in known or _may_end(call)]
 
     def _for_good(self, outcome: Outcome, method: Function) -> bool:
-        """That `self._evict()` is called is no sign of an end beside it."""
+        """That `self._evict()` is called is no sign of an end beside it; nor are other ends of a script."""
 
         def gives_back(caller: Function) -> bool:
-            return any(last_name(call) != method.name for call in self._releases(outcome, caller))
+            releases = [each for each in self._releases(outcome, caller) if last_name(each) != method.name]
+            if releases and is_script(caller):
+                calls = [each for each in caller.calls if last_name(each) == method.name]
+                return any(has_to_do_with(end, call, caller) for end in releases for call in calls)
+            return bool(releases)
 
         return for_good(self.project, method, gives_back)
 
