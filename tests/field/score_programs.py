@@ -119,6 +119,9 @@ SETS = (
     "nailers",
     "skinners",
     "braziers",
+    "mercers",
+    "vintners",
+    "cordwainers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

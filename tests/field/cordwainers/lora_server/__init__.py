@@ -1,0 +1,1 @@
+"""Multi-adapter serving: adapters live in device slots, requests hold references on them."""

@@ -1,0 +1,1 @@
+"""Expert dispatch: token buffers, asynchronous exchanges, and the layer that uses both."""

@@ -1,0 +1,1 @@
+"""Pipeline parallel execution of micro batches."""

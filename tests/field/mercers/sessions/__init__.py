@@ -1,0 +1,4 @@
+from .store import SessionStore
+from .chat import ChatService
+
+__all__ = ["SessionStore", "ChatService"]

@@ -1,0 +1,1 @@
+"""Shared-memory data loading for pre-tokenised corpora."""
