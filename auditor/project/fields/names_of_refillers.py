@@ -32,6 +32,9 @@ FOLLOWING = re.compile(rf"_*(?:{AGAIN}|{CHANGING})(?:_|$)")
 COMING_BACK = re.compile(rf"_*(?:swap|page|move)_(?:in|out)(?:_|$)|{MOVING.pattern}")
 """Methods of which one undoes the other, in whatever order they are called."""
 
+BROUGHT_IN = re.compile(r"_*(?:swap|page|move)_in(?:_|$)")
+"""Methods for what was put out before, and is not there."""
+
 NEW = frozenset(
     {"new", "fresh", "next", "other", "copy", "clone", "child", "replacement", "target", "dst", "to"}
 )

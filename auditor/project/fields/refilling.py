@@ -61,7 +61,13 @@ from auditor.project.fields.known_keys import (
 from auditor.project.fields.known_there import replaced_knowingly
 from auditor.project.fields.looked_up import empty_a_record, fields_inside, replaces_what_it_saw
 from auditor.project.fields.moved_between import comes_from_another_table
-from auditor.project.fields.names_of_refillers import EACH_STEP, PREPARING, follows_another, in_turns
+from auditor.project.fields.names_of_refillers import (
+    BROUGHT_IN,
+    EACH_STEP,
+    PREPARING,
+    follows_another,
+    in_turns,
+)
 from auditor.project.fields.new_each_time import (
     is_another_one_each_time,
     is_of_another_now,
@@ -303,7 +309,7 @@ class Refilling(ForgottenFields):
             family = list(self.family_of(cls))
             filling = self._blind(outcome, path, family)
             enders = list(self._ending(outcome, field)) if filling is not None else []
-            if filling is None or not enders:
+            if filling is None or not enders or BROUGHT_IN.match(outcome.function.name):
                 continue
             admitted = tables_filled_with(self.wanted, outcome, family, path[1])
             before = filled_before(filling, outcome.call, family, enders, admitted)

@@ -46,6 +46,7 @@ from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.only_asked import only_asked
 from auditor.project.leases.only_read import only_read
+from auditor.project.leases.only_the_first import only_the_first
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
 from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
@@ -190,6 +191,8 @@ class Follower(Afterwards):
         if endings.released:
             lost += [(Loss.RETURN, at) for at in stopped_early(self.function, op.at, ends)]
             lost += [(Loss.RETURN, at) for at in given_back_in_part(self.function, op.at, ends)]
+            first = only_the_first(self.function, self.effects.recogniser.calls, op.at, ends)
+            lost += [(Loss.RETURN, first)] if first is not None else []
         if acquisition.handle is Handle.RESULT and "setdefault(" in text:
             lost += [(Loss.RETURN, at) for at in lost_to_the_first(self.function, op.at)]
         if acquisition.handle is Handle.RESULT and "lambda" in text:
