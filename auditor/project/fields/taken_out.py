@@ -171,7 +171,8 @@ class TakenOut(InPart):
         return [call for call in function.calls if call in known or _may_end(call)]
 
     def _for_good(self, outcome: Outcome, method: Function, scripts: bool = True) -> bool:
-        """That `self._evict()` is called is no sign of an end beside it; nor are other ends of scripts."""
+        """That `self._evict()` is called is no sign of an end beside it; nor, if `scripts` do not count, is
+        what a script ends that has nothing to do with the call."""
 
         def gives_back(caller: Function) -> bool:
             releases = [each for each in self._releases(outcome, caller) if last_name(each) != method.name]
