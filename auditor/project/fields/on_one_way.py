@@ -101,11 +101,19 @@ def _is_told_apart(way: WayOut) -> bool:
     }
     asked = (op for station in way.since if isinstance(op := way.ops[station.node], Assume))
     return any(
-        op.names & names
-        and any(name.startswith(".") and name not in counted for name in op.names)
-        and not _asks_the_lease(way, op)
+        op.names & names and not _fields_asked(op, names) <= counted and not _asks_the_lease(way, op)
         for op in asked
     )
+
+
+def _fields_asked(op: Assume, names: Set[str]) -> set[str]:
+    """Of the record, `job.tries < self.most`, or else of what it is compared with, `job in self.urgent`."""
+    its = {
+        f".{node.attr}"
+        for node in walk(op.at)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in names
+    }
+    return its or {name for name in op.names if name.startswith(".")}
 
 
 def _asks_the_lease(way: WayOut, op: Assume) -> bool:
