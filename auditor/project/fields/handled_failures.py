@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from auditor.flow.follow import Followed
 from auditor.flow.lease import Loss
 from auditor.flow.trace import Station
+from auditor.ir.calls import LOGGING
 from auditor.ir.ops import RAISING, Leave, Path, Way
 from auditor.project.code.modules import Function
 from auditor.project.fields.ways_out import WayOut
+from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
 
@@ -60,10 +62,9 @@ def _failing(way: WayOut) -> list[Station]:
 
 
 def _may_see_to(node: ast.Try, way: WayOut) -> bool:
-    """A handler, or the `finally`, speaks of the entry."""
+    """A handler, or the `finally`, speaks of the entry, and does not only log it."""
     names = {place[0] for place in way.held.places}
-    for part in (*node.handlers, *node.finalbody):
-        for each in walk(part):
-            if isinstance(each, ast.Name) and each.id in names:
-                return True
-    return False
+    parts = [each for part in (*node.handlers, *node.finalbody) for each in walk(part)]
+    logs = (each for each in parts if isinstance(each, ast.Call) and last_name(each) in LOGGING)
+    logged = {id(told) for call in logs for told in walk(call)}
+    return any(isinstance(each, ast.Name) and each.id in names and id(each) not in logged for each in parts)

@@ -170,15 +170,16 @@ class TakenOut(InPart):
         known = self._known_releases(outcome, function)
         return [call for call in function.calls if call in known or _may_end(call)]
 
-    def _for_good(self, outcome: Outcome, method: Function) -> bool:
-        """That `self._evict()` is called is no sign of an end beside it; nor are other ends of a script."""
+    def _for_good(self, outcome: Outcome, method: Function, scripts: bool = True) -> bool:
+        """That `self._evict()` is called is no sign of an end beside it; nor, if `scripts` do not count, is
+        what a script ends that has nothing to do with the call."""
 
         def gives_back(caller: Function) -> bool:
             releases = [each for each in self._releases(outcome, caller) if last_name(each) != method.name]
-            if releases and is_script(caller):
-                calls = [each for each in caller.calls if last_name(each) == method.name]
-                return any(has_to_do_with(end, call, caller) for end in releases for call in calls)
-            return bool(releases)
+            if scripts or not is_script(caller):
+                return bool(releases)
+            calls = [each for each in caller.calls if last_name(each) == method.name]
+            return any(has_to_do_with(end, call, caller) for end in releases for call in calls)
 
         return for_good(self.project, method, gives_back)
 
@@ -231,7 +232,7 @@ class TakenOut(InPart):
                 )
             )
             and not starts_anew(method, attribute, pools)
-            and self._for_good(outcome, method)
+            and self._for_good(outcome, method, scripts=False)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
             )
@@ -252,9 +253,26 @@ class TakenOut(InPart):
             cls.name == pool or any(f"{end}(" in cls.text for end in ends) for cls in others
         )
 
+    def _works_out(self, method: Function, call: ast.Call) -> bool:
+        """It hands on nothing, and keeps nothing."""
+        calls = self.recogniser.calls
+        targets = () if calls.guessed(method, call) else calls.targets(method, call)[0]
+        return bool(targets) and all(
+            not target.calls
+            and not any(
+                isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+                for node in target.nodes
+            )
+            for target in targets
+        )
+
     def _told_to_others(self, outcome: Outcome, method: Function) -> frozenset[str]:
-        """`.tokens` of that."""
-        calls = (call for call in method.calls if self._ends_others(outcome, method, call))
+        """`.tokens` of that, or of `self.rate(job.tokens)`, which works something out."""
+        calls = (
+            call
+            for call in method.calls
+            if self._ends_others(outcome, method, call) or self._works_out(method, call)
+        )
         return frozenset(
             f".{each.attr}"
             for call in calls

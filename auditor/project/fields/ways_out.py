@@ -9,7 +9,7 @@ from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
-from auditor.project.code.bindings import assignments
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
 from auditor.source.nodes import walk
@@ -35,6 +35,7 @@ class WayOut:
         self.held = held
         self.container = container
         self.ops = method.graph.ops
+        self.names = {place[0] for place in held.places} - set(_keys(method, container))
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
         nodes = [*(station.node for station in self.path), node]
         taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
@@ -47,10 +48,9 @@ class WayOut:
 
     def _begins(self, taking: int) -> int:
         """Where the method has got it: `for job in self.jobs.values():` stands before `self.jobs.clear()`."""
-        names = {place[0] for place in self.held.places}
         for index in range(min(taking, len(self.path) - 1), -1, -1):
             op, edge = self.ops[self.path[index].node], self.path[index].edge
-            if isinstance(op, Next) and edge is Edge.BODY and op.target[0] in names:
+            if isinstance(op, Next) and edge is Edge.BODY and op.target[0] in self.names:
                 return index + 1
         return taking + 1
 
@@ -101,11 +101,15 @@ class WayOut:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
         made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
         `pool.take(len(entry))`, nor `entry.future.cancel()` where nobody waits to end anything then."""
-        roots = {place[0] for place in self.held.places}
         calls = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
             id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling
+        }
+        only_tell |= {
+            id(each.value)
+            for each in nodes
+            if isinstance(each, ast.Subscript) and f"[{ast.unparse(each.slice)}]" in telling
         }
         only_tell |= {
             id(each)
@@ -116,12 +120,11 @@ class WayOut:
         if "add_done_callback" not in self.method.module.text:
             only_tell |= set(_answered(nodes))
         named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
-        return any(each.id in roots for each in named)
+        return any(each.id in self.names for each in named)
 
     def is_told_apart(self) -> bool:
         """`if message is STOP:`, `isinstance(job, Stop)`: not every entry holds a lease; `len(pages) > room`
         says nothing of that."""
-        names = {place[0] for place in self.held.places}
         tests = (op.at for station in self.since if isinstance(op := self.ops[station.node], Assume))
         asked = [
             each
@@ -131,7 +134,7 @@ class WayOut:
             and not (_asks_for_none(node) or _measures(node, test))
             for each in ast.iter_child_nodes(node)
         ]
-        return any(isinstance(each, ast.Name) and each.id in names for each in asked)
+        return any(isinstance(each, ast.Name) and each.id in self.names for each in asked)
 
     def is_for_others(self, flags: Mapping[str, bool]) -> bool:
         """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so."""
@@ -166,19 +169,17 @@ class WayOut:
     def _goes_over_it(self, at: ast.AST) -> bool:
         """`for host in table: give(host)`, of a `table` that was taken out as a whole."""
         loop = self._loop_around(at)
-        roots = {place[0] for place in self.held.places}
-        return isinstance(loop, ast.For) and getattr(loop.iter, "id", None) in roots
+        return isinstance(loop, ast.For) and getattr(loop.iter, "id", None) in self.names
 
     def _is_gathered_in(self, loop: ast.AST) -> bool:
         """`batch.append((request, permit))` on the other ways of the turn, and a loop behind it gives those
         back."""
-        roots = {place[0] for place in self.held.places}
         return any(
             isinstance(call, ast.Call)
             and isinstance(call.func, ast.Attribute)
             and call.func.attr in ("append", "add")
             and isinstance(call.func.value, ast.Name)
-            and any(isinstance(n, ast.Name) and n.id in roots for each in call.args for n in walk(each))
+            and any(isinstance(n, ast.Name) and n.id in self.names for each in call.args for n in walk(each))
             for call in walk(loop)
         )
 
@@ -197,6 +198,20 @@ class WayOut:
         loops = [node for node in self.method.nodes if isinstance(node, LOOPS)]
         around = [loop for loop in loops if any(part is at for each in loop.body for part in walk(each))]
         return max(around, key=lambda loop: loop.lineno, default=None)
+
+
+def _keys(method: Function, container: Path) -> Iterator[str]:
+    """`key` of `for key in list(self.jobs): job = self.jobs.pop(key)`, which is none of what lies there."""
+    for node in method.nodes:
+        match node:
+            case ast.Subscript(value=table, slice=ast.Name(id=key)):
+                pass
+            case ast.Call(func=ast.Attribute(value=table, attr="pop" | "get"), args=[ast.Name(id=key), *_]):
+                pass
+            case _:
+                continue
+        if own_attribute(table, container[0]) == container[1][1:]:
+            yield key
 
 
 def _asks_for_none(test: ast.expr) -> bool:
