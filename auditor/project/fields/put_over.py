@@ -80,7 +80,10 @@ def _names_given(method: Function, call: ast.Call, names: set[str]) -> Iterator[
 
 
 def _carries(value: ast.expr, call: ast.Call, names: set[str]) -> bool:
-    """What `self.worst = node.hold()` stores comes of that call, and not of the one before."""
+    """What `self.worst = node.hold()` stores comes of that call, and not of the one before. A path that is
+    named after what the call marks, `os.path.join(root, key)`, leads to nothing."""
+    if isinstance(value, ast.Call) and joins_texts(value):
+        return False
     if any(node is not call and isinstance(node, ast.Call) and same(node, call) for node in walk(value)):
         return False
     if isinstance(value, ast.Call) and value is not call and last_name(value) in STARTED:
