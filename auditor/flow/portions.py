@@ -8,7 +8,6 @@ from functools import cache, cached_property
 
 from auditor.flow.lists import GOING_OVER, RELISTING
 from auditor.flow.operands import uses
-from auditor.flow.rounded_up import exceeds
 from auditor.ir.graph import Graph
 from auditor.ir.iterations import is_one, portion_of
 from auditor.ir.ops import Assume, Call, Constant, EndStatement, Havoc, InPlace, Next, Nop, Path
@@ -144,8 +143,6 @@ class Portions:
         return max((at for at, indented, to in heads if at < line and indented - to < column), default=0)
 
     def _is_told(self, bound: ast.expr, name: str) -> bool:
-        if self._is_told_more(bound):
-            return self._compared(bound, name)
         values = self._values(bound)
         meant = {ast.dump(bound), *(ast.dump(value) for value in values if _number(value) != 0)}
         as_many = (_last_name(value) == "min" or ast.unparse(value) == f"len({name})" for value in values)
@@ -155,12 +152,6 @@ class Portions:
         given += [value for each in given for value in self._values(each)]
         told = {ast.dump(inner) for each in given for inner in walk(each)}
         return not meant.isdisjoint(told | self._counts) or self._compared(bound, name)
-
-    def _is_told_more(self, bound: ast.expr) -> bool:
-        """`blocks = pool.allocate(padded)`, where `padded` is the bound and something more."""
-        given = _arguments(self._acquire)
-        told = [value for each in given for value in (self._values(each) or [each])]
-        return len(told) == 1 and exceeds(told[0], bound)
 
     def _compared(self, bound: ast.expr, name: str) -> bool:
         """`while len(found) > width:`."""
