@@ -5,6 +5,7 @@ import ast
 from auditor.ir.builder import End
 from auditor.ir.calls import CallLowering
 from auditor.ir.conditions import item_component
+from auditor.ir.iterations import portion_of
 from auditor.ir.lowering import Branches
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -131,7 +132,7 @@ class ExpressionLowering(CallLowering):
         ends: list[End] = []
         for start, arm in ((yes, node.body), (no, node.orelse)):
             self.builder.ends = start
-            self.builder.emit(Move(arm, target, self.value(arm)))
+            self.builder.emit(Move(arm, target, self.value(arm), portion_of(arm)))
             ends += self.builder.ends
         self.builder.ends = ends
         return target

@@ -37,6 +37,7 @@ from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.left_to_others import lost_by_who_has_it
 from auditor.project.leases.never_ended import NeverEnded
+from auditor.project.leases.once_each import told_of_repeats
 from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
@@ -317,6 +318,7 @@ class Analysis:
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
+        outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]

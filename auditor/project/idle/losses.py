@@ -38,10 +38,13 @@ from auditor.project.idle.reasons import (
     suits_others,
 )
 from auditor.project.idle.setting import TakenHere
+from auditor.project.idle.shelves import shelf_of
 from auditor.project.idle.stock import Stock, begun_and_later, filled_by_others, puts_back, stock_of
 from auditor.project.idle.takes import handing_on, takes_of
 from auditor.project.leases.last_words import LAST_WORDS
+from auditor.project.outcome import loses_normally
 from auditor.project.shapes.field_work import FieldWork
+from auditor.project.shapes.made_new import hands_out_new
 from auditor.protocols.vocabulary import split
 from auditor.source.both_ways import written_both_ways
 from auditor.source.nodes import walk
@@ -74,12 +77,13 @@ FORGOTTEN = "the next one is taken, and this one is nowhere"
 
 
 def with_idle(lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease]) -> tuple[Lease, ...]:
-    """These, and what the pools in these files lose of their own; nothing is lost twice."""
+    """These, and what the pools in these files lose of their own; nothing is lost twice, and what is lost
+    without an exception is told rather than what is lost by one."""
     texts = lineage.project.sources
     modules = [lineage.project.module(path) for path in paths if may_lose_idle(texts[path])]
     found = {lease.span: lease for module in modules if module for lease in lost_idle(lineage, module)}
     for lease in leases:
-        if lease.leaks or lease.fields:
+        if loses_normally(lease) or lease.fields:
             found.pop(lease.span, None)
     kept = (lease for lease in leases if lease.span not in found)
     return tuple(sorted((*kept, *found.values()), key=lambda lease: lease.span))
@@ -105,7 +109,8 @@ def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
 
 
 def _stock_of(lineage: Lineage, cls: Class) -> Stock | None:
-    return stock_of(lineage, cls) or placed_stock(lineage, cls)
+    fixed = stock_of(lineage, cls) or placed_stock(lineage, cls)
+    return fixed or shelf_of(cls, *begun_and_later(lineage, cls))
 
 
 def _may_lose(lineage: Lineage, cls: Class) -> bool:
@@ -185,6 +190,10 @@ class _Judge:
         if loss is Loss.RAISE and all(station.edge is not Edge.RAISE for station in path):
             return False
         if self.store.counters and self._is_replaced(path):
+            return False
+        if self.store.makes_more and hands_out_new(
+            self.work, frozenset(), {id(self.take.shown)}, frozenset()
+        ):
             return False
         asked = self.graph.ops[held.asked]
         test = self.here.tests.get(id(asked.at))
@@ -315,11 +324,13 @@ class _Judge:
 
     def _holder(self) -> str:
         """The last name that the taking statement binds: `_, _, segment = heappop(self._heap)`."""
+        if self.take.name:
+            return self.take.name
         for node in self.function.statements:
             if isinstance(node, ast.Assign) and any(each is self.take.shown for each in walk(node.value)):
                 bound = [each.id for each in walk(node.targets[0]) if isinstance(each, ast.Name)]
                 return next((name for name in reversed(bound) if name != "_"), "")
-        return self.take.name
+        return ""
 
     def lease(self, leaks: tuple[Leak, ...]) -> Lease:
         """As if the store had lent it to its own class, which on other ways puts it back or hands it out."""

@@ -11,6 +11,7 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
+from auditor.project.idle.emptied import emptied_into
 from auditor.project.idle.evicted import evicted_tables
 from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.supply import Supply, comes_back_by_itself, read_off, taken_ids
@@ -29,7 +30,7 @@ class Stock:
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
     `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the
     place of what it will not use again; `marks` are fields with the way in which a place is marked that is
-    lent."""
+    lent; `makes_more` tells that it makes new things without end where a store is empty."""
 
     cls: Class
     fields: frozenset[str]
@@ -41,6 +42,7 @@ class Stock:
     replaces: bool = False
     full: frozenset[str] = frozenset()
     marks: frozenset[tuple[str, bool]] = frozenset()
+    makes_more: bool = False
 
     @cached_property
     def idle_marks(self) -> frozenset[str]:
@@ -288,6 +290,7 @@ def _circulating(fields: frozenset[str], works: Sequence[FieldWork]) -> frozense
     for work in works:
         taken = {name for name, _ in work.taken} - fields
         grown |= {name for name in taken if puts_back(work, frozenset(), taken_ids(work, {name}), fields)}
+        grown |= {name for put in work.put if put.field in fields for name in emptied_into(work, put.thing)}
     return grown if grown == fields else _circulating(grown, works)
 
 

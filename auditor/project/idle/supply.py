@@ -92,12 +92,13 @@ class Supply:
         name = self.work.method.name
         if STARTING_OVER.match(name):
             return False
+        return self.brings_new() or not all(map(self._conserves, self.makes)) or self.makes_where_empty()
+
+    def brings_new(self) -> bool:
+        """Whether it puts something into a store that never was in one, and was not told."""
         put = [put.thing for put in self.work.put if put.field in self.fields]
-        return (
-            any(self._is_new(value) for value in put)
-            or any(not mentions(value, self.known, self.marked) for value in self._set_anew())
-            or not all(map(self._conserves, self.makes))
-            or self._makes_where_empty()
+        return any(self._is_new(value) for value in put) or any(
+            not mentions(value, self.known, self.marked) for value in self._set_anew()
         )
 
     def _is_new(self, value: ast.expr) -> bool:
@@ -114,7 +115,7 @@ class Supply:
         makers = (call for call in named if call.args or call.keywords or last_part(call.func) not in MAKERS)
         return [call for call in makers if getattr(_maker_of(call), "id", "") not in OF_ARRAYS]
 
-    def _makes_where_empty(self) -> bool:
+    def makes_where_empty(self) -> bool:
         takes = bool(taken_ids(self.work, self.fields))
         return (
             takes and not self.numbered and hands_out_new(self.work, self.of_stock, self.marked, frozenset())

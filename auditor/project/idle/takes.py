@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from auditor.ir.ops import Call, Delete, InPlace, Move, Store
 from auditor.project.code.bindings import given_to, own_attribute, ways
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.pool_state import own_parameters
@@ -50,10 +50,17 @@ class Take:
 
 
 def handing_on(work: FieldWork, fields: Set[str]) -> bool:
-    """`return self.free.pop()`, `return int(self.free.pop())`: to call it is to take."""
+    """`return self.free.pop()`, `return int(self.free.pop())`, or `page = self.free.pop()` and `return page`:
+    to call it is to take."""
     taken = taken_ids(work, fields)
     handed = (_number_in(way) for value in work.returned for way in ways(value))
-    return any(id(way) in taken for way in handed)
+    return any(id(way) in taken or _is_name_of(work, way, taken) for way in handed)
+
+
+def _is_name_of(work: FieldWork, value: ast.expr, taken: Set[int]) -> bool:
+    """Of what was taken, and of nothing else."""
+    given = list(given_to(work.method, value.id)) if isinstance(value, ast.Name) else []
+    return bool(given) and all(id(_number_in(each)) in taken for each in given)
 
 
 def _number_in(value: ast.expr) -> ast.expr:
@@ -90,8 +97,10 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
 
 
 def _takes_itself(call: ast.Call) -> bool:
-    """Not `min(self.free)`, which only chooses what `self.free.remove(page)` takes."""
-    return not (isinstance(call.func, ast.Name) and call.func.id in ("min", "max", "next", "sorted"))
+    """Not `min(self.free)`, which only chooses what `self.free.remove(page)` takes, nor
+    `bisect_left(self.sizes, n)`, which says where."""
+    chooses = isinstance(call.func, ast.Name) and call.func.id in ("min", "max", "next", "sorted")
+    return not chooses and not last_part(call.func).startswith("bisect")
 
 
 class _Reader:
@@ -130,6 +139,19 @@ class _Reader:
                 targets=[store], value=ast.Subscript(value=same, slice=ast.Slice(lower=start, upper=None))
             ) if start is not None and self.is_store(store) and ast.dump(same) == _read(store):
                 yield from self._cut(statement, same, start)
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[ast.Name(id=name), store])],
+                value=ast.Tuple(
+                    elts=[
+                        ast.Subscript(
+                            value=same, slice=ast.Slice(lower=None, upper=ast.expr() as end)
+                        ) as value,
+                        ast.Subscript(value=rest, slice=ast.Slice(lower=ast.expr() as start, upper=None)),
+                    ]
+                ),
+            ) if self.is_store(store) and ast.dump(same) == ast.dump(rest) == _read(store):
+                if ast.dump(start) == ast.dump(end):  # `pages, self.free = self.free[:n], self.free[n:]`
+                    yield Take(statement, value, name, several=True)
 
     def _cut(self, statement: ast.stmt, store: ast.expr, end: ast.expr) -> Iterator[Take]:
         """`pages = self.free[:n]` beside `del self.free[:n]`, of the same statement list."""
