@@ -1,6 +1,6 @@
-"""Turns of a loop that end by `continue` after something was counted, pinned or charged for them, where the
-rest of the turn would have noted it, handed it on or given it back: `block.pin(); if block.key in self.seen:
-continue; self.held.append(block)`.
+"""Turns of a loop that end by `continue` or `break` after something was counted, pinned or charged for them,
+where the rest of the turn would have noted it, handed it on or given it back: `block.pin(); if block.key in
+self.seen: continue; self.held.append(block)`.
 
 What is marked may be anybody's to end, but here the function has shown who is told of it: on this way
 nobody."""
@@ -25,8 +25,8 @@ HANDING_OVER = frozenset(
 """Calls after which somebody else ends what was counted without a name, `self.gate.acquire()`."""
 
 
-def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Continue]:
-    """The `continue`s that leave it behind. `ends` are the names of what gives back."""
+def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Continue | ast.Break]:
+    """The statements that leave it behind. `ends` are the names of what gives back."""
     told = {root_of(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))}
     told |= {name for each in call.args for name in names_in(each)}
     if isinstance(call.func, ast.Attribute) and not told:
@@ -34,7 +34,9 @@ def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator
     told -= {function.owner, ""}
     for loop in _around(function, call):
         for suite in _turn(loop, call):
-            yield from _skipping(suite, call, told, ends)
+            for out in _skipping(suite, call, told, ends):
+                if isinstance(out, ast.Continue) or not _is_read_behind(function, loop, told):
+                    yield out
         over = getattr(loop, "iter", None)
         if over is not None and told & set(names_bound(loop)):
             told = {*told, *names_in(over)} - {function.owner}
@@ -68,18 +70,29 @@ def _leaves_with_it(statement: ast.stmt, call: ast.Call) -> bool:
 
 def _is_granted(test: ast.expr, call: ast.Call) -> bool:
     """`if pool.take(n):`, as against `if not pool.take(n): continue`"""
-    return not isinstance(test, ast.UnaryOp) and any(each is call for each in walk(test))
+    denied = (each for node in walk(test) if isinstance(node, ast.UnaryOp) for each in walk(node))
+    return all(each is not call for each in denied) and any(each is call for each in walk(test))
+
+
+def _is_read_behind(function: Function, loop: ast.stmt, told: Set[str]) -> bool:
+    """What a loop was left with by `break` may be seen to there."""
+    last = loop.end_lineno or loop.lineno
+    return any(
+        isinstance(node, ast.Name) and node.id in told and node.lineno > last for node in function.nodes
+    )
 
 
 def _skipping(
     suite: Sequence[ast.stmt], call: ast.Call, told: Set[str], ends: Set[str]
-) -> Iterator[ast.Continue]:
+) -> Iterator[ast.Continue | ast.Break]:
     first, *later = suite
     answers = set(names_bound(first))
     for number, statement in enumerate(later):
         if not isinstance(statement, ast.If) or statement.orelse:
             continue
-        if not isinstance(out := statement.body[-1], ast.Continue) or answers & names_in(statement.test):
+        if not isinstance(out := statement.body[-1], ast.Continue | ast.Break) or answers & names_in(
+            statement.test
+        ):
             continue
         if not _sees_to_it(statement.body, told, ends) and _sees_to_it(later[number + 1 :], told, ends):
             yield out
