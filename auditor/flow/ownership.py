@@ -6,6 +6,7 @@ function is left while only locals hold it. State: `held`; places: `holding`; ca
 `assuming`; parts of lists: `parted`; generators: `yielding`."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,7 +29,12 @@ from auditor.flow.places import (
     together,
 )
 from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
-from auditor.flow.seen_to_beside import assigned_in, is_another_thing, is_seen_to_beside
+from auditor.flow.seen_to_beside import (
+    assigned_in,
+    holds_no_number,
+    is_another_thing,
+    is_seen_to_beside,
+)
 from auditor.flow.shared_keys import stored_under_shared_keys
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
@@ -406,24 +412,34 @@ class Ownership(Yielding):
 
     def _is_lost_all_the_same(self, node: int, held: Held) -> bool:
         """`return self.model(buffer)`, `return list(lease.values)`: whoever gets what was made of a lease
-        that was taken here has no way to it, if nobody else has."""
-        if not self._is_mere_local(held.places):
+        that was taken here has no way to it, if nobody else has. Where another way gives it back by its own
+        name, `if not by: return entry.value` before `unref(entry)`, nothing but that name leads to it."""
+        known = self.acquisition.declared or any(map(self._outlives, held.places))
+        if self.site < 0 or known:
             return False
-        value, function = getattr(self.graph.ops[node].at, "value", None), self.graph.ops[0].at
-        if not is_another_thing(value, assigned_in(function)) or self._goes_to_others(held.places):
+        value, assigned = getattr(self.graph.ops[node].at, "value", None), assigned_in(self.graph.ops[0].at)
+        numbered = self.acquisition.value not in (Value.OBJECT, Value.TENSOR)
+        made = (holds_no_number if numbered else is_another_thing)(value, assigned)
+        ends = self._ended_by(held.places)
+        if not (made or ends) or self._goes_to_others(held.places, ends):
             return False
-        return not is_seen_to_beside(self.graph, self.site, held.places | held.maybe)
+        return not is_seen_to_beside(self.graph, self.site, held.places | held.maybe, ends)
 
-    def _goes_to_others(self, places: Places) -> bool:
+    def _ended_by(self, places: Places) -> frozenset[int]:
+        """Calls that give back what is at these places, on other ways."""
+        return frozenset(node for node, fate in self._fates(places) if fate is Fate.RELEASE)
+
+    def _goes_to_others(self, places: Places, ends: frozenset[int]) -> bool:
         """On another way, by a call that is not known to borrow it."""
+        return any(node not in ends and fate is not Fate.BORROW for node, fate in self._fates(places))
+
+    def _fates(self, places: Places) -> Iterator[tuple[int, Fate]]:
         value, protocol = self.acquisition.value, self.acquisition.protocol
-        return any(
-            self.effects.treatment(op, position, (), value, protocol).fate is not Fate.BORROW
-            for node, op in enumerate(self.graph.ops)
-            if isinstance(op, Call) and node not in self.trusted and node != self.site
-            for position, operand in operands(op)
-            if operand in places
-        )
+        for node, op in enumerate(self.graph.ops):
+            if isinstance(op, Call) and node not in self.trusted and node != self.site:
+                for position, operand in operands(op):
+                    if operand in places:
+                        yield node, self.effects.treatment(op, position, (), value, protocol).fate
 
 
 def _is_reckoned(op: InPlace) -> bool:

@@ -134,6 +134,8 @@ class Passing(Perhaps):
         if perhaps and any(self._inside(held, other) is not None for _, other in given):
             # `Draft(lane, list(lane.tokens))` is made around the lane, whatever its tokens are
             perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
+        if perhaps and self.acquisition.value is Value.INDEX and self._lends_another(call):
+            perhaps = [each for each in perhaps if each.moved_to is None]  # `card.register(slot * size)`
         if perhaps and self._is_converted(operand):
             listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
             perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]

@@ -14,17 +14,22 @@ from auditor.source.nodes import walk
 CONVERTING = frozenset({"to", "cpu", "cuda"})
 """Methods of a tensor whose result is itself where it is so already."""
 
+COPYING = frozenset({"copy", "clone", "tolist", "tobytes", "numpy", "item"})
+"""Methods of memory whose result is other memory, or what stands there."""
+
 _MADE_ANEW = frozenset({"list", "tuple", "sorted", "max", "min", "sum", "bytes"})
 
 
-def is_seen_to_beside(graph: Graph, site: int, places: frozenset[Path]) -> bool:
+def is_seen_to_beside(
+    graph: Graph, site: int, places: frozenset[Path], ends: frozenset[int] = frozenset()
+) -> bool:
     """What lay at these places may still be ended. The function is named as one that hands on what it takes,
     `alloc_extend`; an object is made of parts of it, `Proxy(lease.start)`; the pool is told of it again,
     `manager.unpin(block)`, whatever that does; or what the acquire was told is written down for a later
-    call, `self._by_request[rid] = name`."""
+    call, `self._by_request[rid] = name`. `ends` are calls that are known to give it back on other ways."""
     acquire = graph.ops[site]
     assert isinstance(acquire, Call)
-    given = [*_made_of(graph), *_told_again(graph, acquire)]
+    given = [*_made_of(graph), *_told_again(graph, acquire, ends)]
     within = any(begins_with(one, other) for g in given for p in places for one, other in ((g, p), (p, g)))
     return within or _hands_on(graph) or _writes_down(graph, acquire)
 
@@ -49,13 +54,13 @@ def _made_of(graph: Graph) -> Iterator[Path]:
                     yield sources.get(operand, operand)
 
 
-def _told_again(graph: Graph, acquire: Call) -> Iterator[Path]:
+def _told_again(graph: Graph, acquire: Call, ends: frozenset[int]) -> Iterator[Path]:
     """What the pool is given by other calls whose answer nobody uses."""
     if acquire.receiver is None:
         return
     used = {path for op in graph.ops for path in uses(op)}
-    for op in graph.ops:
-        if not isinstance(op, Call) or op is acquire or op.target in used:
+    for node, op in enumerate(graph.ops):
+        if not isinstance(op, Call) or op is acquire or op.target in used or node in ends:
             continue
         if op.receiver == acquire.receiver:
             yield from (operand for position, operand in operands(op) if position != -1)
@@ -80,6 +85,21 @@ def is_another_thing(value: ast.expr | None, assigned: Mapping[str, Sequence[ast
             return bool(values) and all(is_another_thing(each, {}) for each in values)
         case _:
             return False
+
+
+def holds_no_number(value: ast.expr | None, assigned: Mapping[str, Sequence[ast.expr]]) -> bool:
+    """Whether it is new memory, whatever it was made of: `q @ rows.T`, `(memory[slot].copy(), n)`."""
+    match value:
+        case ast.Name(id=name):
+            values = assigned.get(name, ())
+            return bool(values) and all(holds_no_number(each, {}) for each in values)
+        case ast.BinOp(op=ast.MatMult()):
+            return True
+        case ast.Tuple(elts=[_, *_] as parts):
+            return all(isinstance(each, ast.Constant) or holds_no_number(each, assigned) for each in parts)
+        case ast.Call(func=ast.Attribute(attr=method), args=[], keywords=[]):
+            return method in COPYING
+    return False
 
 
 def assigned_in(function: ast.AST) -> dict[str, list[ast.expr]]:

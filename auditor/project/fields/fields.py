@@ -44,6 +44,7 @@ from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.making_room import thrown_out
 from auditor.project.fields.moved_to import moved_to, put_over_there
+from auditor.project.fields.noted_marks import places_noting
 from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
@@ -186,6 +187,7 @@ class Fields(CountsAtEnds):
         yield from (*self._of_given_objects(outcome), *self._over_in_records(outcome))
         if not outcome.stored:
             yield from self._entered(outcome)
+            yield from self._lost_of_the_noted(outcome)
             yield from (*self._recorded(outcome), *self._forgotten_keys(outcome))
             yield from self._lost_with_its_key(outcome)
         yield from (*self._over_another(outcome), *self._nothing_over_it(outcome))
@@ -301,6 +303,21 @@ class Fields(CountsAtEnds):
             partly = described.partly_by and not described.released_by
             if not described.escapes and (described.drops or partly):
                 yield described
+
+    def _lost_of_the_noted(self, outcome: Outcome) -> Iterator[StoredField]:
+        """`self.pinned.append(key)` of a key that is pinned: what one method of the class lets go of, or
+        passes over, where others are given back."""
+        cls = outcome.function.cls
+        if cls is None or outcome.acquisition.foreign or self._of_the_pool(outcome):
+            return
+        for whole in sorted(places_noting(outcome)):
+            short = shortened(whole)
+            self.whole[short], self.noted = whole, frozenset({short})
+            released_by, escapes, drops = self._fate(outcome, list(self.family_of(cls)), short)
+            self.noted = frozenset()
+            if released_by and drops and not escapes:
+                where = Field(cls.qualname, "".join(short[1:])[1:])
+                yield StoredField(where, outcome.lease.span, tuple(released_by), drops=tuple(drops))
 
     def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         function = outcome.function

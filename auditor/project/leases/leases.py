@@ -126,7 +126,8 @@ class Follower(Afterwards):
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
         refused = refused or lost_with_what_says_it(self.function, acquisition, ending, endings, leaks)
-        refused = refused or (self._skipped(op, acquisition, leaks, ending) if elsewhere else ())
+        unseen = not leaks and bool(endings.kept)  # in a list that a loop goes over, whatever it keeps
+        refused = refused or (self._skipped(op, acquisition, leaks, ending, unseen) if elsewhere else ())
         if elsewhere and not refused:
             of = self.function, recogniser.calls
             refused = given_back_at_times(*of, endings, leaks, ending)
@@ -153,17 +154,20 @@ class Follower(Afterwards):
         return outcome
 
     def _skipped(
-        self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...], ends: Set[str]
+        self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...], ends: Set[str], unseen: bool
     ) -> tuple[Leak, ...]:
         """What is marked in a turn of a loop that does nothing more about it, or for an answer alone."""
-        if acquisition.inner or all(leak.loss in EXCEPTIONAL for leak in leaks):
+        if acquisition.inner or (all(leak.loss in EXCEPTIONAL for leak in leaks) and not unseen):
             return ()
         out = only_asked(self.function, op.at, ends)
         recogniser = self.effects.recogniser
         out = out or only_read(recogniser, self.function, op.at, acquisition.protocol)
         if out is not None:
             return (self._told(op, Loss.RETURN, out),)
-        return tuple(self._told(op, Loss.NEXT_TURN, at) for at in skipped_turn(self.function, op.at, ends))
+        return tuple(
+            self._told(op, Loss.NEXT_TURN if isinstance(at, ast.Continue) else Loss.RETURN, at)
+            for at in skipped_turn(self.function, op.at, ends)
+        )
 
     def _told(self, op: Call, loss: Loss, at: ast.AST) -> Leak:
         first, last = self.losses.span(op.at), self.losses.span(at)

@@ -1,6 +1,6 @@
-"""Turns of a loop that end by `continue` after something was counted, pinned or charged for them, where the
-rest of the turn would have noted it, handed it on or given it back: `block.pin(); if block.key in self.seen:
-continue; self.held.append(block)`. So does `break` in a function that gives nothing back.
+"""Turns of a loop that end by `continue` or `break` after something was counted, pinned or charged for them,
+where the rest of the turn would have noted it, handed it on or given it back: `block.pin(); if block.key in
+self.seen: continue; self.held.append(block)`.
 
 What is marked may be anybody's to end, but here the function has shown who is told of it: on this way
 nobody."""
@@ -32,12 +32,11 @@ def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator
     if isinstance(call.func, ast.Attribute) and not told:
         told = {root_of(call.func.value)}
     told -= {function.owner, ""}
-    keeps = not any(last_name(each) in ends for each in function.calls)
-    ways: tuple[type[ast.stmt], ...] = (ast.Continue, ast.Break) if keeps else (ast.Continue,)
     for loop in _around(function, call):
         for suite in _turn(loop, call):
-            yield from _skipping(suite, ways, told, ends)
-        ways = (ast.Continue,)  # a `break` goes on behind the inner loop
+            for out in _skipping(suite, call, told, ends):
+                if isinstance(out, ast.Continue) or not _is_read_behind(function, loop, told):
+                    yield out
         over = getattr(loop, "iter", None)
         if over is not None and told & set(names_bound(loop)):
             told = {*told, *names_in(over)} - {function.owner}
@@ -71,21 +70,29 @@ def _leaves_with_it(statement: ast.stmt, call: ast.Call) -> bool:
 
 def _is_granted(test: ast.expr, call: ast.Call) -> bool:
     """`if pool.take(n):`, as against `if not pool.take(n): continue`"""
-    return not isinstance(test, ast.UnaryOp) and any(each is call for each in walk(test))
+    denied = (each for node in walk(test) if isinstance(node, ast.UnaryOp) for each in walk(node))
+    return all(each is not call for each in denied) and any(each is call for each in walk(test))
+
+
+def _is_read_behind(function: Function, loop: ast.stmt, told: Set[str]) -> bool:
+    """What a loop was left with by `break` may be seen to there."""
+    last = loop.end_lineno or loop.lineno
+    return any(
+        isinstance(node, ast.Name) and node.id in told and node.lineno > last for node in function.nodes
+    )
 
 
 def _skipping(
-    suite: Sequence[ast.stmt], ways: tuple[type[ast.stmt], ...], told: Set[str], ends: Set[str]
+    suite: Sequence[ast.stmt], call: ast.Call, told: Set[str], ends: Set[str]
 ) -> Iterator[ast.Continue | ast.Break]:
     first, *later = suite
     answers = set(names_bound(first))
     for number, statement in enumerate(later):
         if not isinstance(statement, ast.If) or statement.orelse:
             continue
-        out = statement.body[-1]
-        if not isinstance(out, ast.Continue | ast.Break) or answers & names_in(statement.test):
-            continue
-        if not isinstance(out, ways):
+        if not isinstance(out := statement.body[-1], ast.Continue | ast.Break) or answers & names_in(
+            statement.test
+        ):
             continue
         if not _sees_to_it(statement.body, told, ends) and _sees_to_it(later[number + 1 :], told, ends):
             yield out
