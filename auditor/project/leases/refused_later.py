@@ -30,6 +30,8 @@ def refused_later(function: Function, calls: Calls, acquire: ast.Call, ends: Set
     loop = _loop_around(function, acquire)
     if loop is None or any(_is_an_end(call, ends) for call in function.calls):
         return None
+    if function.owner in names_in(loop.iter):
+        return None  # the object knows what it has, and whoever closes it gives that back
     answers = [node for node in function.statements if isinstance(node, ast.Return)]
     refused = _refusal(loop, acquire)
     if refused is None or all(_text(each) == _text(refused) for each in answers):
