@@ -11,10 +11,12 @@ that calls it gives anything back."""
 import ast
 from collections.abc import Iterator, Set
 
+from auditor.ir.calls import LOGGING
 from auditor.project.code.answers import NOTHING
 from auditor.project.code.bindings import root_of
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.filling_again import names_in
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
@@ -26,8 +28,10 @@ FILLING = frozenset({"append", "appendleft", "add", "insert", "extend", "update"
 def refused_later(function: Function, calls: Calls, acquire: ast.Call, ends: Set[str]) -> ast.Return | None:
     """The way out on which a later turn is refused."""
     loop = _loop_around(function, acquire)
-    if loop is None or any(last_name(call) in ends for call in function.calls):
+    if loop is None or any(_is_an_end(call, ends) for call in function.calls):
         return None
+    if function.owner in names_in(loop.iter):
+        return None  # the object knows what it has, and whoever closes it gives that back
     answers = [node for node in function.statements if isinstance(node, ast.Return)]
     refused = _refusal(loop, acquire)
     if refused is None or all(_text(each) == _text(refused) for each in answers):
@@ -51,11 +55,25 @@ def _loop_around(function: Function, acquire: ast.Call) -> ast.For | None:
 def _refusal(loop: ast.For, acquire: ast.Call) -> ast.Return | None:
     for node in loop.body:
         match node:
-            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=asked), body=[*_, ast.Return() as last]):
+            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=asked), body=[*before, ast.Return() as last]):
                 asked = asked.value if isinstance(asked, ast.Await) else asked
-                if asked is acquire and _text(last) in NOTHING | EMPTY:
+                said = _text(last) in NOTHING | EMPTY and all(map(_only_counts, before))
+                if asked is acquire and said:
                     return last
     return None
+
+
+def _only_counts(statement: ast.stmt) -> bool:
+    """`self.refused += 1`, `logger.info(...)`: nothing is undone."""
+    calls = [node for node in walk(statement) if isinstance(node, ast.Call)]
+    return isinstance(statement, ast.Expr | ast.AugAssign) and all(
+        last_name(each) in LOGGING for each in calls
+    )
+
+
+def _is_an_end(call: ast.Call, ends: Set[str]) -> bool:
+    """Of a declared protocol no names are known: what looks like an end will do."""
+    return last_name(call) in ends if ends else looks_releasing(call)
 
 
 def _text(node: ast.Return) -> str:
@@ -86,4 +104,4 @@ def _callers(calls: Calls, function: Function) -> Iterator[Function]:
 
 
 def _undoes(caller: Function, ends: Set[str]) -> bool:
-    return any(last_name(call) in ends for call in caller.calls)
+    return any(_is_an_end(call, ends) for call in caller.calls)

@@ -32,6 +32,7 @@ from auditor.project.meaning.outside_words import (
     CONTENT,
     COPYING,
     EXPORTING,
+    HOLDING,
     ITSELF,
     LOOKING_UP,
     MEMORY,
@@ -277,7 +278,8 @@ class OutsideEffects:
             as_function = call.receiver is None or (dotted is not None and not of_a_tensor(call.at, dotted))
             return table if position == 0 and as_function else BORROWED
         if new:
-            return Treatment(result=(ANY_ITEM, *rest)) if not known_torch else BORROWED
+            kept = not known_torch or call.method in HOLDING
+            return Treatment(result=(ANY_ITEM, *rest)) if kept else BORROWED
         if value is Value.TENSOR and not rest:
             return BORROWED if known_torch or self._is_module_call(call) else PERHAPS_SAME
         if value is Value.INDEX and not known_torch:

@@ -6,6 +6,9 @@ import re
 from auditor.flow.effects import BORROWED, PERHAPS_SAME, SAME, Treatment
 from auditor.ir.ops import Call
 
+HOLDING = frozenset({"ModuleList", "ModuleDict", "Sequential"})
+"""Modules of torch that are made of other modules."""
+
 
 def of_numbers(dotted: str | None) -> bool:
     """A function of a library of numbers: `torch.add(a, b, out=c)` puts nothing into `torch`."""
