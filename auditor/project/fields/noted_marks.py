@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Handle
 from auditor.ir.ops import ANY_ITEM, Path
-from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.bindings import assignments, given_to, names_bound, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.outcome import Outcome
 
@@ -18,7 +18,7 @@ def places_noting(outcome: Outcome) -> Iterator[Path]:
     function, call, own = outcome.function, outcome.call, outcome.function.owner
     names = set(_marked(outcome))
     names |= {to.id for to, value in assignments(function) if value is call and isinstance(to, ast.Name)}
-    if not outcome.acquisition.keyed or own is None or not names:
+    if not outcome.acquisition.keyed or own is None or not names or any(_is_bound_again(function, names)):
         return
     lists = set(_lists_of(function, names, call.lineno))
     for container, value in _entered(function, call.lineno):
@@ -26,6 +26,12 @@ def places_noting(outcome: Outcome) -> Iterator[Path]:
         if field is not None:
             for piece in _pieces(value, call, names, lists):
                 yield own, f".{field}", ANY_ITEM, *piece
+
+
+def _is_bound_again(function: Function, names: Set[str]) -> Iterator[bool]:
+    """By one loop, and by another statement after it: what is noted there is another one."""
+    for name in names:
+        yield sum(name in set(names_bound(node)) for node in function.statements) > 1
 
 
 def _marked(outcome: Outcome) -> Iterator[str]:

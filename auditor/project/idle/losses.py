@@ -83,7 +83,9 @@ def with_idle(lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease]) -
     modules = [lineage.project.module(path) for path in paths if may_lose_idle(texts[path])]
     found = {lease.span: lease for module in modules if module for lease in lost_idle(lineage, module)}
     for lease in leases:
-        if loses_normally(lease) or lease.fields:
+        own = found.get(lease.span)
+        by_exception = bool(lease.leaks) and own is not None and not loses_normally(own)
+        if loses_normally(lease) or lease.fields or by_exception:
             found.pop(lease.span, None)
     kept = (lease for lease in leases if lease.span not in found)
     return tuple(sorted((*kept, *found.values()), key=lambda lease: lease.span))
