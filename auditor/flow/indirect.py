@@ -22,9 +22,6 @@ SPELT = ".+"
 ON_EXIT = "<exit>"
 """From a stack of exits (`contextlib.ExitStack`) to what its end gives back."""
 
-PROMISED = "<promised>"
-"""From a future to what the work returns that it stands for."""
-
 AT = "<at>"
 """From what a table holds under a number to the number: it may say which one it is, or be its memory."""
 

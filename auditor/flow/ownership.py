@@ -14,7 +14,7 @@ from auditor.flow.as_many import as_many
 from auditor.flow.counted_and_returned import goes_with_the_result
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, Places
-from auditor.flow.indirect import AT, ON_EXIT, PROMISED, WITHIN, piece_of, tells_nothing, without_contents
+from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
 from auditor.flow.operands import operands
@@ -79,8 +79,6 @@ class Ownership(Yielding):
             held = replace(held, maybe=maybe) if maybe != held.maybe else held
         if held.parted and self._gone_by(op, held, edge):
             return ()
-        if edge in RAISING and self._promised_by(op, held):
-            return ()  # the work itself has failed, and took nothing
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
             passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
@@ -140,15 +138,7 @@ class Ownership(Yielding):
             return None  # the awaited acquire itself failed: nothing was acquired
         if edge in RAISING or op.target == op.source:
             return held
-        source = (*op.source, PROMISED) if self._promised_by(op, held) else op.source
-        return self._rebind(node, held, op.target, [self._copied(held, op.target, source)])
-
-    def _promised_by(self, op: Op, held: Held) -> bool:
-        """`await future`, `future.result()`, where that is the lease."""
-        match op:
-            case Await(source=future) | Call(method="result", receiver=tuple(future)):
-                return any(below(place, (*future, PROMISED)) is not None for place in held.places)
-        return False
+        return self._rebind(node, held, op.target, [self._copied(held, op.target, op.source)])
 
     def _just_acquired(self, op: Move | Await, held: Held) -> bool:
         site = self.graph.ops[self.site] if self.site >= 0 else None

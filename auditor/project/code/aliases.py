@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from auditor.project.code.modules import Class, Function
-from auditor.project.code.run_elsewhere import ways_to_call
 
 _METHOD = re.compile(r"=[ \t]*(?:(?:functools\.)?partial\([ \t]*)?(?:\w+\.)+(\w+)[ \t]*(?=[,)#\n]|$)")
 _ALIAS = re.compile(r"\b(\w+)[ \t]*(?::[^=\n]+)?$")
@@ -15,13 +14,10 @@ Meant = tuple[Function, ast.Call]
 
 
 def other_names(sources: Mapping[str, str], paths: Iterable[str]) -> dict[str, set[str]]:
-    """By the last name of a method, the names that some file binds to a method so called, and those of calls
-    that have a thread call it."""
+    """By the last name of a method, the names that some file binds to a method so called."""
     found: dict[str, set[str]] = {}
     for path in paths:
         text = sources[path]
-        for called, way in ways_to_call(text):
-            found.setdefault(called, set()).add(way)
         for method in _METHOD.finditer(text):  # from its rare half on: what is bound is then looked up
             alias = _ALIAS.search(text, text.rfind("\n", 0, method.start()) + 1, method.start())
             if alias and alias[1] != method[1]:

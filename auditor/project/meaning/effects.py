@@ -15,7 +15,7 @@ from auditor.flow.effects import (
     Treatment,
     Value,
 )
-from auditor.flow.indirect import ON_EXIT, OVER, PROMISED
+from auditor.flow.indirect import ON_EXIT, OVER
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.flow.spelled import SHARED_POSITION
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
@@ -28,7 +28,6 @@ from auditor.project.code.started import as_a_task, started
 from auditor.project.meaning.ended_by_key import ends_what_was_asked
 from auditor.project.meaning.ended_whatever_told import ends_whatever_it_is_told
 from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, stacks_of
-from auditor.project.meaning.futures import held_by_future
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
 from auditor.project.meaning.library import BORROWING
 from auditor.project.meaning.needs import Question
@@ -128,8 +127,6 @@ class FunctionEffects(OutsideEffects):
         if isinstance(position, str) and position.startswith(SHARED_POSITION):
             place = (position.removeprefix(SHARED_POSITION), *rest)
             return self._shared.treatment(call, place, value, protocol)
-        if rest and rest[0] == PROMISED:
-            return held_by_future(call, position, rest)
         if rest and rest[0] == ON_EXIT:
             shown = position != -1 and call.method in BORROWING
             return BORROWED if shown else held_by_stack(function, call, position)

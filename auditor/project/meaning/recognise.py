@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
-from auditor.flow.indirect import PROMISED
 from auditor.flow.spelled import spelled
 from auditor.ir.ops import Call, Path, is_temporary
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
-from auditor.project.code.run_elsewhere import called_elsewhere
 from auditor.project.meaning.contexts import entered_by_hand
 from auditor.project.meaning.filling import (
     given_as,
@@ -65,7 +63,6 @@ class Recogniser(Releases):
         self.second_hand: dict[ast.Call, Source] = {}  # what takes leases out of queues
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
-        self._elsewhere: dict[ast.Call, ast.Call | None] = {}  # what a thread calls
         self._lent: set[Function] = set()
         self._told_of: dict[tuple[str, bool], frozenset[str]] = {}
         self._plain: dict[str, bool] = {}
@@ -134,20 +131,7 @@ class Recogniser(Releases):
         meant = self.aliases.meant(function, call)
         if meant is not None and (found := self._source(*meant)) is not None:
             return found if found.handle is Handle.RESULT else None
-        return self._source(function, call) or self._promised(function, call)
-
-    def _promised(self, function: Function, call: ast.Call) -> Source | None:
-        """`executor.submit(self.pool.acquire, 8)`: what a thread takes lies in the future."""
-        if call not in self._elsewhere:
-            self._elsewhere[call] = called_elsewhere(call)
-        called = self._elsewhere[call]
-        if called is None or any(self.calls.targets(function, call)[:2]):
-            return None
-        found = self._source(function, called)
-        if found is None or found.handle is not Handle.RESULT or found.lease:
-            return None
-        too = tuple((PROMISED, *place) for place in found.too)
-        return replace(found, rest=(PROMISED, *found.rest), too=too, also=())
+        return self._source(function, call)
 
     def _source(self, function: Function, call: ast.Call) -> Source | None:
         targets, constructed, dotted = self.calls.targets(function, call)
