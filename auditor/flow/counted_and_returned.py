@@ -7,10 +7,13 @@
 
 Of `return beam`, which the caller knew before, nobody can say whose the user is."""
 
+import ast
+
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.held import Held
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Call, Leave, Move
+from auditor.ir.record_copies import copies_a_record
 
 
 def goes_with_the_result(graph: Graph, site: int, acquisition: Acquisition, held: Held, op: Leave) -> bool:
@@ -26,7 +29,30 @@ def _lies_in_a_record_made_here(graph: Graph, held: Held, op: Leave) -> bool:
         return False
     moved = (each for each in graph.ops if isinstance(each, Move) and each.target == RESULT)
     given = {each.source[0] for each in moved if each.at is op.at}
-    return bool(given) and given <= graph.fresh_roots
+    return bool(given) and given <= graph.fresh_roots & _copies(graph)
+
+
+def _copies(graph: Graph) -> set[str]:
+    """Names of records that were copied here, or made like one that was told: `Beam(score, beam.slot)` of a
+    `beam: Beam`. `Answer(beam.slot)` may only say which slot it was."""
+    told = _classes_told(graph.ops[0].at)
+    found = {
+        op.target[0]
+        for op in graph.ops
+        if isinstance(op, Call) and (copies_a_record(op.at) or op.method in told)
+    }
+    for op in graph.ops:
+        if isinstance(op, Move) and op.source[0] in found and len(op.target) == len(op.source) == 1:
+            found.add(op.target[0])
+    return found
+
+
+def _classes_told(function: ast.AST) -> set[str]:
+    """What the parameters are annotated as."""
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return set()
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    return {ast.unparse(each.annotation).strip("'\"") for each in arguments if each.annotation is not None}
 
 
 def _is_answered(graph: Graph, site: int, acquisition: Acquisition) -> bool:

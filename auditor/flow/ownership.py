@@ -402,8 +402,7 @@ class Ownership(Yielding):
 
     def _is_lost_all_the_same(self, node: int, held: Held) -> bool:
         """`return self.model(buffer)`, `return list(lease.values)`: whoever gets what was made of a lease
-        that was taken here has no way to it, if nobody else has. Where another way gives it back by its own
-        name, `if not by: return entry.value` before `unref(entry)`, nothing but that name leads to it."""
+        that was taken here has no way to it, if nobody else has."""
         known = self.acquisition.declared or any(map(self._outlives, held.places))
         if self.site < 0 or known:
             return False
@@ -411,7 +410,7 @@ class Ownership(Yielding):
         numbered = self.acquisition.value not in (Value.OBJECT, Value.TENSOR)
         made = (holds_no_number if numbered else is_another_thing)(value, assigned)
         ends = self._ended_by(held.places)
-        if not (made or ends) or self._goes_to_others(held.places, ends):
+        if not made or self._goes_to_others(held.places, ends):
             return False
         return not is_seen_to_beside(self.graph, self.site, held.places | held.maybe, ends)
 

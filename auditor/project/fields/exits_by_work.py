@@ -14,6 +14,7 @@ from auditor.project.fields.exits import (
     PROMISING,
     asks_for,
     begins_always,
+    calls_with,
     what_decides,
 )
 from auditor.project.fields.exits_early import is_told_before, is_under_a_test
@@ -63,7 +64,7 @@ def leaves_by_work_done(
         and all(asked)
         and not any(_asks_more(test, own) for test in tests)
         and all(
-            _is_set_by_bystanders(project, name, begun, ends, somebody=owner in of_itself)
+            _is_set_by_bystanders(project, name, begun, ends, field, somebody=owner in of_itself)
             for owner, name in set().union(*asked)
         )
     )
@@ -121,12 +122,14 @@ def _asks_more(test: ast.expr, own: str) -> bool:
 
 
 def _is_set_by_bystanders(
-    project: Project, name: str, begun: Function, ends: Set[str], *, somebody: bool
+    project: Project, name: str, begun: Function, ends: Set[str], field: str, *, somebody: bool
 ) -> bool:
-    """Nobody who sets it while the object is in use calls anything that ends such leases."""
+    """Nobody who sets it while the object is in use calls anything that ends such leases, or tells somebody
+    of this one."""
     if not name or (PROMISING | STATES) & set(split(name)):
         return False
     setting = set_later(project, name)
     if setting is None or begun in setting or (somebody and not setting):
         return False
-    return not any(may_end(each, ends) for each in setting)
+    told = any(True for each in setting for _ in calls_with(each, field))
+    return not told and not any(may_end(each, ends) for each in setting)
