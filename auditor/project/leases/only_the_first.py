@@ -31,8 +31,12 @@ def only_the_first(function: Function, calls: Calls, call: ast.Call, ends: Set[s
         alone = all(_is_only_worked_with(function, each) for each in others)
         return ending[0] if others and alone and _is_taken_apart(function, name) else None
     match told:
-        case ast.Subscript(value=ast.Name(id=listed), slice=ast.Constant(value=int())) if listed == name:
-            return ending[0] if not parts and _is_only_looked_into(function, name, told) else None
+        case ast.Subscript(value=ast.Name(id=listed), slice=ast.Constant(value=int() as at)) if (
+            listed == name
+        ):
+            itself = any(_is_at(value, at, call) for value in given_to(function, name))
+            alone = not parts and not itself and _is_only_looked_into(function, name, told)
+            return ending[0] if alone else None
     return None
 
 
@@ -49,6 +53,11 @@ def _list_of(function: Function, calls: Calls, call: ast.Call) -> str:
             case made if made is call and any(map(_returns_a_list, calls.targets(function, call)[0])):
                 return target.id
     return ""
+
+
+def _is_at(value: ast.expr, at: int, call: ast.Call) -> bool:
+    """The first of `[pool.take(), pool.take()]` is what `[0]` gives back."""
+    return isinstance(value, ast.List) and value.elts[at : at + 1] == [call]
 
 
 def _returns_a_list(function: Function) -> bool:
