@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from auditor.ir.ops import Call, Delete, InPlace, Move, Store
-from auditor.project.code.bindings import given_to, own_attribute, ways
+from auditor.project.code.bindings import assignments, given_to, own_attribute, ways
 from auditor.project.code.modules import Function, last_part
 from auditor.project.idle.supply import taken_ids
 from auditor.project.shapes.field_work import FieldWork
@@ -84,6 +84,7 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
         Take(call, call)
         for call in work.method.calls
         if own_attribute(call.func, own) in handing and id(call) not in dropped
+        if not _is_dealt_out(work.method, call)
     ]
     taken = taken_ids(work, fields)
     for node in work.method.statements:
@@ -94,6 +95,19 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
             ) if id(value) in taken:
                 found.append(Take(node, value, name))  # `self.top -= 1`, `page = self.pile[self.top]`
     return found
+
+
+def _is_dealt_out(method: Function, call: ast.Call) -> bool:
+    """`rows = self.take(n)`, and `request.row = rows[at]` for each that wants one: as many as are wanted."""
+    names = {
+        target.id for target, value in assignments(method) if value is call and isinstance(target, ast.Name)
+    }
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Name)
+        and getattr(node.value, "id", "") in names
+        for node in method.nodes
+    )
 
 
 def _takes_itself(call: ast.Call) -> bool:
