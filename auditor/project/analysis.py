@@ -51,6 +51,7 @@ from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import acquires, functions_with
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import Summaries
+from auditor.project.meaning.told_ends import ToldEnds
 from auditor.project.misuse.misused import Misused
 from auditor.project.misuse.uses import Endings
 from auditor.project.outcome import Outcome, lie_apart, merged_outcome
@@ -101,6 +102,7 @@ class Analysis:
         self._other_names: dict[str, set[str]] = {}
         self._counted: list[tuple[Function, Source, Outcome]] = []
         self._effects: dict[Function, FunctionEffects] = {}
+        self._told_ends = ToldEnds(self.recogniser)
         self._followers: dict[Function, Follower] = {}
         self._handed_on: frozenset[Function] = frozenset()  # methods that take out of a container for callers
         self._again: set[Function] = set()  # wrappers of which more was found since their callers were asked
@@ -108,7 +110,8 @@ class Analysis:
 
     def effects(self, function: Function) -> FunctionEffects:
         if function not in self._effects:
-            self._effects[function] = FunctionEffects(function, self.recogniser, self.summaries)
+            known = self.recogniser, self.summaries, self._told_ends
+            self._effects[function] = FunctionEffects(function, *known)
         return self._effects[function]
 
     def _opened(self, sources: Mapping[str, str]) -> Project:
@@ -153,6 +156,7 @@ class Analysis:
         for function, received in self.received.items():
             self.received[function] = [each for each in received if each.acquisition.protocol not in none]
         self._effects.clear()  # they remember what was taken for an acquire
+        self._told_ends = ToldEnds(self.recogniser)
         self._followers.clear()
         self._follow_what_is_handed_on(asked)
 

@@ -71,7 +71,7 @@ class BoundTypes(Lineage):
             if found is not None:
                 return found
             method = each.methods.get(attr)
-            if method is not None and {"property", "cached_property"} & set(method.decorators):
+            if method is not None and method.is_property:
                 return (
                     type_named(self.project, self._promised(method))
                     or self._returned_type(method)

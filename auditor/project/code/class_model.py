@@ -170,7 +170,7 @@ class ClassModel(BoundTypes):
             if attr in self._declared[each]:
                 return self._declared[each][attr]
             method = each.methods.get(attr)
-            if method is not None and {"property", "cached_property"} & set(method.decorators):
+            if method is not None and method.is_property:
                 return self._promised(method)
         return None
 

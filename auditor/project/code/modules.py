@@ -154,6 +154,10 @@ class Function:
         return "staticmethod" in self.decorators
 
     @property
+    def is_property(self) -> bool:
+        return not {"property", "cached_property"}.isdisjoint(self.decorators)
+
+    @property
     def is_context_manager(self) -> bool:
         return any(name in ("contextmanager", "asynccontextmanager") for name in self.decorators)
 

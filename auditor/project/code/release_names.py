@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Set
 
 from auditor.project.code.modules import last_part
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING, REMOVING
@@ -32,3 +33,9 @@ def looks_releasing(call: ast.Call) -> bool:
         or name in ("finalize", "callback", "map")
         or REMOVING.fullmatch(name) is not None
     )
+
+
+def is_an_end(call: ast.Call, ends: Set[str]) -> bool:
+    """By the names of what ends such a lease. Of a declared protocol none are known: what looks like an end
+    will do."""
+    return last_part(call.func) in ends if ends else looks_releasing(call)

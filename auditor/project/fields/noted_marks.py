@@ -5,12 +5,11 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Handle
+from auditor.flow.knowledge import FILLING
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import assignments, given_to, names_bound, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.outcome import Outcome
-
-LISTING = frozenset({"append", "appendleft", "add"})
 
 
 def places_noting(outcome: Outcome) -> Iterator[Path]:
@@ -64,7 +63,7 @@ def _lists_of(function: Function, names: Set[str], line: int) -> Iterator[str]:
         match each:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=kept), attr=way), args=[ast.Name(id=name)]):
                 made = [ast.unparse(value) for value in given_to(function, kept)]
-                if way in LISTING and name in names and each.lineno >= line and made in (["[]"], ["set()"]):
+                if way in FILLING and name in names and each.lineno >= line and made in (["[]"], ["set()"]):
                     yield kept
 
 
@@ -74,6 +73,6 @@ def _entered(function: Function, line: int) -> Iterator[tuple[ast.expr, ast.expr
             yield target.value, value
     for each in function.calls:
         match each:
-            case ast.Call(func=ast.Attribute(value=container, attr=way), args=[value]) if way in LISTING:
+            case ast.Call(func=ast.Attribute(value=container, attr=way), args=[value]) if way in FILLING:
                 if each.lineno >= line:
                     yield container, value

@@ -6,16 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
-PROPERTIES = frozenset({"property", "cached_property"})
-
 
 def properties_of(family: Iterable[Function], attribute: str) -> frozenset[str]:
     """Names of properties by which the class speaks of its field: `fd` for `self._fd`."""
-    return frozenset(
-        method.name
-        for method in family
-        if not PROPERTIES.isdisjoint(method.decorators) and _returns(method, attribute)
-    )
+    return frozenset(method.name for method in family if method.is_property and _returns(method, attribute))
 
 
 def _returns(method: Function, attribute: str) -> bool:

@@ -16,14 +16,14 @@ from auditor.flow.lease import EXCEPTIONAL, Leak
 from auditor.project.code.bindings import assignments
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
-from auditor.project.code.release_names import looks_releasing
+from auditor.project.code.release_names import is_an_end
 from auditor.project.leases.given_back_at_times import OTHERS
 from auditor.project.meaning.sites import last_name
+from auditor.project.shapes.name_bindings import FILLING
 from auditor.source.nodes import walk
 
 STARTING = frozenset({"create_task", "ensure_future", "start_soon", "spawn"})
 FORGETTING = frozenset({"discard", "remove"})
-FILLING = frozenset({"add", "append", "put", "put_nowait"})
 
 
 def left_with_a_task(
@@ -34,7 +34,7 @@ def left_with_a_task(
     started = dict(_tasks(function))
     if not started or endings.released or any(getattr(endings, each) for each in OTHERS):
         return ()
-    if any(_is_an_end(call, ends) for call in function.calls) or _mentions(function, ends):
+    if any(is_an_end(call, ends) for call in function.calls) or _mentions(function, ends):
         return ()
     if _notes_something(function, acquire, set(started)):
         return ()
@@ -61,11 +61,6 @@ def _tasks(function: Function) -> Iterator[tuple[str, ast.Call]]:
                 last_part(func) in STARTING and name in forgetting
             ):
                 yield name, made
-
-
-def _is_an_end(call: ast.Call, ends: Set[str]) -> bool:
-    """Of a declared protocol no names are known: what looks like an end will do."""
-    return last_name(call) in ends if ends else looks_releasing(call)
 
 
 def _mentions(function: Function, ends: Set[str]) -> bool:
@@ -98,7 +93,7 @@ def _knows_nothing(calls: Calls, function: Function, made: ast.Call, ends: Set[s
     if function.owner in told or not targets:
         return False
     return not any(
-        _is_an_end(call, ends)
+        is_an_end(call, ends)
         for target in targets
         for each in (target, *(inner for call in target.calls for inner in calls.targets(target, call)[0]))
         for call in each.calls

@@ -9,9 +9,9 @@ from auditor.project.code.bindings import assignments, awaited, given_to
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import last_name
+from auditor.project.shapes.name_bindings import FILLING
 from auditor.source.nodes import walk
 
-FILLING = frozenset({"append", "appendleft", "extend", "insert"})
 QUIET = LOGGING | {"print", "len", "bool", "min", "max", "sum", "range", "isinstance"}
 """Calls that look at a list and keep nothing of it."""
 

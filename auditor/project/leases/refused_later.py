@@ -16,19 +16,19 @@ from auditor.project.code.answers import NOTHING
 from auditor.project.code.bindings import root_of
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
-from auditor.project.code.release_names import looks_releasing
+from auditor.project.code.release_names import is_an_end
 from auditor.project.fields.filling_again import names_in
 from auditor.project.meaning.sites import last_name
+from auditor.project.shapes.name_bindings import FILLING
 from auditor.source.nodes import walk
 
 EMPTY = frozenset({"{}", "[], []"})
-FILLING = frozenset({"append", "appendleft", "add", "insert", "extend", "update", "put", "put_nowait"})
 
 
 def refused_later(function: Function, calls: Calls, acquire: ast.Call, ends: Set[str]) -> ast.Return | None:
     """The way out on which a later turn is refused."""
     loop = _loop_around(function, acquire)
-    if loop is None or any(_is_an_end(call, ends) for call in function.calls):
+    if loop is None or any(is_an_end(call, ends) for call in function.calls):
         return None
     if function.owner in names_in(loop.iter):
         return None  # the object knows what it has, and whoever closes it gives that back
@@ -71,11 +71,6 @@ def _only_counts(statement: ast.stmt) -> bool:
     )
 
 
-def _is_an_end(call: ast.Call, ends: Set[str]) -> bool:
-    """Of a declared protocol no names are known: what looks like an end will do."""
-    return last_name(call) in ends if ends else looks_releasing(call)
-
-
 def _text(node: ast.Return) -> str:
     return ast.unparse(node.value) if node.value is not None else "None"
 
@@ -104,4 +99,4 @@ def _callers(calls: Calls, function: Function) -> Iterator[Function]:
 
 
 def _undoes(caller: Function, ends: Set[str]) -> bool:
-    return any(_is_an_end(call, ends) for call in caller.calls)
+    return any(is_an_end(call, ends) for call in caller.calls)

@@ -61,13 +61,15 @@ COPYING_OUT = frozenset({"clone", "copy", "tolist", "tobytes", "item"})
 class FunctionEffects(OutsideEffects):
     """Answers the ownership domain for the calls that one function makes."""
 
-    def __init__(self, function: Function, recogniser: Recogniser, summaries: Summaries) -> None:
+    def __init__(
+        self, function: Function, recogniser: Recogniser, summaries: Summaries, told_ends: ToldEnds
+    ) -> None:
         super().__init__(function, recogniser)
         self.summaries = summaries
         self._later = Later(function, summaries, self._lambda, recogniser.calls.model.callee)
         self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
         self._shared = SharedObjects(function, recogniser, summaries)
-        self._told_ends = ToldEnds(recogniser)
+        self._told_ends = told_ends
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
 
     def only_releases(self, call: Call) -> bool:
@@ -127,20 +129,8 @@ class FunctionEffects(OutsideEffects):
         if isinstance(position, str) and position.startswith(SHARED_POSITION):
             place = (position.removeprefix(SHARED_POSITION), *rest)
             return self._shared.treatment(call, place, value, protocol)
-        if rest and rest[0] == ON_EXIT:
-            shown = position != -1 and call.method in BORROWING
-            return BORROWED if shown else held_by_stack(function, call, position)
-        if position == -1 and rest and rest[0] == OVER:
-            return BORROWED  # an archive's own end is not the file's
-        if rest and rest[0].startswith("<") and rest[0] != OVER:
-            field = self._told_ends.field_of_closure(function, node, position)
-            if field is not None:
-                return Treatment(result=(f".{field}", *rest))
-            return self._later.closure(call, position, rest, value, protocol)
-        if position == -1 and rest == (f".{call.method}",) and protocol in self.recogniser.called:
-            return RELEASED  # `self.stop()`
-        if position == -1 and rest[:1] == (f".{call.method}",) and rest[1:] and rest[1].startswith("<"):
-            return RELEASED  # `self.on_close()` of a closure that was told at birth
+        if rest and (indirect := self._indirect(call, position, rest, value, protocol)) is not None:
+            return indirect
         if position == -1 and rest:
             called_back = self._later.told_of_itself(call, rest, value, protocol)
             if called_back is not None:
@@ -185,6 +175,29 @@ class FunctionEffects(OutsideEffects):
         if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
             return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
         return treatment
+
+    def _indirect(
+        self, call: Call, position: Position, rest: Path, value: Value, protocol: str
+    ) -> Treatment | None:
+        """Of what leads to the lease without being it or a field with it: a stack of exits, an archive over
+        it, a closure."""
+        first, *further = rest
+        if first == ON_EXIT:
+            shown = position != -1 and call.method in BORROWING
+            return BORROWED if shown else held_by_stack(self.function, call, position)
+        if position == -1 and first == OVER:
+            return BORROWED  # an archive's own end is not the file's
+        if first.startswith("<") and first != OVER:
+            field = self._told_ends.field_of_closure(self.function, call.at, position)
+            if field is not None:
+                return Treatment(result=(f".{field}", *rest))
+            return self._later.closure(call, position, rest, value, protocol)
+        if (
+            position == -1 and first == f".{call.method}"
+        ):  # `self.stop()`, or a closure that was told at birth
+            called = further[0].startswith("<") if further else protocol in self.recogniser.called
+            return RELEASED if called else None
+        return None
 
     def _told_with(self, call: Call, position: Position, rest: Path, name: str) -> Constants:
         """What is known of the record that the lease is passed in."""

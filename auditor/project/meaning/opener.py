@@ -16,8 +16,6 @@ from auditor.protocols.vocabulary import split
 MAKING = frozenset({"make", "create", "build", "new"})
 """First words of the names of functions that make an object for whoever calls them."""
 
-PROPERTIES = frozenset({"property", "cached_property"})
-
 LASTING = frozenset({"main", "_main", "<module>"})
 """Functions with which the process ends."""
 
@@ -65,7 +63,7 @@ class Opener:
         (field,) = self.fields
         found = {(f".{field} is None", False)}
         for name, method in self.cls.methods.items():
-            if not PROPERTIES.isdisjoint(method.decorators) and (truth := _asks(method, field)) is not None:
+            if method.is_property and (truth := _asks(method, field)) is not None:
                 found.add((f".{name}", truth))
         return frozenset(found)
 

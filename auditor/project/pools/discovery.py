@@ -278,7 +278,7 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
     """One pair for what is handed out and counted, one for each kind of mark: a pin is ended by no count."""
     acquires, releases = [], []
     for function in functions:
-        if {"property", "cached_property"} & set(function.decorators):
+        if function.is_property:
             continue
         acquiring = take_apart(function.name, ACQUIRE_WORDS)
         if acquiring is not None:
