@@ -122,6 +122,8 @@ SETS = (
     "mercers",
     "vintners",
     "cordwainers",
+    "glovers",
+    "tuckers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

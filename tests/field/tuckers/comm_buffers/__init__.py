@@ -1,0 +1,2 @@
+from .registry import BucketRegistry
+from .reducer import Reducer, TracedReducer

@@ -1,0 +1,4 @@
+from .kvpool import KVPool, Pinned
+from .ring import RingAttention
+
+__all__ = ["KVPool", "Pinned", "RingAttention"]
