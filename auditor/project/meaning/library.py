@@ -17,7 +17,8 @@ BORROWING = frozenset(
      "format", "issubclass", "is_tensor", "debug", "info", "warning", "warn", "error", "exception",
      "critical", "log", "float", "abs",
      "min", "max", "iter_len", "getsizeof", "set_device", "perf_counter", "assert_close", "allclose",
-     "memcpy", "synchronize", "readinto", "readinto1", "recv_into", "sendall", "bytes",
+     "memcpy", "synchronize", "readinto", "readinto1", "recv_into", "recvfrom_into", "recvmsg_into",
+     "sendall", "sendmsg", "pack_into", "unpack_from", "bytes",
      "bytearray", "parse", "readfp", "read_file"}
 )  # fmt: skip
 SAME_CONTENT = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "iter", "cast",

@@ -37,16 +37,17 @@ from auditor.project.meaning.outside_words import (
     LOOKING_UP,
     MEMORY,
     NUMBERED,
+    ON_STREAMS,
     READING,
     RUNNING,
     USING,
     WAITING,
-    WRITING_OUT,
     carried,
     converts,
     makes,
     of_a_tensor,
     of_numbers,
+    writes_out,
 )
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
@@ -186,8 +187,8 @@ class OutsideEffects:
             return BORROWED  # what is opened is a path, or a number: no file
         if call.method == "run_in_executor" and position == 0:  # it runs the work, it is not the work
             return BORROWED
-        if dotted is not None and value is Value.OBJECT and WRITING_OUT.match(call.method):
-            return BORROWED  # `numpy.save(file, array)`
+        if writes_out(call.method, dotted, value is Value.OBJECT) or call.method in ON_STREAMS:
+            return BORROWED
         if call.method in RUNNING and call.receiver is not None and position and value is not Value.OBJECT:
             return UNKNOWN  # what is run is not known, so neither is whether it gives back what it works with
         computes = of_numbers(dotted) and treatment_of(call.method) is not None  # `torch.add(a, b, out=a)`

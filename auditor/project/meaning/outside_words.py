@@ -39,8 +39,20 @@ USING = re.compile(
 )
 """Names of functions that work with what they are given and hand it to nobody."""
 
-WRITING_OUT = re.compile(r"save")
-"""Functions of libraries that write what they are given into a file."""
+_WRITING_OUT = re.compile(r"save")
+
+
+def writes_out(name: str, dotted: str | None, an_object: bool) -> bool:
+    """A function of a library that writes what it is given into a file: `numpy.save(file, array)`. One of an
+    unknown library might note a tensor or a number."""
+    if dotted is None or not _WRITING_OUT.match(name):
+        return False
+    return an_object or of_numbers(dotted) or dotted.partition(".")[0] == "safetensors"
+
+
+ON_STREAMS = frozenset({"wait_event", "wait_stream", "record_event", "record_stream", "elapsed_time"})
+"""Methods of torch's streams, events and tensors that are told another one, and keep it no longer than the
+work lasts that is queued by then."""
 
 EXPORTING = re.compile(
     r"to_(?:sql|csv|json|parquet|pickle|excel|html|feather|hdf5?|markdown|latex|string|xml|stata|netcdf|zarr|yaml|toml"
