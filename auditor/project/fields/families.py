@@ -31,6 +31,7 @@ from auditor.project.fields.exits_by_work import leaves_by_work_done
 from auditor.project.fields.exits_early import leaves_early
 from auditor.project.fields.flags_left_down import flags_left_down, set_at_birth
 from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTING, for_good
+from auditor.project.fields.leading_to_ends import LeadingToEnds
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.of_the_exception import EXITS
@@ -57,6 +58,7 @@ class Families:
         self.summaries = summaries
         self.effects_of = effects_of
         self.recogniser = recogniser
+        self.leading = LeadingToEnds(project, recogniser)
         self.left_down: dict[Class, frozenset[str]] = {}
         self.whole: dict[Path, Path] = {}
         """Where in what a container holds the lease lies, by the container's path; of one lease."""

@@ -108,6 +108,11 @@ def all_from_others(
     return all(_from_another(call, method, attribute, looped) for call in releases)
 
 
+def is_from_another_field(call: ast.Call, function: Function, table: str) -> bool:
+    """`self.rows.free(self.staged)`, which gives back nothing that lay in the table."""
+    return bool(call.args) and _from_another(call, function, table, looped=False)
+
+
 def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool) -> bool:
     """`slot = self.running.pop(key)`, and `self.slots.release(slot)`: that is not what is in this field. Nor
     is `for slot in self.running.pop(key):`, if loops are asked, nor `self.gate.release()` of a lock."""

@@ -8,6 +8,7 @@ said then: whoever calls the method and gives things back himself, or whoever wr
 
 import ast
 from collections.abc import Iterator, Sequence, Set
+from functools import partial
 
 from auditor.flow.effects import Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -27,6 +28,7 @@ from auditor.project.fields.forgetting import (
     INITIAL,
     all_from_others,
     for_good,
+    is_from_another_field,
     starts_anew,
 )
 from auditor.project.fields.handled_failures import lost_in_a_handler
@@ -77,6 +79,7 @@ class TakenOut(InPart):
         if comes_back_by_word(outcome, family, ends) or is_filtered_after(method, path[1][1:], ends):
             return
         told: set[Span] = set()
+        whole = self.whole.get(path, path)
         yield from self._lost_in_handlers(outcome, method, path)
         flags = flags_set(self.model, outcome.function, outcome.call)
         for way in self._ways(outcome, method, path):
@@ -91,15 +94,16 @@ class TakenOut(InPart):
                 continue
             if way.is_for_others(flags):
                 continue
-            within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
+            within = whole != path or acquisition.value is not Value.TENSOR
             no_way = acquisition.telling | self._fields_beside(outcome, path)
-            if within and way.is_worked_with(no_way | self._told_to_others(outcome, method)):
+            told_only = no_way | self._told_to_others(outcome, method)
+            if within and way.is_worked_with(told_only, whole[-1], partial(self._may_reach_its_end, outcome)):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
                 told.add(span)
                 if (call := way.taken_again()) is not None:
-                    self.takings.append(Taking(outcome, method, call, self.whole.get(path, path), span))
+                    self.takings.append(Taking(outcome, method, call, whole, span))
                 yield Leak(Loss.DELETED, span, "", (), parted=True)
 
     def _lost_in_handlers(self, outcome: Outcome, method: Function, path: Path) -> Iterator[Leak]:
@@ -170,12 +174,19 @@ class TakenOut(InPart):
         known = self._known_releases(outcome, function)
         return [call for call in function.calls if call in known or _may_end(call)]
 
-    def _for_good(self, outcome: Outcome, method: Function, scripts: bool = True) -> bool:
-        """That `self._evict()` is called is no sign of an end beside it; nor, if `scripts` do not count, is
-        what a script ends that has nothing to do with the call."""
+    def _for_good(self, outcome: Outcome, method: Function, scripts: bool = True, table: str = "") -> bool:
+        """That `self._evict()` is called is no sign of an end beside it, nor that what lies in another field
+        than the `table` is given back; nor, if `scripts` do not count, is what a script ends that has nothing
+        to do with the call."""
 
         def gives_back(caller: Function) -> bool:
-            releases = [each for each in self._releases(outcome, caller) if last_name(each) != method.name]
+            releases = [
+                each
+                for each in self._releases(outcome, caller)
+                if last_name(each) != method.name
+                and self._may_reach_its_end(outcome, each)
+                and not (table and is_from_another_field(each, caller, table))
+            ]
             if scripts or not is_script(caller):
                 return bool(releases)
             calls = [each for each in caller.calls if last_name(each) == method.name]
@@ -220,7 +231,9 @@ class TakenOut(InPart):
         releases = [
             each
             for each in self._releases(outcome, method)
-            if not _only_of(each, beside) and not self._ends_others(outcome, method, each)
+            if not _only_of(each, beside)
+            and not self._ends_others(outcome, method, each)
+            and self._may_reach_its_end(outcome, each)
         ]
         others = (each for each in self._those_beside(method) if each is not method)
         return (
@@ -232,7 +245,7 @@ class TakenOut(InPart):
                 )
             )
             and not starts_anew(method, attribute, pools)
-            and self._for_good(outcome, method, scripts=False)
+            and self._for_good(outcome, method, scripts=False, table=attribute)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
             )
@@ -252,6 +265,11 @@ class TakenOut(InPart):
         return 0 < len(targets) == len(others) and not any(
             cls.name == pool or any(f"{end}(" in cls.text for end in ends) for cls in others
         )
+
+    def _may_reach_its_end(self, outcome: Outcome, call: ast.Call) -> bool:
+        """Of what the tree's own pools lent that is known."""
+        acquisition = outcome.acquisition
+        return acquisition.foreign or self.leading.may_end(acquisition.protocol, call)
 
     def _works_out(self, method: Function, call: ast.Call) -> bool:
         """It hands on nothing, and keeps nothing."""

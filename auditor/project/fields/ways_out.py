@@ -1,7 +1,7 @@
 """One way on which a method loses an entry of a container: what took it out, what is asked, who has it."""
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from auditor.flow.decisive import decisive
 from auditor.flow.follow import Followed
@@ -97,10 +97,11 @@ class WayOut:
         asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
         return frozenset().union(*asked) - {self.container[1]}
 
-    def is_worked_with(self, telling: Set[str]) -> bool:
+    def is_worked_with(self, telling: Set[str], own: str, may_end: Callable[[ast.Call], bool]) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
         made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
-        `pool.take(len(entry))`, nor `entry.future.cancel()` where nobody waits to end anything then."""
+        `pool.take(len(entry))`, nor `entry.future.cancel()` where nobody waits to end anything then; nor what
+        is told other parts of it than its `own`, and ends no such lease by any name."""
         calls = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
@@ -116,6 +117,12 @@ class WayOut:
             for call in nodes
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SAYING
             for each in call.args
+        }
+        only_tell |= {
+            id(part)
+            for call in nodes
+            if isinstance(call, ast.Call) and not may_end(call)
+            for part in _asked_for_parts(call, own)
         }
         if "add_done_callback" not in self.method.module.text:
             only_tell |= set(_answered(nodes))
@@ -227,6 +234,22 @@ def _measures(node: ast.AST, test: ast.AST) -> bool:
         for each in walk(test)
     )
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and not constant
+
+
+def _asked_for_parts(call: ast.Call, own: str) -> Iterator[ast.Name]:
+    """`entry` of `give(entry.page)` and `entry["graph"].reset()`, not of `give(entry)`."""
+    nested = (part for part in walk(call) if isinstance(part, ast.Call) and part is not call)
+    within = {id(part) for each in nested for part in walk(each)}
+    for node in walk(call):
+        match node:
+            case ast.Attribute(value=ast.Name() as entry, attr=field) if node is not call.func:
+                part = f".{field}"
+            case ast.Subscript(value=ast.Name() as entry, slice=ast.Constant() as key):
+                part = f"[{ast.unparse(key)}]"
+            case _:
+                continue
+        if part != own and id(node) not in within:
+            yield entry
 
 
 def _answered(nodes: Iterable[ast.AST]) -> Iterator[int]:
