@@ -4,7 +4,7 @@
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
+from auditor.project.code.bindings import assigned_by, assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.sites import last_name
@@ -26,8 +26,19 @@ def clears_beside_others(method: Function, attribute: str, ends: Set[str], told:
         if _clears_a_table(call, method):
             continue
         if looks_releasing(call) or last_name(call) in ends | RENEWING:
-            sources.append(set(_fields_behind(call, method, own)))
+            sources += [set(_fields_behind(end, by, own)) for end, by in _ends_meant(call, method, ends)]
     return bool(sources) and all(fields and attribute not in fields for fields in sources)
+
+
+def _ends_meant(call: ast.Call, method: Function, ends: Set[str]) -> Iterator[tuple[ast.Call, Function]]:
+    """`self.release_rows()` stands for what that helper gives back."""
+    own = own_attribute(call.func, method.owner or "") if not call.args else None
+    helper = method.cls.methods.get(own) if method.cls is not None and own is not None else None
+    if helper is None or helper.owner != method.owner:
+        yield call, method
+        return
+    inner = [each for each in helper.calls if looks_releasing(each) or last_name(each) in ends]
+    yield from ((each, helper) for each in inner) if inner else [(call, method)]
 
 
 def _clears_a_table(call: ast.Call, method: Function) -> bool:
@@ -67,7 +78,15 @@ def _fields_behind(call: ast.Call, method: Function, own: str) -> Iterator[str]:
                 yield field
             elif isinstance(node, ast.Name) and node.id not in seen:
                 seen.add(node.id)
-                pending += [*given_to(method, node.id), *_gone_over_as(method, node.id)]
+                pending += [*_named(method, node.id), *_gone_over_as(method, node.id)]
+
+
+def _named(method: Function, name: str) -> Iterator[ast.expr]:
+    """What is given to the name, alone or in `key, rows = self.tables.popitem()`."""
+    for target, value in assignments(method):
+        names = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        if any(getattr(each, "id", "") == name for each in names):
+            yield value
 
 
 def _gone_over_as(method: Function, name: str) -> Iterator[ast.expr]:

@@ -56,6 +56,7 @@ from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
 from auditor.project.fields.reconnecting import refilled_by_a_handler
 from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import filled
+from auditor.project.fields.replaced_together import ends_another_first
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables
@@ -453,11 +454,12 @@ class Fields(CountsAtEnds):
 
     def _throws_away(self, outcome: Outcome, method: Function, path: Path) -> bool:
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
-        alone = {place[:2] for place in outcome.beside} <= {path[:2]}
         all_of_it = CLOSING.fullmatch(method.name) or DISCARDING.fullmatch(method.name)
-        closes = alone and all_of_it is not None
         attribute = path[1][1:]
-        return forgets(method, attribute, ends) or (closes and clears_beside_others(method, attribute, ends))
+        if forgets(method, attribute, ends):
+            return True
+        places = {attribute, *(place[1][1:] for place in outcome.beside if len(place) > 1)}
+        return all_of_it is not None and all(clears_beside_others(method, each, ends) for each in places)
 
     def _is_only_filled(self, outcome: Outcome, path: Path) -> bool:
         """The number lies in this table alone, and nobody takes one out of that."""
@@ -469,6 +471,7 @@ class Fields(CountsAtEnds):
         function = outcome.function
         attribute = path[1][1:]
         replaced = self._replaced(outcome, path, at) or self._refilled(function, path, at)
+        replaced = replaced or (ended and self._replaced_with_another(outcome, path))
         if replaced or (ended and self._outgrown(outcome, path)):
             return Leak(Loss.OVERWRITTEN, at, ".".join(["self", attribute]), ())
         entered = ended and function.name in ENTERS and self._left_open(outcome, path)
@@ -491,6 +494,17 @@ class Fields(CountsAtEnds):
             return False
         place = (function.parameters[0], *path[1:])
         return self._lets_go(function, place, outcome.acquisition)
+
+    def _replaced_with_another(self, outcome: Outcome, path: Path) -> bool:
+        """What lies in another field the method gives back before it fills both anew."""
+        function, attribute = outcome.function, path[1][1:]
+        if len(path) != 2 or function.name in INITIAL or asks_whether_there_is_one(function, attribute):
+            return False
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        place = (function.parameters[0], *path[1:])
+        return ends_another_first(function, attribute, ends) and self._lets_go(
+            function, place, outcome.acquisition
+        )
 
     def _refilled(self, function: Function, path: Path, at: Span) -> bool:
         family = list(self.family_of(function.cls)) if function.cls is not None else []

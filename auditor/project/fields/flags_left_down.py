@@ -12,6 +12,8 @@ from auditor.project.fields.exits import OWNING
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
+_COMMENT = re.compile(r"#.*")
+
 
 def flags_left_down(project: Project, family: Sequence[Function]) -> frozenset[str]:
     """Some method sets each of them to False, and nothing in the tree sets a field so named of such an
@@ -47,7 +49,7 @@ def _is_raised(project: Project, field: str, family: Sequence[Function]) -> bool
     quoted = re.compile(rf"[\"']{field}[\"']|(?<![.\w]){field}\b")
     read = {module.path: module for module in project.parsed()}
     for path, text in project.mentioning(field):
-        if path not in read or quoted.search(text) or _sets(read[path], field, family):
+        if path not in read or quoted.search(_COMMENT.sub("", text)) or _sets(read[path], field, family):
             return True
     return False
 

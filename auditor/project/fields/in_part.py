@@ -67,6 +67,8 @@ class InPart(Families):
             if self._are_lists(outcome, whole):
                 looking = self._looking_on(outcome, method)
                 found = (*found, *popped_in_part(method, path[1][1:], looking))
+            if len(whole) == 5 and whole[3].startswith(".") and whole[4] == ANY_ITEM:
+                found = (*found, *popped_in_part(method, path[1][1:], field=whole[3][1:]))
             if whole[2:] == (ANY_ITEM, ANY_ITEM) or any(goes_through(each, path[1][1:]) for each in family):
                 found = (*found, *starred_away(method, path[1][1:]))
         elif len(path) == 2:

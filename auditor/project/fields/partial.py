@@ -77,17 +77,22 @@ def lists_them(storing: Function) -> bool:
 
 
 def popped_in_part(
-    method: Function, attribute: str, looking: Set[ast.Call] = frozenset()
+    method: Function, attribute: str, looking: Set[ast.Call] = frozenset(), field: str = ""
 ) -> Iterator[ast.Assign]:
     """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`, or in
-    loops that only tell the calls that are `looking` of each."""
+    loops that only tell the calls that are `looking` of each. So of `entry.blocks` if a `field` of what is
+    popped is asked."""
     for node in method.statements:
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)],
                 value=ast.Call(func=ast.Attribute(value=table, attr="pop" | "popleft")),
             ):
-                here = _Popped(method, method.owner or "", name)
+                here = (
+                    _FieldOfPopped(method, name, field)
+                    if field
+                    else _Popped(method, method.owner or "", name)
+                )
                 parts = here.parts() if own_attribute(table, method.owner or "") == attribute else []
                 if len(parts) == 1 and not here.is_used_beside(parts[0][0], here.looked_through(looking)):
                     yield node
@@ -138,9 +143,9 @@ class _Method:
     def is_named(self, node: ast.expr) -> bool:
         return own_attribute(node, self.own) == self.attribute
 
-    def parts(self) -> list[tuple[ast.expr, bool]]:
+    def parts(self) -> list[tuple[ast.expr | ast.stmt, bool]]:
         """The expressions that take some of it and leave others, with whether that is a single one."""
-        found: list[tuple[ast.expr, bool]] = []
+        found: list[tuple[ast.expr | ast.stmt, bool]] = []
         for node in self.method.nodes:
             match node:
                 case ast.Subscript(value=whole, slice=ast.Slice() as cut, ctx=ast.Load()):
@@ -157,6 +162,14 @@ class _Method:
                 ):
                     if self.is_it(whole) and id(node) not in self.repeated:
                         found.append((node, True))
+                case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[*_, bound] as told)):
+                    if self._counts_less(told, bound):
+                        found.append((node, False))
+                case ast.Call(func=ast.Name(id="zip"), args=[whole, other, *_]):
+                    if any(map(self.is_it, (whole, other))) and (
+                        self._is_shorter(other) or self._is_shorter(whole)
+                    ):
+                        found.append((node, False))
                 case ast.For(
                     target=ast.Tuple(elts=[ast.Name(id=turn), ast.Name()]),
                     iter=ast.Call(func=ast.Name(id="enumerate"), args=[whole]),
@@ -175,6 +188,25 @@ class _Method:
         if lower is not None and ast.unparse(lower) != "0":
             return _is_number(lower) and cut.upper is None
         return cut.upper is not None and (_is_number(cut.upper) or self._is_told(cut.upper))
+
+    def _counts_less(self, told: list[ast.expr], bound: ast.expr) -> bool:
+        """`range(1, len(self.lanes))`, `range(len(self.lanes) - 1)`"""
+        match told, bound:
+            case [ast.Constant(value=int() as first), _], ast.Call(func=ast.Name(id="len"), args=[whole]):
+                return first > 0 and self.is_it(whole)
+            case [_], ast.BinOp(
+                left=ast.Call(func=ast.Name(id="len"), args=[whole]), op=ast.Sub(), right=ast.Constant()
+            ):
+                return self.is_it(whole)
+        return False
+
+    def _is_shorter(self, other: ast.expr) -> bool:
+        """What is left of a list by a filter, `[row for row in batch.rows if row.valid]`, by its name."""
+        name = getattr(other, "id", "")
+        given = [value for target, value in assignments(self.method) if getattr(target, "id", None) == name]
+        return len(given) == 1 and (
+            isinstance(given[0], ast.ListComp) and any(each.ifs for each in given[0].generators)
+        )
 
     def _is_told(self, bound: ast.expr) -> bool:
         """By a parameter, a field that is set at birth, or reckoned from such: `self.pages_for(tokens)`."""
@@ -211,7 +243,7 @@ class _Method:
         names = {node.id for node in walk(test) if isinstance(node, ast.Name)}
         return names == {turn} and not any(isinstance(node, ast.Call) for node in walk(test))
 
-    def is_used_beside(self, part: ast.expr, ending: set[int]) -> bool:
+    def is_used_beside(self, part: ast.AST, ending: set[int]) -> bool:
         """Beyond that part, what lets go of it, and asking whether there is something in it."""
         asking = [node.test for node in self.method.nodes if isinstance(node, ast.If)]
         asked = {id(inner) for test in asking if _asks_for_some(test) for inner in walk(test)}
@@ -280,11 +312,35 @@ class _Popped(_Method):
                 found.update(id(inner) for inner in walk(over))
         return found
 
-    def parts(self) -> list[tuple[ast.expr, bool]]:
+    def parts(self) -> list[tuple[ast.expr | ast.stmt, bool]]:
         """Of a name that is bound once."""
         bound = [node for node in self.method.nodes if getattr(node, "id", "") == self.attribute]
         once = sum(isinstance(node.ctx, ast.Store) for node in bound if isinstance(node, ast.Name)) == 1
         return super().parts() if once else []
+
+
+class _FieldOfPopped(_Popped):
+    """The same of a field of that."""
+
+    def __init__(self, method: Function, name: str, field: str) -> None:
+        super().__init__(method, method.owner or "", name)
+        self.field = field
+
+    def is_named(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=field):
+                return name == self.attribute and field == self.field
+        return False
+
+    def is_used_beside(self, part: ast.AST, ending: set[int]) -> bool:
+        """Nor is it in anybody's hands as a whole."""
+        looked = {id(node.value) for node in self.method.nodes if isinstance(node, ast.Attribute)}
+        whole = (
+            node
+            for node in self.method.nodes
+            if isinstance(node, ast.Name) and node.id == self.attribute and isinstance(node.ctx, ast.Load)
+        )
+        return any(id(node) not in looked for node in whole) or super().is_used_beside(part, ending)
 
 
 def _has_a_loop(storing: Function) -> bool:

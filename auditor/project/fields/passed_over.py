@@ -19,6 +19,12 @@ GONE = frozenset({"released", "freed", "closed", "done", "finished", "returned",
 """Words of what says that there is no lease in an entry, or that somebody else ends it."""
 
 
+THERE = frozenset({"active", "live", "alive", "used", "use", "uses", "busy", "present", "has", "have",
+                   "allocated", "open", "opened", "mapped", "resident", "loaded", "pinned", "locked", "taken",
+                   "acquired", "reserved", "attached", "count", "refs", "len", "valid", "mine"})  # fmt: skip
+"""Words of what says that there is one."""
+
+
 def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) -> Iterator[ast.stmt]:
     """The statements that empty the table behind such a loop."""
     own = method.owner or ""
@@ -27,7 +33,8 @@ def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) ->
             if not isinstance(loop, ast.For) or loop.orelse or not _is_over(loop.iter, own, attribute):
                 continue
             names = {node.id for node in walk(loop.target) if isinstance(node, ast.Name)}
-            if _passes_over(loop.body, names, ends) or _stops(loop, names, ends):
+            left = _passes_over(loop.body, names, ends) or _takes_some(loop.body, names, ends)
+            if left or _stops(loop, names, ends):
                 yield from (each for each in suite[at + 1 :] if empties(each, own, attribute))
 
 
@@ -53,6 +60,15 @@ def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
     ended = any(_ends(each, names, ends) for each in behind)
     before = any(_ends(each, names, ends) for each in body[: body.index(test)])
     return isinstance(last, ast.Continue) and quiet and ended and not before and not GONE & words
+
+
+def _takes_some(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
+    """`if bucket.ready: pool.put(bucket)`, and nothing else in a turn."""
+    match body:
+        case [ast.If(test=test, body=taken, orelse=[])]:
+            words = {word for node in walk(test) for word in split(_named(node))}
+            return not (GONE | THERE) & words and any(_ends(each, names, ends) for each in taken)
+    return False
 
 
 def _stops(loop: ast.For, names: set[str], ends: Set[str]) -> bool:

@@ -15,6 +15,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.leases.another_amount import gives_another_amount
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.noted_otherwise import amount_told, notes_otherwise
+from auditor.project.leases.parts_of_amounts import is_a_part, is_left_of_it
 from auditor.project.meaning.releases import Releases
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
@@ -56,10 +57,13 @@ def less_comes_back(
         return False
     if _surrounding(function, ending[0]) != _surrounding(function, acquire):
         return False
-    less = less or _is_a_factor(function, amount_told(ending[0]), taken)
+    less = less or is_a_part(function, amount_told(ending[0]), taken)
     if less and _stays_here(function, acquire, names):
         return True
-    return gives_another_amount(function, acquire, ending[0]) and _is_told_nobody(function, acquire, names)
+    another = gives_another_amount(function, acquire, ending[0]) or is_left_of_it(
+        function, amount_told(ending[0]), taken
+    )
+    return another and _is_told_nobody(function, acquire, names)
 
 
 def _is_measured_anew(function: Function, acquire: ast.Call, ending: list[ast.Call]) -> bool:
@@ -75,18 +79,6 @@ def _is_measured_anew(function: Function, acquire: ast.Call, ending: list[ast.Ca
         and _surrounding(function, ending[0]) == _surrounding(function, acquire)
         and measured_anew(function.graph, site, given)
     )
-
-
-def _is_a_factor(function: Function, given: ast.expr | None, taken: ast.expr) -> bool:
-    """`refund(each)` after `draw(each * len(jobs))`, of names that go on to mean the same."""
-    match taken:
-        case ast.BinOp(left=left, op=ast.Mult(), right=right) if given is not None:
-            sides = [ast.unparse(left), ast.unparse(right)]
-            names = {node.id for node in walk(taken) if isinstance(node, ast.Name)}
-            written = (node for node in function.nodes if isinstance(node, ast.Name))
-            anew = any(node.id in names and isinstance(node.ctx, ast.Store) for node in written)
-            return ast.unparse(given) in sides and "1" not in sides and not anew
-    return False
 
 
 def of_an_amount(leak: Leak) -> Leak:
