@@ -131,15 +131,34 @@ class Fields(CountsAtEnds):
             if fields:
                 found[id(outcome.call)] = fields
         for outcome in outcomes:
-            over = tuple(self._over_another(outcome)) if outcome.acquisition.opened else ()
-            if over:
-                found[id(outcome.call)] = over
+            lost = tuple(self._lost_though_open(outcome)) if outcome.acquisition.opened else ()
+            if lost:
+                found[id(outcome.call)] = lost
         records = Records(self.project, self.model, self.recogniser)
         for outcome, forgotten in records.forgotten(wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         for outcome, kept_by_none in told_not_to_own(records, wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), kept_by_none)
         return found | overwritten_as_well(wanted, found)
+
+    def _lost_though_open(self, outcome: Outcome) -> Iterator[StoredField]:
+        """What is put over it, or where a method takes it out of a table and ends it on other ways only."""
+        yield from self._over_another(outcome)
+        cls = outcome.function.cls
+        for _, path in outcome.stored:
+            if cls is None or path[2:] != (ANY_ITEM,) or not own_field(outcome.function, path):
+                continue
+            family = list(self.family_of(cls))
+            enders = [
+                each
+                for each in family
+                if each.parameters and self._asked(outcome, each, path).fate is Fate.RELEASE
+            ]
+            drops = [drop for each in enders for drop in self._lost_entries(outcome, family, each, path)]
+            if drops:
+                where = Field(cls.qualname, "".join(path[1:])[1:])
+                names = tuple(each.qualname for each in enders)
+                yield StoredField(where, outcome.lease.span, names, drops=tuple(drops))
 
     def _with_its_flag_turned(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:
