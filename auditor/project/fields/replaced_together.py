@@ -8,13 +8,14 @@ from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.sites import last_name
+from auditor.protocols.vocabulary import STORING
 
 
 def ends_another_first(method: Function, attribute: str, ends: Set[str]) -> bool:
     """Whether it gives back what another field holds above the line that fills that, and never speaks of an
     end of what this one holds."""
     own = method.owner or ""
-    if any(field == attribute for _, field in _ended(method, own, ends)):
+    if any(field == attribute for _, field in _ended(method, own, ends)) or _is_kept(method, own, attribute):
         return False
     filled = {
         field: target.lineno
@@ -23,6 +24,17 @@ def ends_another_first(method: Function, attribute: str, ends: Set[str]) -> bool
     }
     ended = [(line, field) for line, field in _ended(method, own, ends) if field in filled]
     return attribute in filled and any(line < filled[field] for line, field in ended)
+
+
+def _is_kept(method: Function, own: str, attribute: str) -> bool:
+    """`self.former.append(self.index)`, `last = self.index`"""
+    told = (each for call in method.calls if last_name(call) in STORING for each in call.args)
+    named = (value for _, value in assignments(method))
+    return any(
+        own_attribute(part, own) == attribute
+        for each in (*told, *named)
+        for part in (each.elts if isinstance(each, ast.Tuple | ast.List) else [each])
+    )
 
 
 def _ended(method: Function, own: str, ends: Set[str]) -> Iterator[tuple[int, str]]:

@@ -55,6 +55,7 @@ from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.skipped_turn import skipped_turn
 from auditor.project.leases.stopped_early import stopped_early
 from auditor.project.leases.taken_again import taken_again
+from auditor.project.leases.taken_more_often import given_back_once
 from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.leases.unnoted import lines_with_its_key, lines_without_a_note, lost_with_what_says_it
 from auditor.project.meaning.effects import FunctionEffects
@@ -196,7 +197,8 @@ class Follower(Afterwards):
             lost += [(Loss.RETURN, at) for at in stopped_early(self.function, op.at, ends)]
             lost += [(Loss.RETURN, at) for at in given_back_in_part(self.function, op.at, ends)]
             first = only_the_first(self.function, self.effects.recogniser.calls, op.at, ends)
-            lost += [(Loss.RETURN, first)] if first is not None else []
+            once = given_back_once(self.function, op.at, ends) if acquisition.keyed else None
+            lost += [(Loss.RETURN, each) for each in (first, once) if each is not None]
         if acquisition.handle is Handle.RESULT and "setdefault(" in text:
             lost += [(Loss.RETURN, at) for at in lost_to_the_first(self.function, op.at)]
         if acquisition.handle is Handle.RESULT and "lambda" in text:
