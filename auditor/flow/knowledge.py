@@ -100,6 +100,8 @@ def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
         known = forget(graph, ("", written), known)
     if CLASS.fullmatch(call.method) and len(call.target) == 1:
         known |= {(f"{call.target[0].lstrip('@')} is None", False)}
+    if call.receiver is not None and len(call.receiver) == 2:
+        return _filled_in(graph, call.receiver, call.method, known)
     if call.receiver is None or len(call.receiver) != 1:
         return known
     name = call.receiver[0]
@@ -110,6 +112,18 @@ def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
         return known | {(name.lstrip("@"), True)}
     emptied = call.method in EMPTYING and name not in OWN  # `self.clear()` is a method like any other
     return forget(graph, call.receiver, known) if emptied else known
+
+
+def _filled_in(graph: Graph, receiver: Path, method: str, known: Knowledge) -> Knowledge:
+    """`batch.requests.append(request)` of a batch that is made here, and then `if not batch.requests:`."""
+    owner, field = receiver
+    if not field.startswith(".") or not owner.isidentifier() or owner in graph.parameters:
+        return known
+    if method in EMPTYING:
+        return forget(graph, receiver, known)
+    asked = f"{owner}{field}"
+    filled = method in FILLING and asked in graph.condition_names
+    return known | {(asked, True)} if filled else known
 
 
 def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:

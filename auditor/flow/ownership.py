@@ -18,6 +18,7 @@ from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, 
 from auditor.flow.lease import Loss
 from auditor.flow.marks import begins_behind
 from auditor.flow.operands import operands
+from auditor.flow.own_keys import stored_under_its_own_key
 from auditor.flow.places import (
     MEMORY,
     begins_exactly,
@@ -254,7 +255,8 @@ class Ownership(Yielding):
 
     @cached_property
     def _shared_keys(self) -> frozenset[int]:
-        return stored_under_shared_keys(self.graph)
+        alike = stored_under_its_own_key(self.graph) if self.acquisition.shared else frozenset[int]()
+        return stored_under_shared_keys(self.graph) | alike
 
     def _in_place(self, node: int, op: InPlace, held: Held) -> Held | None:
         if op.operand[:-1] in held.places and self.effects.is_absorbed(op.at, self.acquisition.protocol):

@@ -46,7 +46,8 @@ def filled_before(
     method, owner = filling.method, filling.owner
     found = found_in_a_table(method, owner)
     if found is not None:
-        return table_of(found) in admitted or _others_fill_known_ones(filling, call, family)
+        known = table_of(found) in admitted or _others_fill_known_ones(filling, call, family)
+        return known and not any(_is_an_end_of_it(node, filling) for node in before(filling))
     if owner not in method.parameters[1:] or is_the_new_one(owner) or _may_be_ended_before(filling):
         return False
     if changes_places(filling, family):
@@ -137,11 +138,17 @@ def _may_be_ended_before(filling: Filling) -> bool:
     """Some call is given the object before, or is a method of it that speaks of an end."""
     for node in before(filling):
         if isinstance(node, ast.Call):
-            if any(getattr(argument, "id", None) == filling.owner for argument in node.args):
-                return True
-            if own_attribute(node.func, filling.owner) and ENDING.search(last_name(node)):
+            told = any(getattr(argument, "id", None) == filling.owner for argument in node.args)
+            if told or _is_an_end_of_it(node, filling):
                 return True
     return False
+
+
+def _is_an_end_of_it(node: ast.AST, filling: Filling) -> bool:
+    """`request.finish()`, whose `request.adapter` is filled."""
+    if not isinstance(node, ast.Call) or own_attribute(node.func, filling.owner) is None:
+        return False
+    return ENDING.search(last_name(node)) is not None
 
 
 def _others_fill_known_ones(filling: Filling, call: ast.Call, family: Sequence[Function]) -> bool:

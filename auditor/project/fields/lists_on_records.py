@@ -10,6 +10,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.cutting import cut_off
 from auditor.project.fields.forgetting import for_good
+from auditor.project.fields.rest_emptied import rest_emptied
 from auditor.project.outcome import Outcome
 
 
@@ -27,7 +28,8 @@ def cut_on_records(outcome: Outcome, family: Sequence[Function], project: Projec
     field = place[-2][1:]
     for method in family:
         for record in sorted(_records(method, field)) if method is not filling else ():
-            at = next(cut_off(project, method, field, record), None)
+            losing = (*cut_off(project, method, field, record), *rest_emptied(project, method, field, record))
+            at = next(iter(losing), None)
             if at is not None and for_good(project, method):
                 span = span_of(method.module.path, at, method.module.lines)
                 where = Field(filling.cls.qualname, f"{field}[*]", record)

@@ -34,6 +34,8 @@ class Ends:
         for ender in enders:
             whole = self._given_back(ender) if ender in self.family and is_over(ender) else set()
             for other in self.family if whole else ():
+                if _are_told_another_kind(ender, other):
+                    continue
                 rest = self._given_back(other) if other is not ender and is_over(other) else set()
                 if rest and whole - rest == {self.field} and not self._comes_to_it(other):
                     return other
@@ -98,6 +100,12 @@ def is_over(method: Function) -> bool:
         return False
     named = {word for name in (*told, _annotation(method, told[0])) for word in split(name)}
     return bool(words) and words[0] in OVER and set(words[1:]) <= named
+
+
+def _are_told_another_kind(one: Function, other: Function) -> bool:
+    """`finish(request: Request)` and `close_view(view: View)`, whose fields have some names in common."""
+    kinds = {_annotation(each, each.parameters[1]) for each in (one, other) if each.parameters[1:]}
+    return len(kinds - {""}) > 1
 
 
 def _annotation(method: Function, name: str) -> str:

@@ -318,8 +318,11 @@ class Way:
 
     def _goes_nowhere(self, node: ast.AST) -> bool:
         """A name that is the new one's further down is asked for up to there."""
+        lent_here = self.call in self.method.calls
         match self.uses.parents.get(id(node)):
-            case ast.Assign(targets=[ast.Name(id=name)]) if len(list(given_to(self.method, name))) > 1:
+            case ast.Assign(targets=[ast.Name(id=name)]) if (
+                lent_here and len(list(given_to(self.method, name))) > 1
+            ):
                 reads = [each for each in self.nodes if isinstance(each, ast.Name) and each.id == name]
                 return all(
                     self.uses.is_worked_with(each)

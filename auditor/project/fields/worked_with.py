@@ -31,10 +31,25 @@ def works_with_its_entry(method: Function, attribute: str, ends: Set[str] = froz
     if any(last_name(call) in ends and _is_of(call, method, come_with_it) for call in method.calls):
         return True
     told = read_off & set(method.parameters[1:])
-    return bool(told) and any(
+    return _goes_to_another(method, told) or any(
         (isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in told)
         or (last_name(call) in ends and _is_of(call, method, told))
-        for call in method.calls
+        for call in (method.calls if told else ())
+    )
+
+
+def _goes_to_another(method: Function, told: Set[str]) -> bool:
+    """`row = victim.row`, and `request.row = row`: another record has it from now on."""
+    read = [
+        (value.attr, {ast.unparse(value), ast.unparse(target)})
+        for target, value in assignments(method)
+        if isinstance(value, ast.Attribute) and getattr(value.value, "id", "") in told
+    ]
+    return any(
+        isinstance(target, ast.Attribute)
+        and getattr(target.value, "id", method.owner) not in {*told, method.owner}
+        and any(target.attr == field and ast.unparse(value) in names for field, names in read)
+        for target, value in assignments(method)
     )
 
 

@@ -22,9 +22,9 @@ def only_the_first(function: Function, calls: Calls, call: ast.Call, ends: Set[s
     if not name or sum(1 for _ in given_to(function, name)) != 1:
         return None
     ending = [each for each in function.calls if last_name(each) in ends]
-    if len(ending) != 1 or len(ending[0].args) != 1 or ending[0].keywords:
+    told = _ended(ending[0]) if len(ending) == 1 else None
+    if told is None:
         return None
-    (told,) = ending[0].args
     parts = _parts(function, name)
     if isinstance(told, ast.Name) and told.id in parts:
         others = [each for each in parts if each != told.id]
@@ -35,9 +35,29 @@ def only_the_first(function: Function, calls: Calls, call: ast.Call, ends: Set[s
             listed == name
         ):
             itself = any(_is_at(value, at, call) for value in given_to(function, name))
-            alone = not parts and not itself and _is_only_looked_into(function, name, told)
+            borrowed = set(_borrowed_before(function, calls, ending[0]))
+            alone = not parts and not itself and _is_only_looked_into(function, name, told, borrowed)
             return ending[0] if alone else None
     return None
+
+
+def _ended(ending: ast.Call) -> ast.expr | None:
+    """`rows[0]` of `pool.put(rows[0])`, or of `rows[0].drop()`."""
+    match ending:
+        case ast.Call(args=[told], keywords=[]):
+            return told
+        case ast.Call(func=ast.Attribute(value=told), args=[], keywords=[]):
+            return told
+    return None
+
+
+def _borrowed_before(function: Function, calls: Calls, ending: ast.Call) -> Iterator[int]:
+    """`rows` of `fold(rows)`, of which nothing is known: what goes back behind it had only been borrowed."""
+    for call in function.calls:
+        named = last_name(call)
+        unknown = not calls.targets(function, call)[0] and named not in FILLING and named[:1].islower()
+        if call.lineno < ending.lineno and unknown:
+            yield from map(id, call.args)
 
 
 def _list_of(function: Function, calls: Calls, call: ast.Call) -> str:
@@ -124,7 +144,9 @@ def _is_only_worked_with(function: Function, name: str) -> bool:
     return all(id(node) in owned and id(node) not in asked for node in reads)
 
 
-def _is_only_looked_into(function: Function, name: str, ended: ast.Subscript) -> bool:
+def _is_only_looked_into(
+    function: Function, name: str, ended: ast.Subscript, borrowed: Set[int] = frozenset()
+) -> bool:
     """`if not rows`, `len(rows)`, `rows[0]`, `rows[1].view`: nobody keeps the list, or gets it, and whoever
     goes over it only works with what is there."""
     looked = {id(node.test) for node in function.nodes if isinstance(node, ast.If | ast.IfExp | ast.While)}
@@ -132,7 +154,7 @@ def _is_only_looked_into(function: Function, name: str, ended: ast.Subscript) ->
     looked |= {id(node.left) for node in function.nodes if isinstance(node, ast.Compare)}
     looked |= {id(arg) for call in function.calls if last_name(call) in QUIET for arg in call.args}
     looked |= {id(node.slice) for node in function.nodes if isinstance(node, ast.Subscript)}  # `memory[rows]`
-    looked |= set(_gone_over(function, name))
+    looked |= {*_gone_over(function, name), *borrowed}
     owned = {id(node.value) for node in function.nodes if isinstance(node, ast.Attribute)}
     looked |= {
         id(node.value)

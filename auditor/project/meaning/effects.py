@@ -40,7 +40,7 @@ from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
-from auditor.project.pools.bodies import contains_failures, own_exceptions
+from auditor.project.pools.bodies import contains_failures, own_exceptions, returns_itself
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
 
@@ -135,6 +135,8 @@ class FunctionEffects(OutsideEffects):
             called_back = self._later.told_of_itself(call, rest, value, protocol)
             if called_back is not None:
                 return called_back
+            if any(is_a_release(self.recogniser, self.function, each) for each in call.at.args):
+                return TAKEN  # `work.then(pool.free)`, of work that has the lease
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):
@@ -274,6 +276,8 @@ class FunctionEffects(OutsideEffects):
         graph = self.function.graph
         unasked = answer.fate is Fate.TAKE and ignored(graph, call)
         telling = answer.telling and (unasked or asked_of(graph, call))
+        if position == -1 and rest and answer.treatment == BORROWED and returns_itself(target):
+            return Treatment(result=rest)  # `work.then(log).then(pool.free)`
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:

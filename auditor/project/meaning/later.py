@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, TAKEN, Fate, Position, Treatment, Value
-from auditor.ir.ops import Assume, Call, Path
+from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import looks_releasing
@@ -127,6 +127,10 @@ class Later:
             answer.decided_by and self._asked_here(call, target, answer)
         ):
             return ON_SOME_WAYS
+        if _is_tabled_on_some_ways(target, answer) and _fields_asked(target).isdisjoint(
+            _fields_asked(self.function)
+        ):
+            return ON_SOME_WAYS
         if any(_may_release(call, target, parameter) for call in target.calls):
             return TAKEN
         only_used = answer.fate is Fate.BORROW and answer.result is None
@@ -162,6 +166,19 @@ def _is_left_undone(function: Function, answer: Answer) -> bool:
     """It gives the lease back on some ways only, and not because it does so once."""
     undone = answer.fate is Fate.RELEASE and answer.sometimes
     return undone and not _asks_what_it_sets(function)
+
+
+def _is_tabled_on_some_ways(worker: Function, answer: Answer) -> bool:
+    """`self.resident[key] = slot`, and `if key in self.resident: return None` above, with nobody left who
+    knows of the slot."""
+    own = worker.owner
+    in_tables = all(path[0] == own and path[2:3] == (ANY_ITEM,) for path in answer.stored)
+    return answer.fate is Fate.TAKE and answer.left and bool(answer.stored) and in_tables
+
+
+def _fields_asked(function: Function) -> set[str]:
+    tests = (node.test for node in function.statements if isinstance(node, ast.If | ast.While))
+    return {part.attr for test in tests for part in walk(test) if isinstance(part, ast.Attribute)}
 
 
 def _returns(function: Function, name: str) -> bool:

@@ -64,6 +64,7 @@ class Answer:
     telling: bool = False  # what the result is elsewhere is something else
     kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
     leaves: bool = False  # whoever gets the result has it, and the object it lay in no longer
+    left: bool = False  # it is stored on some ways, and on others nobody has it
 
     @property
     def treatment(self) -> Treatment:
@@ -288,7 +289,8 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         unchanged = [*kept, *_left_in_place(question, followed)]
         says = said_by(graph, followed.solution, unchanged)
         telling = tells_apart(graph, followed.solution, says, unchanged, bool(endings.taken))
-        return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling)
+        partly = bool(kept) and not endings.taken
+        return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling, left=partly)
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
         if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):

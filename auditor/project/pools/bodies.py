@@ -226,6 +226,16 @@ def puts_another(partner: Function, function: Function) -> bool:
     )
 
 
+def piles_up_what_it_is_told(partner: Function) -> bool:
+    """`self._free[t.shape].append(t)`: what it takes back is the thing itself, and no key."""
+    told = own_parameters(partner)[:1]
+    return any(
+        last_part(call.func) in ("append", "appendleft", "put", "put_nowait")
+        and any(getattr(each, "id", None) in told for each in call.args)
+        for call in partner.calls
+    )
+
+
 def hands_out_what_ends(begins: Function, ends: Function) -> bool:
     """`charge(tenant, tokens)` returns what `refund(receipt)` is told."""
     return bool(own_parameters(ends)) and returns_something(begins) and not _told_the_same(ends, begins)

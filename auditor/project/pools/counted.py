@@ -10,6 +10,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import hands_out_what_ends, returns_itself, shared_key
 from auditor.project.pools.halves import LENDING, Half, Pair, marking_half
+from auditor.project.pools.handed_on_first import ended_by_who_gets_it
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import gates, lock_pairs
 from auditor.project.pools.told_by_itself import told_by_itself
@@ -66,7 +67,7 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
             told.add(begins)
             yield _counts(cls, begins, ends, parameter, of_told)
     for begins, ends in counts_of_itself([m for m in methods if m not in paired]):
-        if LENDING.isdisjoint(begins.decorators) and used_together(model, begins, ends):
+        if LENDING.isdisjoint(begins.decorators) and _asked_both(model, begins, ends):
             told.add(begins)
             half = Half(begins, up, Handle.RECEIVER, by_shape=True, echo=returns_itself(begins))
             yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.RECEIVER),))
@@ -144,6 +145,10 @@ def _parts(model: ClassModel, method: Function, value: ast.expr | None) -> list[
         case ast.Call(func=func, args=args) if isinstance(model.callee(method, func), Class):
             return args
     return []
+
+
+def _asked_both(model: ClassModel, begins: Function, ends: Function) -> bool:
+    return used_together(model, begins, ends) or ended_by_who_gets_it(model, begins, ends)
 
 
 def _belong_together(model: ClassModel, begins: Function, ends: Function) -> bool:

@@ -12,6 +12,7 @@ from auditor.project.pools.bodies import (
     keeps_what_it_is_told,
     kept_under_parameter,
     lends,
+    piles_up_what_it_is_told,
     returns_itself,
     returns_several,
     returns_something,
@@ -93,6 +94,12 @@ def acquiring_half(
         told = _told_as(asked[1], asked[0], inner.argument) if inner is not None else ""
         if inner is not None and inner.handle is Handle.ARGUMENT and told in own_parameters(function):
             return replace(inner, function=function, argument=told)
+        if (
+            inner is not None
+            and inner.handle is Handle.RESULT
+            and any(map(piles_up_what_it_is_told, partners))
+        ):
+            return replace(inner, function=function)  # `take_like(x)`, and `put(x)` on the pile
     if "classmethod" in function.decorators and not any(map(own_parameters, partners)):
         return None  # `Frame.acquire()` and `frame.release()`: the objects end themselves
     if function.is_abstract:
