@@ -61,6 +61,7 @@ from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.fields.tables_on_records import emptied_on_records
 from auditor.project.fields.told_not_to_own import told_not_to_own
+from auditor.project.fields.told_once import told_where_it_is_put
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -138,7 +139,8 @@ class Fields(CountsAtEnds):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         for outcome, kept_by_none in told_not_to_own(records, wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), kept_by_none)
-        return found | overwritten_as_well(wanted, found)
+        found |= overwritten_as_well(wanted, found)
+        return told_where_it_is_put(wanted, found, self.recogniser.calls)
 
     def _with_its_flag_turned(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:

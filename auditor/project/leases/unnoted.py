@@ -27,8 +27,7 @@ def lines_without_a_note(
     """Of its returns, unless it always answers that there is nothing. `ends` are the names of what gives back
     to the pool."""
     tests = [each.test for each in function.statements if isinstance(each, ast.If)]
-    named = {target.id for target, value in assignments(function)
-             if value is acquire and isinstance(target, ast.Name)}  # fmt: skip
+    named = set() if _is_in_a_loop(function, acquire) else _names_of(function, acquire)
     denied = any(_says_that_there_is_none(node, acquire, named) for test in tests for node in walk(test))
     answers = [node.value for node in function.statements if isinstance(node, ast.Return)]
     tells = any(value is not None and ast.unparse(value) not in NOTHING for value in answers)
@@ -47,6 +46,18 @@ def lines_without_a_note(
         for node, path in left
         if not fills([graph.ops[station.node] for station in path], roots)
     }
+
+
+def _names_of(function: Function, acquire: ast.Call) -> set[str]:
+    """`got` of `got = budget.take(n)`."""
+    given = assignments(function)
+    return {target.id for target, value in given if value is acquire and isinstance(target, ast.Name)}
+
+
+def _is_in_a_loop(function: Function, acquire: ast.Call) -> bool:
+    """Of what is taken for each of several, the answer may say for which."""
+    loops = (node for node in function.statements if isinstance(node, ast.For | ast.AsyncFor | ast.While))
+    return any(node is acquire for loop in loops for node in walk(loop))
 
 
 def _says_that_there_is_none(test: ast.AST, acquire: ast.Call, named: Set[str]) -> bool:
