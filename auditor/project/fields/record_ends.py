@@ -17,6 +17,7 @@ from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
+from auditor.project.fields.numbered_by_the_lease import gives_back_its_number
 from auditor.project.fields.one_end_forgets import OVER, callers, is_over
 from auditor.project.fields.record_places import (
     RecordPlace,
@@ -50,12 +51,13 @@ class RecordEnds(NothingOver):
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
         if outcome.function in enders and self._is_another(outcome, place):
             return
+        held = outcome.function, outcome.lease.holder, place.tables, self._ends(outcome)
         ended = bool(enders) or (bool(siblings) and not self._is_for_others(place, family))
         for method in (*family, *self._strangers(place, family)) if ended else ():
             if method is outcome.function or method in enders or not self._may_forget(method, place):
                 continue
             alike = self._gives_back_what_came_alike(place, siblings, method)
-            if self._puts_another_there(outcome, place, method):
+            if self._puts_another_there(outcome, place, method) or gives_back_its_number(method, *held):
                 continue
             if not self._forgets(outcome, place, method, alike):
                 continue
