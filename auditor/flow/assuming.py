@@ -29,7 +29,8 @@ class Assuming(Passing):
             self.endings.released.setdefault(node, held)
             return None
         if op.kind == "zero":
-            granted = self.acquisition.value is Value.AMOUNT and op.subject in held.places
+            number = self.acquisition.value is Value.AMOUNT or self.acquisition.zero_is_none
+            granted = number and op.subject in held.places
             return None if granted and op.value else held  # of nothing that is owed there is 0
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None

@@ -95,6 +95,7 @@ class Acquisition:
     telling: frozenset[str] = frozenset()  # fields that tell about it, and are no way to it
     plain: bool = False  # a row of numbers: what is taken out of it, or made of it, is a copy
     from_zero: bool = False  # a number, and 0 is one of them
+    zero_is_none: bool = False  # a number, and 0 is said where there is none
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
     shared: bool = False  # the pool may lend the same to others, and counts them
     several: bool = False  # a list or a tensor of numbers: what a table has under it is a copy
@@ -139,6 +140,9 @@ class Effects(Protocol):
 
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         """Whether somebody who goes over a table in a field of this name ends such leases by its keys."""
+
+    def is_own_end(self, method: str, protocol: str) -> bool:
+        """Whether a method of this name ends such leases: `send(data, on_complete=credits.earn)`."""
 
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         """Whether `grant.tokens += extra.tokens` makes one lease of two."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from auditor.flow.as_many import as_many
+from auditor.flow.by_identity import told_by_identity
 from auditor.flow.counted_and_returned import goes_with_the_result
 from auditor.flow.effects import Fate, Handle, Value
 from auditor.flow.held import NOWHERE, Held, Places
@@ -82,6 +83,7 @@ class Ownership(Yielding):
             return ()
         others = self._others(node, op, held, edge)
         if isinstance(op, Call):
+            held = self._told_again(op, held)
             passed = (*self._call(node, op, held, edge), *self._taken_out(op, held, edge), *others)
             return self._begun(held, passed)
         if isinstance(op, Unpack) and (apart := self._apart(op, held)):
@@ -291,7 +293,15 @@ class Ownership(Yielding):
         gone = frozenset(place for place in held.places if begins_with(place, op.target))
         if not gone:
             return held
-        return self._keep(node, held, replace(held, places=held.places - gone), loss)
+        named = told_by_identity(op.at)
+        left = held.places - gone | ({named} if named is not None else NOWHERE)
+        return self._keep(node, held, replace(held, places=left), loss)
+
+    def _told_again(self, op: Call, held: Held) -> Held:
+        """`self._held.pop(id(frame))`, whose entry is the frame."""
+        named = told_by_identity(op.at) if op.receiver is not None else None
+        inside = named is not None and (*(op.receiver or ()), ANY_ITEM) in held.places
+        return replace(held, places=held.places | {named}) if inside and named is not None else held
 
     def _capture(self, node: int, op: Capture, held: Held) -> Held | None:
         """A closure that gives the lease back holds it too."""

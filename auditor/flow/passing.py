@@ -300,11 +300,17 @@ class Passing(Perhaps):
         calls = [(node, op) for node, op in enumerate(self.graph.ops) if isinstance(op, Call) and op.entered]
         return {path: node for node, op in reversed(calls) for path, _ in op.args}
 
+    def _is_its_end(self, operand: Path, place: Path) -> bool:
+        if operand[:-1] != place:
+            return False
+        method = operand[-1]
+        return method in OWN_ENDS or self.effects.is_own_end(method[1:], self.acquisition.protocol)
+
     def _treatment(self, call: Call, position: Position, operand: Path, place: Path) -> Treatment | None:
         acquisition = self.acquisition
         if keeps_its_end(call, position, operand) and below(place, operand[:-1]) is not None:
             return TAKEN
-        if acquisition.handle is Handle.RECEIVER and position != -1 and operand in _own_ends(place):
+        if acquisition.handle is Handle.RECEIVER and position != -1 and self._is_its_end(operand, place):
             return TAKEN  # `response.on_close(gate.release)`: whoever was given the end has it to call
         rest = below(place, operand)
         if rest is not None and operand[-1] == ANY_ITEM and (named := _under_a_key(call, operand, place)):
@@ -394,10 +400,6 @@ def _without_positions(call: Call, held: Held) -> Held:
         return held
     somewhere = {(*call.receiver, ANY_ITEM, *place[whole + 1 :]) for place in lying}
     return replace(held, places=held.places - lying | somewhere)
-
-
-def _own_ends(place: Path) -> frozenset[Path]:
-    return frozenset((*place, end) for end in OWN_ENDS)
 
 
 def _waits(call: Call) -> bool:

@@ -139,7 +139,6 @@ TOLD_ELSEWHERE = {
     "shard_refs.py:259",
     "radix_prefix.py:127",
     "kv_block_scheduler.py:129",
-    "speculative.py:168",
 }
 """Leaks that are told where the lease is taken out of a table, or of its guard, and labelled where it was put
 in."""

@@ -46,7 +46,7 @@ class BackInLine(OnOneWay):
     def _puts_back(self, outcome: Outcome, place: RecordPlace, method: Function, line: set[str]) -> bool:
         """The lease goes into one of these tables with its record, and nowhere else."""
         back = False
-        for start in self._starts(place, method) if self._may_forget(method) else ():
+        for start in self._starts(place, method) if self._may_forget(method, place) else ():
             followed = self.followed_all(method, start, outcome.acquisition)
             if followed is None:
                 return False

@@ -62,6 +62,7 @@ from auditor.project.fields.stand_ins import stands_for_nothing
 from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.fields.tables_on_records import emptied_on_records
 from auditor.project.fields.told_not_to_own import told_not_to_own
+from auditor.project.fields.told_once import told_where_it_is_put
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -139,7 +140,8 @@ class Fields(CountsAtEnds):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         for outcome, kept_by_none in told_not_to_own(records, wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), kept_by_none)
-        return found | overwritten_as_well(wanted, found)
+        found |= overwritten_as_well(wanted, found)
+        return told_where_it_is_put(wanted, found, self.recogniser.calls)
 
     def _lost_though_open(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is put over it, or where a method takes it out of a table and ends it on other ways only."""

@@ -99,8 +99,31 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
             call, filling, family
         ):
             return True
-    asked = [node for test in tests_in(nodes) if _decides(test, filling) for node in attributes_in(test)]
+    needed = _needed_for_it(filling)
+    asked = [
+        node
+        for test in tests_in(nodes)
+        if _decides(test, filling) and ast.unparse(asked_for(test)) not in needed
+        for node in attributes_in(test)
+    ]
     return any(_is_a_state(node, own, filling.method, family) for node in asked)
+
+
+def _needed_for_it(filling: Filling) -> set[str]:
+    """`self.current` of `self.reference = self.current.retain()`: whether there is one says what can be asked
+    for another, and nothing of `self.reference`."""
+    value = getattr(filling.statement, "value", None)
+    return {ast.unparse(each) for each in attributes_in(value)} if value is not None else set()
+
+
+def asked_for(test: ast.AST) -> ast.AST:
+    """What is asked whether there is one: `self.current` of `self.current is not None`."""
+    match test:
+        case ast.Compare(left=asked, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return asked
+        case ast.UnaryOp(op=ast.Not(), operand=asked):
+            return asked
+    return test
 
 
 def _labels(filling: Filling) -> set[int]:

@@ -115,7 +115,12 @@ class ForgottenFields(FurtherOn):
 
     def _sibling_enders(self, outcome: Outcome, place: Path) -> Iterator[Function]:
         names = self.recogniser.ending_names_of_class(outcome.acquisition.protocol)
-        return ends_its_siblings(self.project, place, self._around(outcome.function), names)
+
+        def gives_back(function: Function, call: ast.Call) -> bool:
+            targets = self.recogniser.calls.targets(function, call)[0]
+            return last_name(call) in names or any(each in self.recogniser.releasing for each in targets)
+
+        return ends_its_siblings(self.project, place, self._around(outcome.function), gives_back)
 
     def _aside(self, outcome: Outcome, place: Path, function: Function) -> Set[int]:
         """`self.scratch.lend()` names the pool that lends `request.scratch`; what gives back the last one to

@@ -25,6 +25,8 @@ PREDICATE = re.compile(r"_*(?:is|has|can|should|needs)_")
 TAKING = frozenset({"pop", "popleft", "popitem", "get", "items", "values", "copy"})
 
 
+OUT = frozenset({"pop", "popleft", "get_nowait"})
+
 Borrowed = Callable[[Function, ast.Call, ast.AST], bool]
 """Whether a call in that function, of something that the tree defines, only works with this argument."""
 
@@ -44,7 +46,19 @@ def given_field(function: Function, places: Iterable[Path]) -> Path | None:
 
 def _is_anothers(function: Function, name: str) -> bool:
     known = name in function.parameters or found_in_a_table(function, name) is not None
-    return known or is_made_by_its_own(function, name) or bool(items_of(function, name))
+    known = known or is_made_by_its_own(function, name) or _is_taken_out(function, name)
+    return known or bool(items_of(function, name))
+
+
+def _is_taken_out(function: Function, name: str) -> bool:
+    """Of a container of its object: `job = self.jobs.pop(0)`."""
+    return any(
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in OUT
+        and own_attribute(value.func.value, function.owner or "") is not None
+        for value in given_to(function, name)
+    )
 
 
 def is_made_by_its_own(function: Function, name: str) -> bool:

@@ -1,6 +1,6 @@
 """Tables that a loop goes over for the last time, where some entries are passed over: `for rank, row in
-self.rows.items(): if rank == self.rank: continue; pool.put(row)`, and then `self.rows.clear()`; or where it
-stops at the first that fails."""
+self.rows.items(): if rank == self.rank: continue; pool.put(row)`, and then `self.rows.clear()`; or where only
+some go back, `if row.dirty: pool.put(row)`; or where it stops at the first that fails."""
 
 import ast
 from collections.abc import Iterator, Set
@@ -9,6 +9,7 @@ from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.cleared_beside_others import empties
+from auditor.project.fields.half_emptied import TELLING
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -18,11 +19,10 @@ GONE = frozenset({"released", "freed", "closed", "done", "finished", "returned",
                   "leased"})  # fmt: skip
 """Words of what says that there is no lease in an entry, or that somebody else ends it."""
 
-
-THERE = frozenset({"active", "live", "alive", "used", "use", "uses", "busy", "present", "has", "have",
-                   "allocated", "open", "opened", "mapped", "resident", "loaded", "pinned", "locked", "taken",
-                   "acquired", "reserved", "attached", "count", "refs", "len", "valid", "mine"})  # fmt: skip
-"""Words of what says that there is one."""
+STATES = frozenset({"pin", "pins", "pinned", "ref", "refs", "users", "uses", "count", "lock", "locked",
+                    "active", "running", "open", "opened", "started", "live", "idle", "used", "busy", "full",
+                    "empty", "state", "status"})  # fmt: skip
+"""Words of what changes with the lease itself, or when it goes back."""
 
 
 def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) -> Iterator[ast.stmt]:
@@ -33,8 +33,8 @@ def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) ->
             if not isinstance(loop, ast.For) or loop.orelse or not _is_over(loop.iter, own, attribute):
                 continue
             names = {node.id for node in walk(loop.target) if isinstance(node, ast.Name)}
-            left = _passes_over(loop.body, names, ends) or _takes_some(loop.body, names, ends)
-            if left or _stops(loop, names, ends):
+            some = _passes_over(loop.body, names, ends) or _only_some(loop.body, names, ends)
+            if some or _stops(loop, names, ends):
                 yield from (each for each in suite[at + 1 :] if empties(each, own, attribute))
 
 
@@ -62,13 +62,24 @@ def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
     return isinstance(last, ast.Continue) and quiet and ended and not before and not GONE & words
 
 
-def _takes_some(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
-    """`if bucket.ready: pool.put(bucket)`, and nothing else in a turn."""
+def _only_some(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
+    """`if row.dirty: pool.put(row)`, by a field that says nothing of the lease, and nothing for others."""
     match body:
-        case [ast.If(test=test, body=taken, orelse=[])]:
-            words = {word for node in walk(test) for word in split(_named(node))}
-            return not (GONE | THERE) & words and any(_ends(each, names, ends) for each in taken)
-    return False
+        case [ast.If(test=test, body=[*said, last], orelse=[])]:
+            pass
+        case _:
+            return False
+    match test:
+        case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(slice=ast.Name(id=name)):
+            pass
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Attribute(value=ast.Name(id=name))):
+            pass
+        case _:
+            return False
+    words = {word for node in walk(test) for word in split(_named(node))}
+    told = TELLING.isdisjoint(words) and (GONE | STATES).isdisjoint(words)
+    quiet = not any(isinstance(node, ast.Break | ast.Return) for each in body for node in walk(each))
+    return name in names and told and quiet and any(_ends(each, names, ends) for each in (*said, last))
 
 
 def _stops(loop: ast.For, names: set[str], ends: Set[str]) -> bool:

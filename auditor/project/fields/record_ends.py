@@ -17,6 +17,7 @@ from auditor.project.fields.comes_by_both import comes_by_both, reads_beside
 from auditor.project.fields.forgetting import HANDING_ON, INITIAL
 from auditor.project.fields.noted_keys import places_of_key
 from auditor.project.fields.nothing_over import NothingOver
+from auditor.project.fields.numbered_by_the_lease import gives_back_its_number
 from auditor.project.fields.one_end_forgets import OVER, callers, is_over
 from auditor.project.fields.record_places import (
     RecordPlace,
@@ -50,11 +51,15 @@ class RecordEnds(NothingOver):
         enders = [method for method in family if siblings and self._gives_back_there(outcome, place, method)]
         if outcome.function in enders and self._is_another(outcome, place):
             return
+        held = outcome.function, outcome.lease.holder, place.tables, self._ends(outcome)
         ended = bool(enders) or (bool(siblings) and not self._is_for_others(place, family))
         for method in (*family, *self._strangers(place, family)) if ended else ():
-            if method is outcome.function or method in enders or not self._may_forget(method):
+            if method is outcome.function or method in enders or not self._may_forget(method, place):
                 continue
-            if self._puts_another_there(outcome, place, method) or not self._forgets(outcome, place, method):
+            alike = self._gives_back_what_came_alike(place, siblings, method)
+            if self._puts_another_there(outcome, place, method) or gives_back_its_number(method, *held):
+                continue
+            if not self._forgets(outcome, place, method, alike):
                 continue
             if any(_goes_on(method, its.field[0][1:]) for _, its in siblings):
                 continue
@@ -180,11 +185,28 @@ class RecordEnds(NothingOver):
                 return True
         return False
 
-    def _may_forget(self, method: Function) -> bool:
-        words = split(method.name)
-        return method.name not in INITIAL and not method.is_abstract and HANDING_ON.isdisjoint(words)
+    def _gives_back_what_came_alike(
+        self, place: RecordPlace, siblings: Sequence[tuple[Outcome, RecordPlace]], method: Function
+    ) -> bool:
+        """Another field of the records of the same table, which came there as this did: `grow(session)` and
+        `grow_draft(session)` are told one that somebody else put there."""
+        return any(
+            its.annotation == place.annotation and its.tables == place.tables and not its.sure
+            for other, its in siblings
+            if place.tables and self._gives_back_there(other, its, method)
+        )
 
-    def _forgets(self, outcome: Outcome, place: RecordPlace, method: Function) -> bool:
+    def _may_forget(self, method: Function, place: RecordPlace) -> bool:
+        """Not who hands something on by his name, `detach(job)`, unless he alone has the job: he has it from
+        the table, and answers nothing."""
+        if method.name in INITIAL or method.is_abstract:
+            return False
+        answers = (node.value for node in method.statements if isinstance(node, ast.Return))
+        silent = all(value is None or isinstance(value, ast.Constant) for value in answers)
+        alone = silent and not any(True for _ in place.where_told(method))
+        return alone or HANDING_ON.isdisjoint(split(method.name))
+
+    def _forgets(self, outcome: Outcome, place: RecordPlace, method: Function, alike: bool) -> bool:
         """On every way of its own it gives none of them back, and on one it lets go of one."""
         found = False
         for start in self._starts(place, method):
@@ -207,7 +229,7 @@ class RecordEnds(NothingOver):
                 found = True
             elif told:
                 found = found or (is_over(method) and takes_from(method, place.tables))
-            elif place.sure or split(method.name)[0] in OVER:
+            elif place.sure or alike or split(method.name)[0] in OVER:
                 ways = list(left_on(method, followed, start[0][:2]))
                 if any(self._is_given_away(method, way) for way in ways):
                     return False
@@ -307,9 +329,16 @@ def _wipes(method: Function, field: str) -> bool:
 
 
 def _reads(function: Function, field: str) -> bool:
+    """But for `request.thumbs.clear()`, which looks at nothing."""
+    cleared = {
+        id(call.func.value)
+        for call in function.calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "clear"
+    }
     return any(
         isinstance(node, ast.Attribute) and node.attr == field and isinstance(node.ctx, ast.Load)
         for node in function.nodes
+        if id(node) not in cleared
     )
 
 

@@ -34,7 +34,7 @@ FEW = 3
 ONCE = re.compile(r"\w+\..*|(?:r|req|request|session|job|task|txn|call|conn|room)(?:_?id)?")
 """What a key is called of what comes once, and brings a number of its own."""
 
-WORK = 4
+WORK = 8
 """So much is done with a lease before it is put into a table that few know."""
 
 

@@ -3,22 +3,25 @@ and never looks at its draft."""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from auditor.ir.ops import Path
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.elsewhere import released_attributes
 
+GivesBack = Callable[[Function, ast.Call], bool]
+"""Whether a call in that function gives something back to any pool of the tree."""
+
 CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 
 
 def ends_its_siblings(
-    project: Project, place: Path, family: Iterable[Function], ending: Set[str]
+    project: Project, place: Path, family: Iterable[Function], gives_back: GivesBack
 ) -> Iterator[Function]:
     """Those of the `family`, who are where the field is filled, that give back another field of an object of
     a class that has this one as well, and methods of that class that do so. Of a class that the tree does not
-    have, others may know. `ending` are the names of what gives back to the lease's pool."""
+    have, others may know."""
     field, family = place[1][1:], list(family)
     _read_declarations(project, field, {function.module.text for function in family})
     owners = [
@@ -28,7 +31,7 @@ def ends_its_siblings(
     enders = [*family, *(method for cls in owners for method in cls.methods.values())]
     for function in enders:
         own = function.owner if function.cls not in owners else None
-        known = {call for call in function.calls if getattr(call.func, "attr", "") in ending}
+        known = {call for call in function.calls if gives_back(function, call)}
         for other, bases in released_attributes(function, of_others=False, known=known).items():
             if other != field and bases - {own} and other in fields:
                 yield function

@@ -1,5 +1,6 @@
 """Follow the acquires of one function, each alone, and tell one what the others have shown."""
 
+import ast
 from collections.abc import Iterator, Set
 from dataclasses import replace
 
@@ -72,13 +73,16 @@ class Following:
         )
 
     def _called(self, node: int) -> Set[Called]:
-        """Functions of the tree, or what the class has in a field, `self.model(page)`, whose answer does not
-        say what it has done."""
+        """Functions of the tree, or what the class has in a field, `self.model(page)`, or a method of that,
+        `self.transport.recv(root, tag)`, whose answer does not say what it has done."""
         op = self.graph.ops[node]
         if not isinstance(op, Call):
             return frozenset()
         targets = self.effects.recogniser.calls.targets(self.function, op.at)[0]
-        field, cls = own_attribute(op.at.func, self.function.owner or ""), self.function.cls
+        own, func, cls = self.function.owner or "", op.at.func, self.function.cls
+        field = own_attribute(func, own)
+        if field is None and isinstance(func, ast.Attribute) and (whose := own_attribute(func.value, own)):
+            field = f"{whose}.{func.attr}"
         if targets or field is None or cls is None:
             return frozenset(targets)
         return frozenset() if self._is_asked(op.target) else frozenset({(cls, field)})

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 
 from auditor.flow.lease import Leak
-from auditor.project.code.bindings import assignments
+from auditor.project.code.bindings import assignments, given_to, ways
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
@@ -25,7 +25,7 @@ def _grants_all_or_nothing(taker: Function) -> bool:
     """It answers with a constant on some way, and with what it was asked for, or as many, on the others."""
     answers = [node.value for node in taker.statements if isinstance(node, ast.Return)]
     nothing = [each for each in answers if each is None or _is_nothing(each)]
-    all_of_it = [each for each in answers if each is not None and _is_all(each, set(taker.parameters))]
+    all_of_it = [each for each in answers if each is not None and _is_all(taker, each)]
     return bool(nothing) and len(all_of_it) == 1 and len(nothing) + 1 == len(answers)
 
 
@@ -33,18 +33,38 @@ def _is_nothing(answer: ast.expr) -> bool:
     return isinstance(answer, ast.Constant) or (isinstance(answer, ast.List) and not answer.elts)
 
 
-def _is_all(answer: ast.expr, told: set[str]) -> bool:
-    """`n`, or `[self.take() for _ in range(n)]`."""
+def _is_all(taker: Function, answer: ast.expr) -> bool:
+    """`n`, `[self.take() for _ in range(n)]`, or `taken` of `taken = self._idle[-n:]`, where fewer are
+    refused."""
     match answer:
+        case ast.Name(id=name) if name in taker.parameters:
+            return True
         case ast.Name(id=name):
-            return name in told
+            given = [way for each in given_to(taker, name) for way in ways(each) if not _is_nothing(way)]
+            return bool(given) and all(_is_all(taker, each) for each in given)
         case ast.ListComp(
             generators=[
                 ast.comprehension(iter=ast.Call(func=ast.Name(id="range"), args=[ast.Name(id=name)]), ifs=[])
             ]
         ):
-            return name in told
+            return name in taker.parameters
+        case ast.Subscript(
+            slice=ast.Slice(lower=ast.UnaryOp(op=ast.USub(), operand=ast.Name(id=name)), upper=None)
+            | ast.Slice(lower=None, upper=ast.Name(id=name))
+        ):
+            return name in taker.parameters and _refuses_more_than_there_are(taker, name)
     return False
+
+
+def _refuses_more_than_there_are(taker: Function, wanted: str) -> bool:
+    """`if len(self._idle) < n: return []`"""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(node.body[-1], ast.Return)
+        and isinstance(node.test, ast.Compare)
+        and wanted in {each.id for each in walk(node.test) if isinstance(each, ast.Name)}
+        for node in taker.statements
+    )
 
 
 def _lines_where_refused(function: Function, acquire: ast.Call) -> Iterator[int]:

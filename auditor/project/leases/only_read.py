@@ -14,9 +14,26 @@ from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 
 COPYING = frozenset(
-    {"clone", "copy", "tolist", "item", "tobytes", "float", "double", "max", "min", "sum", "mean", "norm"}
+    {
+        "clone",
+        "copy",
+        "tolist",
+        "item",
+        "tobytes",
+        "float",
+        "double",
+        "max",
+        "min",
+        "sum",
+        "mean",
+        "norm",
+        "cpu",
+    }
 )
 """Methods of a tensor or an array whose answer is another one, or a number."""
+
+VIEWING = frozenset({"detach", "view", "reshape", "flatten", "squeeze", "contiguous"})
+"""Methods before which a copy may be made of what they show."""
 
 HOOKS = frozenset({"forward", "pre", "hook", "on", "prefetch", "begin", "start", "enter", "wait"})
 """Words of methods whose counterpart gives back."""
@@ -36,11 +53,26 @@ def only_read(recogniser: Releases, function: Function, call: ast.Call, protocol
 
 
 def _is_copied(function: Function, call: ast.Call) -> bool:
-    """`gather(p).float()`"""
+    """`gather(p).float()`, `gather(p).detach().clone()`, `gather(p).to("cpu", copy=True)`"""
     return any(
-        isinstance(node.func, ast.Attribute) and node.func.attr in COPYING and node.func.value is call
+        isinstance(node.func, ast.Attribute) and _copies(node, node.func) and _shown(node.func.value) is call
         for node in function.calls
     )
+
+
+def _copies(call: ast.Call, method: ast.Attribute) -> bool:
+    said = {each.arg: getattr(each.value, "value", None) for each in call.keywords}
+    return method.attr in COPYING or (method.attr == "to" and said.get("copy") is True)
+
+
+def _shown(value: ast.expr) -> ast.expr:
+    """The thing itself, of which these are views."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=inner, attr=way)) if way in VIEWING:
+            return _shown(inner)
+        case ast.Subscript(value=inner):
+            return _shown(inner)
+    return value
 
 
 def _others(recogniser: Releases, function: Function, ends: Set[str]) -> Iterator[Function]:

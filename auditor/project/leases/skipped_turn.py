@@ -103,7 +103,8 @@ def _sees_to_it(statements: Sequence[ast.stmt], told: Set[str], ends: Set[str]) 
     for node in (node for each in statements for node in walk(each)):
         if isinstance(node, ast.Call):
             name = last_name(node)
-            given = {each for arg in node.args for each in names_in(arg)}
+            operands = [*node.args, *(keyword.value for keyword in node.keywords)]
+            given = {each for operand in operands for each in names_in(operand)}
             if name in ends or (name not in LOGGING and given & told):
                 return True
             if not told and name in HANDING_OVER:

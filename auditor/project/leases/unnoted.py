@@ -14,7 +14,7 @@ from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import Call, InPlace, Op, Store
 from auditor.project.code.answers import NOTHING
-from auditor.project.code.bindings import given_to
+from auditor.project.code.bindings import assignments, given_to
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import last_name
 from auditor.project.shapes.name_bindings import FILLING
@@ -26,11 +26,9 @@ def lines_without_a_note(
 ) -> set[int]:
     """Of its returns, unless it always answers that there is nothing. `ends` are the names of what gives back
     to the pool."""
-    denied = any(
-        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and node.operand is acquire
-        for test in (each.test for each in function.statements if isinstance(each, ast.If))
-        for node in walk(test)
-    )
+    tests = [each.test for each in function.statements if isinstance(each, ast.If)]
+    named = set() if _is_in_a_loop(function, acquire) else _names_of(function, acquire)
+    denied = any(_says_that_there_is_none(node, acquire, named) for test in tests for node in walk(test))
     answers = [node.value for node in function.statements if isinstance(node, ast.Return)]
     tells = any(value is not None and ast.unparse(value) not in NOTHING for value in answers)
     if not denied or not tells or any(last_name(call) in ends for call in function.calls):
@@ -48,6 +46,29 @@ def lines_without_a_note(
         for node, path in left
         if not fills([graph.ops[station.node] for station in path], roots)
     }
+
+
+def _names_of(function: Function, acquire: ast.Call) -> set[str]:
+    """`got` of `got = budget.take(n)`."""
+    given = assignments(function)
+    return {target.id for target, value in given if value is acquire and isinstance(target, ast.Name)}
+
+
+def _is_in_a_loop(function: Function, acquire: ast.Call) -> bool:
+    """Of what is taken for each of several, the answer may say for which."""
+    loops = (node for node in function.statements if isinstance(node, ast.For | ast.AsyncFor | ast.While))
+    return any(node is acquire for loop in loops for node in walk(loop))
+
+
+def _says_that_there_is_none(test: ast.AST, acquire: ast.Call, named: Set[str]) -> bool:
+    """`not budget.take(n)`, and `not got`, `got is None` of `got = budget.take(n)`."""
+    match test:
+        case (
+            ast.UnaryOp(op=ast.Not(), operand=asked)
+            | ast.Compare(left=asked, ops=[ast.Is() | ast.Eq()], comparators=[ast.Constant(value=None | 0)])
+        ):
+            return asked is acquire or getattr(asked, "id", "") in named
+    return False
 
 
 def _says_where(function: Function, acquire: ast.Call, way_out: Op, ends: Set[str]) -> bool:

@@ -80,6 +80,9 @@ class FunctionEffects(OutsideEffects):
         asked = self.recogniser, self.function, call.at, begun.at, protocol
         return ends_what_was_asked(*asked) or ends_whatever_it_is_told(*asked)
 
+    def is_own_end(self, method: str, protocol: str) -> bool:
+        return method in self.recogniser.ending_names(protocol)
+
     def contains_failures(self, node: ast.Call) -> bool:
         """Every function it may reach catches whatever goes wrong in it."""
         targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
@@ -140,9 +143,8 @@ class FunctionEffects(OutsideEffects):
         if position == -1 and rest and rest[0].startswith("."):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):
-                return self._summarised(
-                    call, own, position, rest, value, protocol
-                )  # its body knows its fields
+                found = self._summarised(call, own, position, rest, value, protocol)
+                return _with_itself(found, own, rest)  # its body knows its fields
         if self.recogniser.releases(function, node, position, protocol):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
@@ -358,6 +360,12 @@ class FunctionEffects(OutsideEffects):
     def _kept(self, call: Call, cls: Class, kept: Path, value: Value, protocol: str) -> Treatment:
         lent = is_not_owned(self.recogniser, self.summaries, cls, call.at, kept, value, protocol)
         return BORROWED if lent else Treatment(result=kept)
+
+
+def _with_itself(found: Treatment, targets: Sequence[Function], rest: Path) -> Treatment:
+    """`Run(pages).retain()` returns the object, with what lies in it."""
+    untouched = found.fate is Fate.BORROW and found.result is None
+    return replace(found, result=rest) if untouched and all(map(returns_itself, targets)) else found
 
 
 def _copies_out(

@@ -20,7 +20,7 @@ from auditor.project.meaning.filling import (
     places_in_argument,
     told_of,
 )
-from auditor.project.meaning.one_more import is_one_more
+from auditor.project.meaning.one_more import is_one_more, is_one_more_of_itself
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
@@ -33,7 +33,7 @@ from auditor.project.pools.called_like import called_like_pool, given_back_near,
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
-from auditor.project.pools.none_beside import known_beside
+from auditor.project.pools.none_beside import known_beside, zero_is_none
 from auditor.project.pools.plain_memory import lends_plain_memory
 from auditor.project.pools.telling_fields import telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
@@ -121,7 +121,8 @@ class Recogniser(Releases):
         self.openers = openers
         self.ending_themselves.update(opener.cls.name for opener in openers.values())
         for opener in openers.values():
-            self.closing.update(dict.fromkeys(opener.closing, opener.cls.name))
+            for method in opener.closing:
+                self.closing.setdefault(method, set()).add(opener.cls.name)
 
     # Acquiring ----------------------------------------------------------------------------------------------
 
@@ -255,6 +256,8 @@ class Recogniser(Releases):
         again = source.counts and source.handle is Handle.ARGUMENT and self._says_it_again(function, call)
         if again and not source.by_key and is_one_more(function, call.at, self.ending_names(source.protocol)):
             source = replace(source, handle=Handle.RESULT, rest=())
+        if self._returns_one_more(function, call, source):
+            source = replace(source, handle=Handle.RESULT, rest=())
         if source.value is Value.OBJECT and self._is_tensor(function, source, call):
             source = replace(source, value=Value.TENSOR)
         places = self._places(function, source, call)
@@ -279,6 +282,7 @@ class Recogniser(Releases):
             plain=source.handle is Handle.RESULT and self.lends_plain_memory(source.protocol),
             shared=_is_itself(source) and self._counts_users(source.protocol),
             from_zero=source.from_zero or self._from_zero(function, call.at),
+            zero_is_none=source.handle is Handle.RESULT and self._says_none_by_zero(function, call.at),
             helped=source.helped,
             several=source.value is Value.INDEX and self._in_a_list(function, call.at),
             own_key=source.opened or _made_here(function, source, places),
@@ -323,6 +327,10 @@ class Recogniser(Releases):
         reached = {each for each in self.calls.targets(function, call)[0] if not each.is_abstract}
         return bool(reached) and reached <= self._numbering
 
+    def _says_none_by_zero(self, function: Function, call: ast.Call) -> bool:
+        reached = [each for each in self.calls.targets(function, call)[0] if not each.is_abstract]
+        return bool(reached) and all(map(zero_is_none, reached))
+
     def _in_a_list(self, function: Function, call: ast.Call) -> bool:
         reached = [each for each in self.calls.targets(function, call)[0] if not each.is_abstract]
         return bool(reached) and all(map(hands_out_a_list, reached))
@@ -350,6 +358,14 @@ class Recogniser(Releases):
             return (PROCESS,)
         places = told_of(function, call, path, source.value)
         return (*places, call.target) if self._says_it_again(function, call) else places
+
+    def _returns_one_more(self, function: Function, call: Call, source: Source) -> bool:
+        """`self.baseline = self.serving.retain()`, which counts one more user and returns the object."""
+        if source.handle is not Handle.RECEIVER or source.origin != "discovered" or source.opened:
+            return False
+        targets = self.calls.targets(function, call.at)[0]
+        itself = bool(targets) and all(returns_itself(target) for target in targets)
+        return itself and is_one_more_of_itself(function, call.at, self.ending_names(source.protocol))
 
     def _says_it_again(self, function: Function, call: Call) -> bool:
         """`return self.incref(block)`, which returns the block."""

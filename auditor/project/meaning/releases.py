@@ -53,7 +53,7 @@ class Releases:
             if protocol.name in self.of_library or _by_methods_alone(protocol)
         }
         self._stores: dict[str, tuple[Pair, Set[str]]] = {}
-        self.closing: dict[Function, str] = {}  # methods that end their own object, and what it is called
+        self.closing: dict[Function, set[str]] = {}  # methods that end their own object; the classes it is of
         self.releasing: dict[Function, tuple[Pair, Half]] = {}
         self._proposed: dict[tuple[Function, str], tuple[Pair, Half]] = {}  # of which one may end several
         self.called = {pair.name for pair in pairs if pair.called}
@@ -122,7 +122,7 @@ class Releases:
         if position == -1 and protocol in self._speechless and named in FOR_GOOD:
             return True
         for target in targets:
-            if position == -1 and protocol and self.closing.get(target) == protocol:
+            if position == -1 and protocol and protocol in self.closing.get(target, ()):
                 return True
             if (told := self._told_to_end(target, protocol)) is not None:
                 pair, half = told

@@ -168,6 +168,9 @@ class FunctionUses:
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         return self.effects.ends_its_keys(field, protocol)
 
+    def is_own_end(self, method: str, protocol: str) -> bool:
+        return self.effects.is_own_end(method, protocol)
+
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         return self.effects.is_absorbed(added, protocol)
 
