@@ -32,6 +32,7 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
+from auditor.project.fields.other_parts import asked_of_other_parts
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.swept_in_part import is_swept
@@ -93,7 +94,9 @@ class TakenOut(InPart):
                 continue
             within = self.whole.get(path, path) != path or acquisition.value is not Value.TENSOR
             no_way = acquisition.telling | self._fields_beside(outcome, path)
-            if within and way.is_worked_with(no_way | self._told_to_others(outcome, method)):
+            no_way |= self._told_to_others(outcome, method)
+            no_way |= {part for _, part in self._of_other_parts(outcome, method, path)}
+            if within and way.is_worked_with(no_way):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
@@ -217,10 +220,13 @@ class TakenOut(InPart):
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         parts = self._fields_beside(outcome, path)
         beside = {field[1:] for field in parts} | {*unpacked_from(method, attribute, parts)}
+        of_others = [call for call, _ in self._of_other_parts(outcome, method, path)]
         releases = [
             each
             for each in self._releases(outcome, method)
-            if not _only_of(each, beside) and not self._ends_others(outcome, method, each)
+            if not _only_of(each, beside)
+            and not self._ends_others(outcome, method, each)
+            and each not in of_others
         ]
         others = (each for each in self._those_beside(method) if each is not method)
         return (
@@ -231,7 +237,7 @@ class TakenOut(InPart):
                     and not moves_on(others, attribute)
                 )
             )
-            and not starts_anew(method, attribute, pools)
+            and not starts_anew(method, attribute, pools, of_others)
             and self._for_good(outcome, method, scripts=False)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
@@ -252,6 +258,13 @@ class TakenOut(InPart):
         return 0 < len(targets) == len(others) and not any(
             cls.name == pool or any(f"{end}(" in cls.text for end in ends) for cls in others
         )
+
+    def _of_other_parts(
+        self, outcome: Outcome, method: Function, path: Path
+    ) -> Iterator[tuple[ast.Call, str]]:
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        whole = self.whole.get(path, path)
+        return asked_of_other_parts(self.recogniser.calls, outcome, method, whole, ends)
 
     def _works_out(self, method: Function, call: ast.Call) -> bool:
         """It hands on nothing, and keeps nothing."""
