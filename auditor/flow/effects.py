@@ -97,6 +97,7 @@ class Acquisition:
     from_zero: bool = False  # a number, and 0 is one of them
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
     shared: bool = False  # the pool may lend the same to others, and counts them
+    until: frozenset[int] = frozenset()  # nodes that end all that its pool has lent since
     several: bool = False  # a list or a tensor of numbers: what a table has under it is a copy
 
     @property

@@ -58,6 +58,7 @@ from auditor.project.leases.stopped_early import stopped_early
 from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.leases.unnoted import lines_with_its_key, lines_without_a_note, lost_with_what_says_it
+from auditor.project.leases.wound_back import wound_back_by_others
 from auditor.project.leases.wrong_mode import ended_by_no_method, ended_in_another_mode
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
@@ -250,6 +251,7 @@ class Follower(Afterwards):
             or (self.in_test and self._made_for_the_test(op))
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
+            or wound_back_by_others(function, self.effects.recogniser, op.at, acquisition.protocol)
             or self._may_last(acquisition, endings)
             or entered_below(op.at, self.effects.recogniser.calls.targets(function, op.at)[0])
             or counts_places(op.at, function, ended_here=ended_here)

@@ -94,6 +94,11 @@ class Releases:
         pairs = (pair for pair, _ in self._ends_of.get(protocol, ()))
         return frozenset(half.function.name for pair in pairs for half in pair.acquires)
 
+    def owner_of(self, protocol: str) -> Class | None:
+        """The class of the tree that lends under this protocol."""
+        pair, _ = self._stores.get(protocol, (None, frozenset()))
+        return pair.owner if pair is not None else None
+
     def ends_of_other_modes(self, protocol: str) -> frozenset[str]:
         """`release_write`, of what is held by `acquire_read`."""
         others = {name for name in self._ends_of if is_another_mode(protocol, name)}
