@@ -1,4 +1,4 @@
-"""What is asked of another part of a record says nothing of the number that lies in it.
+"""What is done to another part of a record says nothing of the number that lies in it.
 
     plan = self.plans.pop(key)
     plan.graph.reset()
@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import given_to, gone_through
+from auditor.project.code.bindings import given_to, gone_through, is_dropped
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 from auditor.project.outcome import Outcome
@@ -26,7 +26,7 @@ def asked_of_other_parts(
     if len(place) != 4 or acquisition.foreign or acquisition.keyed or outcome.unknown:
         return
     told = {each[3] for each in outcome.beside if each[:3] == place[:3] and len(each) > 3}
-    for call in method.calls:
+    for call in (each for each in method.calls if is_dropped(method, each)):
         match call.func:
             case ast.Attribute(value=ast.Attribute(value=ast.Name(id=record), attr=part), attr=asked):
                 known = f".{part}" not in {*told, place[3]} and asked not in ends
