@@ -9,7 +9,7 @@ What the names of such a lease are meanwhile does not matter: it lies in the are
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.ir.ops import Call
 from auditor.project.code.bindings import assignments, own_attribute
@@ -48,22 +48,37 @@ def wound_back_by_others(function: Function, recogniser: Recogniser, begun: ast.
     for node in function.nodes:
         if isinstance(node, ast.With | ast.AsyncWith) and any(each is begun for each in walk(node)):
             entered = (item.context_expr for item in node.items)
-            if any(_ends_by_winding_back(pool, each) for each in entered):
+            taking = recogniser.taking_names(protocol)
+            if any(_ends_by_winding_back(pool, each, taking) for each in entered):
                 return True
-    others = function.cls.methods.values() if function.cls is not None else ()
+    others = list(function.cls.methods.values()) if function.cls is not None else []
+    marked = {field for other in others for field in _fields_with_marks(other, recogniser, protocol)}
     return any(
-        _winds_back(recogniser, other, call, protocol)
+        own_attribute(call.args[0], other.owner or "") in marked
+        and _winds_back(recogniser, other, call, protocol)
         for other in others
         for call in other.calls
-        if call.args and own_attribute(call.args[0], other.owner or "") is not None
+        if call.args
     )
 
 
-def _ends_by_winding_back(pool: Class, entered: ast.expr) -> bool:
-    """`arena.scope()`, a context manager of the pool that winds it back."""
+def _ends_by_winding_back(pool: Class, entered: ast.expr, taking: Set[str]) -> bool:
+    """`arena.scope()`, a context manager of the pool that takes nothing, and winds it back."""
     scope = pool.methods.get(last_name(entered)) if isinstance(entered, ast.Call) else None
     backs = {name for name, method in pool.methods.items() if _cuts_off(method)}
-    return scope is not None and any(last_name(call) in backs for call in scope.calls)
+    asked = {last_name(call) for call in scope.calls} if scope is not None else set()
+    return not backs.isdisjoint(asked) and asked.isdisjoint(taking)
+
+
+def _fields_with_marks(method: Function, recogniser: Recogniser, protocol: str) -> Iterator[str]:
+    """`depth` of `self.depth = self.stack.checkpoint()`."""
+    pool, taking = recogniser.owner_of(protocol), recogniser.taking_names(protocol)
+    for target, value in assignments(method):
+        field = own_attribute(target, method.owner or "")
+        if field is not None and isinstance(value, ast.Call) and pool is not None:
+            mark = pool.methods.get(last_name(value))
+            if mark is not None and mark.name not in taking:
+                yield field
 
 
 def _winds_back(recogniser: Recogniser, function: Function, call: ast.Call, protocol: str) -> bool:
