@@ -98,6 +98,7 @@ class Acquisition:
     zero_is_none: bool = False  # a number, and 0 is said where there is none
     helped: bool = False  # taken in the function that is called, whose answer says what it likes
     shared: bool = False  # the pool may lend the same to others, and counts them
+    until: frozenset[int] = frozenset()  # nodes that end all that its pool has lent since
     several: bool = False  # a list or a tensor of numbers: what a table has under it is a copy
 
     @property

@@ -81,7 +81,7 @@ class Passing(Perhaps):
             return ()
         if place is not None and edge not in RAISING and gives(call, place):
             after = replace(after, places=after.places | {call.target})
-        if node in self._ended_by_key:
+        if node in self._ended_by_key or node in self.acquisition.until:
             ended = self._ended(node, held, edge, Fate.RELEASE)
             return (ended,) if ended is not None else ()
         split = False

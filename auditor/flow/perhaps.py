@@ -98,7 +98,7 @@ class Perhaps(Amounts):
             if rest is None or place in self._views:
                 continue
             if place[-1] == AT:
-                if rest == (AT,) and not self._only_used(self._of_contents(call, position)):
+                if rest == (AT,) and not self._only_used(self._of_contents(call, position), operand):
                     yield Treatment(Fate.UNKNOWN)
                 continue
             value, protocol = self.acquisition.value, self.acquisition.protocol
@@ -133,9 +133,11 @@ class Perhaps(Amounts):
                 break
         return treatment
 
-    def _only_used(self, treatment: Treatment) -> bool:
+    def _only_used(self, treatment: Treatment, operand: Path) -> bool:
         """A function of which nothing is known works with a slot's memory; who keeps an object keeps its
-        number."""
+        number, who keeps a tensor does not."""
+        if operand in self._rows:
+            return treatment.fate is not Fate.RELEASE
         return treatment.fate in (Fate.BORROW, Fate.UNKNOWN) and treatment.moved_to is None
 
     def _made_of_contents(self, call: Call, held: Held) -> bool:
@@ -154,7 +156,7 @@ class Perhaps(Amounts):
 
     @cached_property
     def _rows(self) -> frozenset[Path]:
-        """What is looked up in tensors: no row says which one it is."""
+        """What is looked up in tensors, or in a list of tensors: none says which one it is."""
         lookups = (op for op in self.graph.ops if isinstance(op, Lookup))
         return frozenset(op.target for op in lookups if self.effects.is_memory(op.at))
 

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 
 from auditor.project.code.bindings import (
     assigned_by,
@@ -186,11 +186,14 @@ def _is_of_an_entry(method: Function, function: Function, call: ast.Call) -> boo
     return False
 
 
-def starts_anew(method: Function, attribute: str, pools: set[str]) -> bool:
-    """The pool with the table: `self.pool = Pool()`, `self.pool.reset()`."""
+def starts_anew(
+    method: Function, attribute: str, pools: set[str], of_entries: Collection[ast.Call] = ()
+) -> bool:
+    """The pool with the table: `self.pool = Pool()`, `self.pool.reset()`, not what is done to entries."""
     own = method.owner or ""
     made = {own_attribute(target, own) for target, _ in assignments(method)}
-    return not pools.isdisjoint(made) or any(_renews_another(call, attribute) for call in method.calls)
+    others = (call for call in method.calls if call not in of_entries)
+    return not pools.isdisjoint(made) or any(_renews_another(call, attribute) for call in others)
 
 
 def _renews_another(call: ast.Call, attribute: str) -> bool:

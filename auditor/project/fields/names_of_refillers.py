@@ -63,10 +63,29 @@ AROUND = (
 """First words of methods that are called around a step."""
 
 
+FORWARD = frozenset({"forward", "fwd"})
+BACKWARD = frozenset({"backward", "bwd", "grad", "dgrad", "wgrad"})
+"""Words of the passes through a layer, of which the second needs what the first has kept."""
+
+
 def in_turns(name: str, ending: str) -> bool:
     """`before_step` and `after_step`: neither is called twice in a row."""
     words, others = split(name), split(ending)
     return bool(words) and bool(others) and (words[0], others[0]) in AROUND and words[1:] == others[1:]
+
+
+def goes_forward(name: str, ending: str) -> bool:
+    """`forward_split`, whose `wgrad` comes before the next one."""
+    return not FORWARD.isdisjoint(split(name)) and not BACKWARD.isdisjoint(split(ending))
+
+
+BEGUN = (("begin", "end"), ("begin", "finish"), ("start", "stop"), ("start", "finish"), ("open", "close"))
+
+
+def begins_what_ends(name: str, ending: str) -> bool:
+    """`begin_pass` and `end_pass`, `start` and `stop`."""
+    words, others = split(name), split(ending)
+    return bool(words) and bool(others) and (words[0], others[0]) in BEGUN and words[1:] == others[1:]
 
 
 def is_the_new_one(name: str) -> bool:

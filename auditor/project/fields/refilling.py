@@ -65,7 +65,9 @@ from auditor.project.fields.names_of_refillers import (
     BROUGHT_IN,
     EACH_STEP,
     PREPARING,
+    begins_what_ends,
     follows_another,
+    goes_forward,
     in_turns,
 )
 from auditor.project.fields.new_each_time import (
@@ -118,6 +120,8 @@ class Refilling(ForgottenFields):
         if self._is_prepared(filling, family) and not self._in_step(filling, enders):
             return filling
         if not enders or self._handed_on(outcome, family, path):
+            return None
+        if filling.key is None and any(goes_forward(filling.method.name, each.name) for each in enders):
             return None
         if replaces_what_it_saw(filling, enders, self._ends(outcome)):
             emptied = empty_a_record(family, fields_inside(outcome, path[:2]))
@@ -231,6 +235,8 @@ class Refilling(ForgottenFields):
     ) -> bool:
         """`plan(n)`, which anybody may call twice, as against `begin()` and `start()`."""
         if under_one_flag(filling, enders, family):
+            return False
+        if _is_exchanged_meanwhile(filling, family, enders):
             return False
         if others_look_first(filling, outcome.call, speaking_for(filling, family, self.model)):
             return True
@@ -398,3 +404,12 @@ def filled(filling: Filling, enders: Sequence[Function]) -> StoredField:
     return StoredField(
         Field(cls.qualname if cls is not None else "", filling.field), at, names, overwrite=leak
     )
+
+
+def _is_exchanged_meanwhile(filling: Filling, family: Sequence[Function], enders: Sequence[Function]) -> bool:
+    """Between `begin()` and `end()` comes `advance()`, which gives back the one that is there, and puts the
+    next one in its place: that it looks first says nothing of `begin()`."""
+    fillers = [each for each in family if fillings(each, each.owner or "", filling.field)]
+    others = [each for each in fillers if each is not filling.method and each.name not in INITIAL]
+    paired = any(begins_what_ends(filling.method.name, ender.name) for ender in enders)
+    return paired and bool(others) and all(each in enders for each in others)

@@ -34,6 +34,7 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
+from auditor.project.fields.other_parts import asked_of_other_parts
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.swept_in_part import is_swept
@@ -97,6 +98,7 @@ class TakenOut(InPart):
             within = whole != path or acquisition.value is not Value.TENSOR
             no_way = acquisition.telling | self._fields_beside(outcome, path)
             told_only = no_way | self._told_to_others(outcome, method)
+            told_only |= {part for _, part in self._of_other_parts(outcome, method, path)}
             if within and way.is_worked_with(told_only, whole[-1], partial(self._may_reach_its_end, outcome)):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
@@ -228,11 +230,13 @@ class TakenOut(InPart):
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         parts = self._fields_beside(outcome, path)
         beside = {field[1:] for field in parts} | {*unpacked_from(method, attribute, parts)}
+        of_others = [call for call, _ in self._of_other_parts(outcome, method, path)]
         releases = [
             each
             for each in self._releases(outcome, method)
             if not _only_of(each, beside)
             and not self._ends_others(outcome, method, each)
+            and each not in of_others
             and self._may_reach_its_end(outcome, each)
         ]
         others = (each for each in self._those_beside(method) if each is not method)
@@ -244,7 +248,7 @@ class TakenOut(InPart):
                     and not moves_on(others, attribute)
                 )
             )
-            and not starts_anew(method, attribute, pools)
+            and not starts_anew(method, attribute, pools, of_others)
             and self._for_good(outcome, method, scripts=False, table=attribute)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
@@ -270,6 +274,13 @@ class TakenOut(InPart):
         """Of what the tree's own pools lent that is known."""
         acquisition = outcome.acquisition
         return acquisition.foreign or self.leading.may_end(acquisition.protocol, call)
+
+    def _of_other_parts(
+        self, outcome: Outcome, method: Function, path: Path
+    ) -> Iterator[tuple[ast.Call, str]]:
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+        whole = self.whole.get(path, path)
+        return asked_of_other_parts(self.recogniser.calls, outcome, method, whole, ends)
 
     def _works_out(self, method: Function, call: ast.Call) -> bool:
         """It hands on nothing, and keeps nothing."""

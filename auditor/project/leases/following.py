@@ -13,9 +13,13 @@ from auditor.ir.ops import Assume, Call, Edge, Move, Path
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Class, Function
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
+from auditor.project.leases.wound_back import wound_back_at
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import loops_around
 from auditor.project.meaning.source import Source
+
+ARENA: Path = ("<arena>",)
+"""Where a lease lies, besides, that ends with all the others."""
 
 Called = Function | tuple[Class, str]
 
@@ -43,7 +47,12 @@ class Following:
         assert isinstance(op, Call)
         acquisition = self.effects.acquisition(op, source)
         assert acquisition is not None
-        return acquisition
+        if acquisition.handle is not Handle.RESULT or acquisition.declared:
+            return acquisition
+        until = wound_back_at(self.function, self.effects.recogniser, op.at, acquisition.protocol)
+        return (
+            replace(acquisition, until=until, places=(*acquisition.places, ARENA)) if until else acquisition
+        )
 
     def followed(self, node: int, source: Source | None) -> Followed:
         """`run(a, b)`, of which nothing is known, had borrowed b where it had borrowed a: that is given back

@@ -13,6 +13,7 @@ from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Call, Move, is_temporary
 from auditor.model import Span, Step
 from auditor.project.code.bindings import TEST_FILE, TEST_NAME
+from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.own_lengths import tell_lengths_apart
 from auditor.project.code.rewriting import note_rewritten_flags
@@ -58,6 +59,8 @@ from auditor.project.leases.taken_again import taken_again
 from auditor.project.leases.taken_more_often import given_back_once
 from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.leases.unnoted import lines_with_its_key, lines_without_a_note, lost_with_what_says_it
+from auditor.project.leases.wound_back import wound_back_by_others
+from auditor.project.leases.wrong_mode import ended_by_no_method, ended_in_another_mode
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -250,6 +253,7 @@ class Follower(Afterwards):
             or (self.in_test and self._made_for_the_test(op))
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
+            or wound_back_by_others(function, self.effects.recogniser, op.at, acquisition.protocol)
             or self._may_last(acquisition, endings)
             or entered_below(op.at, self.effects.recogniser.calls.targets(function, op.at)[0])
             or counts_places(op.at, function, ended_here=ended_here)
@@ -365,6 +369,8 @@ class Follower(Afterwards):
             return dies and acquisition.handle is Handle.RECEIVER
         place = acquisition.places[0]
         if acquisition.handle is Handle.RECEIVER:
+            if self._in_another_mode(op, acquisition):
+                return False
             if release_lent(self.function, op.at):
                 return True
             if acquisition.declared and place[:-1] == (self.function.owner,):
@@ -375,6 +381,15 @@ class Follower(Afterwards):
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method
         return place[0] in self.graph.parameters or place[0] not in self.graph.fresh_roots
+
+    def _in_another_mode(self, op: Call, acquisition: Acquisition) -> bool:
+        recogniser, cls = self.effects.recogniser, self.function.cls
+        ends = recogniser.ending_names(acquisition.protocol)
+        asked = recogniser, op.at, acquisition.protocol, ends
+        if ended_in_another_mode(self.function, *asked):
+            return True
+        family = cls.methods.values() if cls is not None else ()
+        return own_field(self.function, acquisition.places[0]) and ended_by_no_method(family, *asked)
 
     def _still_to_run(self, op: Call, acquisition: Acquisition) -> bool:
         """A coroutine handed to somebody who will run it: the lease begins there, if it ever does."""

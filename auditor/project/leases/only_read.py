@@ -1,17 +1,20 @@
 """Things that are counted up, pinned or fetched only to read what is in them: `return
 self.params[name].gather().clone()`, `max(float(fetch(p).max()) for p in params)`.
 
-The values are copied in the same expression, and nothing is noted of the thing. Others may end what they know
-of, but here nobody is told, while elsewhere in the tree whoever takes one gives it back himself."""
+The values are copied in the same expression, or numbers are worked out from them, and nothing is noted of the
+thing. Others may end what they know of, but here nobody is told, while elsewhere in the tree whoever takes
+one gives it back himself."""
 
 import ast
 from collections.abc import Iterator, Set
 
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.leases.only_asked import goes_on
 from auditor.project.meaning.releases import Releases
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
 
 COPYING = frozenset(
     {
@@ -35,6 +38,11 @@ COPYING = frozenset(
 VIEWING = frozenset({"detach", "view", "reshape", "flatten", "squeeze", "contiguous"})
 """Methods before which a copy may be made of what they show."""
 
+MEASURING = frozenset({"len", "float", "int", "sum", "max", "min", "bool"})
+
+KEEPING = frozenset({"preload", "load", "warm", "keep", "hold", "pin", "attach", "open"})
+"""Words of functions that mean to leave it so, whatever they answer."""
+
 HOOKS = frozenset({"forward", "pre", "hook", "on", "prefetch", "begin", "start", "enter", "wait"})
 """Words of methods whose counterpart gives back."""
 
@@ -42,7 +50,10 @@ HOOKS = frozenset({"forward", "pre", "hook", "on", "prefetch", "begin", "start",
 def only_read(recogniser: Releases, function: Function, call: ast.Call, protocol: str) -> ast.Return | None:
     """The way out with what was read."""
     ends, words = recogniser.ending_names(protocol), set(split(function.name))
-    if not HOOKS.isdisjoint(words) or goes_on(function, call, ends) or not _is_copied(function, call):
+    if not HOOKS.isdisjoint(words) or goes_on(function, call, ends):
+        return None
+    measured = KEEPING.isdisjoint(words) and _is_measured(function, call)
+    if not (measured or _is_copied(function, call)):
         return None
     answers = [
         node for node in function.statements if isinstance(node, ast.Return) and node.value is not None
@@ -73,6 +84,34 @@ def _shown(value: ast.expr) -> ast.expr:
         case ast.Subscript(value=inner):
             return _shown(inner)
     return value
+
+
+def _is_measured(function: Function, call: ast.Call) -> bool:
+    """`data = maps.attach(name)`, and all that `data` is there for is `return len(data) // 2`."""
+    names = {
+        target.id for target, value in assignments(function) if value is call and isinstance(target, ast.Name)
+    }
+    if len(names) != 1:
+        return False
+    used = {id(node) for node in function.nodes if _is_read(node, names)}
+    measured = {
+        id(part)
+        for each in function.calls
+        if isinstance(each.func, ast.Name) and each.func.id in MEASURING
+        for argument in each.args
+        for part in walk(argument)
+    }
+    answered = {
+        id(part)
+        for node in function.statements
+        if isinstance(node, ast.Return) and node.value is not None
+        for part in walk(node.value)
+    }
+    return bool(used) and used <= measured and not used.isdisjoint(answered)
+
+
+def _is_read(node: ast.AST, names: Set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
 
 
 def _others(recogniser: Releases, function: Function, ends: Set[str]) -> Iterator[Function]:

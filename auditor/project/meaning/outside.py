@@ -51,6 +51,7 @@ from auditor.project.meaning.outside_words import (
 )
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
+from auditor.project.meaning.tables_of_memory import is_table_of_memory
 from auditor.protocols.tensor_operations import treatment_of
 from auditor.protocols.vocabulary import KEEPING, REMOVING, STORING
 
@@ -89,8 +90,11 @@ class OutsideEffects:
     def is_memory(self, table: ast.AST) -> bool:
         if not isinstance(table, ast.Subscript):
             return False
-        held = self.recogniser.calls.model.type_of(self.function, table.value)
-        return isinstance(held, str) and held in MEMORY
+        model = self.recogniser.calls.model
+        held = model.type_of(self.function, table.value)
+        if isinstance(held, str):
+            return held in MEMORY
+        return is_table_of_memory(model, self.function, table)
 
     def owed_behind_its_with(self, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)

@@ -94,6 +94,20 @@ class Releases:
         pairs = (pair for pair, _ in self._ends_of.get(protocol, ()))
         return frozenset(half.function.name for pair in pairs for half in pair.acquires)
 
+    def owner_of(self, protocol: str) -> Class | None:
+        """The class of the tree that lends under this protocol."""
+        pair, _ = self._stores.get(protocol, (None, frozenset()))
+        return pair.owner if pair is not None else None
+
+    def ends_of_other_modes(self, protocol: str) -> frozenset[str]:
+        """`release_write`, of what is held by `acquire_read`."""
+        others = {name for name in self._ends_of if is_another_mode(protocol, name)}
+        return frozenset().union(*map(self.ending_names, others))
+
+    def begins_of_other_modes(self, protocol: str) -> frozenset[str]:
+        others = {name for name in self._ends_of if is_another_mode(protocol, name)}
+        return frozenset().union(*map(self.taking_names, others))
+
     def ending_names_of_class(self, protocol: str) -> frozenset[str]:
         """Those that any pair of the pool's class has: `unpin` of `pin` ends what `mint` lends as well."""
         lender = protocol.partition(".")[0]
@@ -130,6 +144,8 @@ class Releases:
                     return None
                 if protocol != pair.name and pair.proposed:
                     continue  # of what others lend it says nothing
+                if half.handle is Handle.RECEIVER and is_another_mode(protocol, pair.name):
+                    return None
                 if half.handle is Handle.NONE:
                     return position == PROCESS_POSITION
                 if half.handle is Handle.RECEIVER or not told_anything(call):
@@ -285,6 +301,13 @@ def kind_of(protocol: str) -> str:
     """`pin` of the discovered protocol `Entry.pin`."""
     kind = protocol.rpartition(".")[2]
     return kind if kind in MARKS else ""
+
+
+def is_another_mode(protocol: str, other: str) -> bool:
+    """`SharedLock.read`, and `SharedLock.write` of the same lock."""
+    owner, _, mode = protocol.partition(".")
+    apart = protocol != other and bool(mode) and other.startswith(f"{owner}.")
+    return apart and kind_of(protocol) == kind_of(other)
 
 
 def is_told_of_it(half: Half, call: ast.Call, position: Position) -> bool:

@@ -35,6 +35,7 @@ from auditor.project.pools.instead import with_others
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.lock_files import lock_file_pairs
+from auditor.project.pools.modes import modes
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
@@ -292,8 +293,8 @@ def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iter
     halves = halves[0], halves[1] + tuple(settling(halves[0], functions))
     for kind in ("", *sorted(MARKS)):
         got, given = (tuple(half for half in side if half.name.kind == kind) for side in halves)
-        if got and given:
-            yield Pair(f"{name}.{kind}" if kind else name, owner, got, given)
+        for mode, (taking, giving) in modes(got, given, functions) if got and given else ():
+            yield Pair(".".join(filter(None, (name, mode, kind))), owner, taking, giving)
 
 
 def _may_release(function: Function) -> bool:

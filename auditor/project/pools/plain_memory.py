@@ -69,15 +69,15 @@ def _asked_of_itself(function: Function, made: ast.expr) -> Iterator[ast.expr]:
 def _in_the_store(function: Function) -> Iterator[ast.expr]:
     """The elements of the lists that the method takes from."""
     for put, several in put_into_the_store(function):
-        yield from _elements(put) if several else [put]
+        yield from elements(put) if several else [put]
 
 
-def _elements(container: ast.expr) -> list[ast.expr]:
+def elements(container: ast.expr) -> list[ast.expr]:
     match container:
         case ast.ListComp(elt=element) | ast.GeneratorExp(elt=element):
             return [element]
-        case ast.List(elts=elements):
-            return elements
+        case ast.List(elts=listed):
+            return listed
         case ast.Call(func=ast.Name(id=name), args=[inner, *_]) if name in CONTAINERS:
-            return _elements(inner)
+            return elements(inner)
     return []
