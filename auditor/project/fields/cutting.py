@@ -2,9 +2,9 @@
 length that it fills again, a dict that it makes anew of some keys."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
@@ -28,10 +28,12 @@ def cut_off(project: Project, method: Function, attribute: str, record: str = ""
         node
         for node in method.statements
         if _shortens(node, own, attribute)
+        or keeps_the_first(method, node, lambda each: _is(each, own, attribute))
         or (bounded and _appends(node, own, attribute))
         or (_keeps_some_keys(node, own, attribute) and for_good(project, method))
     ]
-    if shortening and not _looks_inside(method, own, attribute, shortening):
+    known = [*shortening, *(value for _, value in orderings(method, lambda n: _is(n, own, attribute)))]
+    if shortening and not _looks_inside(method, own, attribute, known):
         yield from shortening
 
 
@@ -50,6 +52,49 @@ def _shortens(node: ast.stmt, own: str, attribute: str) -> bool:
             found = all(_is_number(arg) or _is_the_first(arg, own, attribute) for arg in args)
             return way in FROM_AN_END and _is(whole, own, attribute) and found
     return False
+
+
+def keeps_the_first(method: Function, node: ast.stmt, is_it: Callable[[ast.expr], bool]) -> bool:
+    """`self.beams = sorted(self.beams, key=score)[:width]`, or `ranked[:width]` of a name for that, or what
+    `nlargest` leaves of it; nobody goes over the rest."""
+    match node:
+        case ast.Assign(targets=[target], value=ast.Subscript(value=whole, slice=ast.Slice(step=None))):
+            named = dict(orderings(method, is_it))
+            name = getattr(whole, "id", "")
+            ordered = _is_ordered(whole, is_it) or name in named
+            return is_it(target) and ordered and not _is_gone_over(method, name, node)
+        case ast.Assign(targets=[target], value=ast.Call(args=[_, whole, *_]) as call):
+            return last_name(call) in ("nlargest", "nsmallest") and is_it(target) and is_it(whole)
+    return False
+
+
+def orderings(method: Function, is_it: Callable[[ast.expr], bool]) -> Iterator[tuple[str, ast.expr]]:
+    for target, value in assignments(method):
+        if isinstance(target, ast.Name) and _is_ordered(value, is_it):
+            yield target.id, value
+
+
+def _is_ordered(value: ast.expr, is_it: Callable[[ast.expr], bool]) -> bool:
+    match value:
+        case ast.Call(func=ast.Name(id="sorted"), args=[whole]):
+            return is_it(whole)
+    return False
+
+
+def _is_gone_over(method: Function, name: str, cutting: ast.stmt) -> bool:
+    """Beyond a look at one of them, `ranked[0].score`."""
+    looked = {id(each) for each in walk(cutting)}
+    for node in method.nodes:
+        match node:
+            case (
+                ast.Subscript(value=ast.Name() as whole, slice=ast.Constant() | ast.BinOp() | ast.UnaryOp())
+                | ast.If(test=ast.Name() as whole)
+                | ast.IfExp(test=ast.Name() as whole)
+                | ast.Call(func=ast.Name(id="len"), args=[ast.Name() as whole])
+            ):
+                looked.add(id(whole))
+    named = (node for node in method.nodes if isinstance(node, ast.Name) and node.id == name)
+    return any(isinstance(node.ctx, ast.Load) and id(node) not in looked for node in named)
 
 
 def _has_a_length(method: Function, attribute: str) -> bool:
@@ -105,7 +150,7 @@ def _says_which_stay(asked: ast.expr, way: ast.cmpop, kept: ast.expr, key: str, 
     return False
 
 
-def _looks_inside(method: Function, own: str, attribute: str, shortening: list[ast.stmt]) -> bool:
+def _looks_inside(method: Function, own: str, attribute: str, shortening: Sequence[ast.AST]) -> bool:
     """Beyond asking how much there is, or for what stands under a name, and putting more in."""
     nodes = list(method.nodes)
     known = {id(each) for statement in shortening for each in walk(statement)}

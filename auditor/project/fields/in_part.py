@@ -41,7 +41,7 @@ class InPart(Families):
 
     def _cut_off(self, method: Function, path: Path) -> list[Leak]:
         found = [*cut_off(self.project, method, path[1][1:])]
-        if self.whole.get(path, path)[2:] == (ANY_ITEM, ANY_ITEM):
+        if self.whole.get(path, path)[2:4] == (ANY_ITEM, ANY_ITEM):
             found += rows_cut(self.project, method, path[1][1:])
         return [self._dropped_at(method, at) for at in found]
 

@@ -9,11 +9,11 @@ from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
-from auditor.project.fields.cutting import FILLING, FROM_AN_END
+from auditor.project.fields.cutting import FILLING, FROM_AN_END, keeps_the_first, orderings
 from auditor.project.fields.forgetting import for_good
 from auditor.source.nodes import walk
 
-_CUTTING = re.compile(r"del |maxlen|pop|= \[\]|[\])]\[|= \w+\[[^\]\n]*:")
+_CUTTING = re.compile(r"del |maxlen|pop|= \[\]|[\])]\[|= \w+\[[^\]\n]*:|nlargest|nsmallest")
 
 
 def rows_cut(project: Project, method: Function, attribute: str) -> Iterator[ast.stmt]:
@@ -51,6 +51,9 @@ class _Rows:
                 return self._is_table(table)
         return False
 
+    def _is_looked_up_or_set(self, node: ast.expr) -> bool:
+        return self._is_looked_up(node) or (isinstance(node, ast.Subscript) and self._is_table(node.value))
+
     def _is_table(self, node: ast.AST) -> bool:
         return isinstance(node, ast.expr) and own_attribute(node, self.method.owner or "") == self.attribute
 
@@ -58,6 +61,8 @@ class _Rows:
         return self._is_looked_up(node) or (isinstance(node, ast.Name) and node.id in self.names)
 
     def shortens(self, node: ast.stmt) -> bool:
+        if keeps_the_first(self.method, node, self._is_looked_up_or_set):
+            return True
         match node:
             case (
                 ast.Delete(targets=[ast.Subscript(value=row, slice=ast.Slice() | ast.Constant())])
@@ -84,6 +89,8 @@ class _Rows:
         """Beyond asking whether there is one and how long it is, and putting more in."""
         known = {id(each) for statement in shortening for each in walk(statement)}
         known |= {id(value) for _, value in self.binding}
+        ordered = (value for _, value in orderings(self.method, self._is_looked_up))
+        known |= {id(each) for value in ordered for each in walk(value)}
         tables = set(known)
         for node in self.method.nodes:
             match node:

@@ -17,6 +17,7 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
+from auditor.project.code.one_way import on_one_way
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.code.scripts import has_to_do_with, is_script
 from auditor.project.fields.by_word import comes_back_by_word
@@ -189,10 +190,11 @@ class TakenOut(InPart):
                 and self._may_reach_its_end(outcome, each)
                 and not (table and is_from_another_field(each, caller, table))
             ]
-            if scripts or not is_script(caller):
-                return bool(releases)
             calls = [each for each in caller.calls if last_name(each) == method.name]
-            return any(has_to_do_with(end, call, caller) for end in releases for call in calls)
+            pairs = [(end, call) for end in releases for call in calls if on_one_way(caller, end, call)]
+            if scripts or not is_script(caller):
+                return bool(pairs)
+            return any(has_to_do_with(end, call, caller) for end, call in pairs)
 
         return for_good(self.project, method, gives_back)
 
