@@ -168,9 +168,13 @@ class Families:
         return passes_over_zero(method, path[1][1:], len(path) > 2, ending)
 
     def _in_force(self, cls: Class, names: list[str]) -> list[str]:
-        """Without exit methods of bases in whose place the class has put its own."""
+        """Without exit methods of bases in whose place the class has put its own, which asks for none."""
         inherited = [method for each in self.model.lineage(cls) for method in each.methods.values()]
-        gone = {m.qualname for m in inherited if _leaves(m) and overridden(m, inherited)}
+        gone = {
+            m.qualname
+            for m in inherited
+            if _leaves(m) and overridden(m, inherited) and not _is_asked_for(m, inherited)
+        }
         return [name for name in names if name not in gone]
 
     def _of_itself(self, cls: Class, names: list[str], partly: list[str]) -> list[str]:
@@ -350,6 +354,12 @@ class Families:
             return follow_given(method.graph, self.effects_of(method), given, known, EDGES[edges])
         except (TooLarge, TooManyStates, RecursionError):
             return None
+
+
+def _is_asked_for(method: Function, inherited: list[Function]) -> bool:
+    """`super().close()` in all that stand before it."""
+    alike = [each for each in inherited if each.name == method.name]
+    return all(f"super().{method.name}(" in each.text for each in alike[: alike.index(method)])
 
 
 def _leaves(method: Function) -> bool:
