@@ -18,7 +18,7 @@ def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mappi
     known = dict(_known_at(function, acquire))
     flags = dict(_left_as_they_are(model, function, acquire))
     flags |= {name[1:]: says for name, says in known.items() if name.startswith(".")}
-    for field, value in (*_assigned(function), *_told(model, function)):
+    for field, value in (*_assigned(function), *_told(model, function, acquire)):
         match value:
             case ast.Constant(value=bool() as says):
                 flags[field] = says
@@ -28,7 +28,18 @@ def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mappi
 
 
 def _left_as_they_are(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[tuple[str, bool]]:
-    """Fields of the record that is made around the lease, and whether anything is in them by default."""
+    """Fields of the record that is made around the lease, or into which it is put, and whether anything is in
+    them by default."""
+    made = [(record, told_by_position(call)) for call, record in _around(model, function, acquire)]
+    for record, given in (*made, *((each, ()) for each in _put_into(model, function, acquire))):
+        told = {field_told(model, record, position)[1:] for position, _ in given}
+        for field, says in _by_default(record):
+            if field not in told and not re.search(rf"\.{field}(?:: [^\n=]+)? = ", function.module.text):
+                yield field, says
+
+
+def _around(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[tuple[ast.Call, Class]]:
+    """Calls that make a record and are told the lease."""
     holders = {
         target.id
         for target, value in assignments(function)
@@ -38,12 +49,17 @@ def _left_as_they_are(model: ClassModel, function: Function, acquire: ast.Call) 
         given = [*made.args, *(keyword.value for keyword in made.keywords)]
         holds = any(getattr(each, "id", "") in holders or each is acquire for each in given)
         record = model.callee(function, made.func) if holds else None
-        if not isinstance(record, Class):
-            continue
-        told = {field_told(model, record, position)[1:] for position, _ in told_by_position(made)}
-        for field, says in _by_default(record):
-            if field not in told and not re.search(rf"\.{field}(?:: [^\n=]+)? = ", function.module.text):
-                yield field, says
+        if isinstance(record, Class):
+            yield made, record
+
+
+def _put_into(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[Class]:
+    """`job.window = pool.place(n)`, of a job that the function is told."""
+    for target, value in assignments(function):
+        if value is acquire and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            record = model.type_of(function, target.value)
+            if isinstance(record, Class) and target.value.id != function.owner:
+                yield record
 
 
 def _by_default(record: Class) -> Iterator[tuple[str, bool]]:
@@ -60,8 +76,10 @@ def _assigned(function: Function) -> Iterator[tuple[str, ast.expr]]:
             yield target.attr, value
 
 
-def _told(model: ClassModel, function: Function) -> Iterator[tuple[str, ast.expr]]:
-    for made in function.calls:
+def _told(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """By those that make a record around the lease, or by all if none is known to."""
+    around = [made for made, _ in _around(model, function, acquire)]
+    for made in around or function.calls:
         record = model.callee(function, made.func)
         for position, value in told_by_position(made) if isinstance(record, Class) else ():
             assert isinstance(record, Class)

@@ -4,7 +4,9 @@ them or hands it on. `self.quota.refund(job.tokens)` ends no lease of a pool tha
 Nothing is followed: a name stands for all that are called so."""
 
 import ast
+from collections.abc import Iterator
 
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.meaning.recognise import Recogniser
@@ -58,6 +60,8 @@ class LeadingToEnds:
             for module in self.project.parsed():
                 for function in module.by_node.values():
                     found[function.name] = found.get(function.name, frozenset()) | _mentioned(function)
+                    for name, given in _kept_as(function):
+                        found[name] = found.get(name, frozenset()) | given
             self._mentioned = found
         return self._mentioned
 
@@ -68,3 +72,14 @@ def _mentioned(function: Function) -> frozenset[str]:
         for node in function.nodes
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load)
     )
+
+
+def _kept_as(function: Function) -> Iterator[tuple[str, frozenset[str]]]:
+    """`step.on_drop = self.rows.evict`, `Step(row, on_drop=self.rows.evict)`: whoever calls that ends one."""
+    told = ((each.arg or "", each.value) for call in function.calls for each in call.keywords)
+    put = (
+        (target.attr, value) for target, value in assignments(function) if isinstance(target, ast.Attribute)
+    )
+    for name, value in (*told, *put):
+        if isinstance(value, ast.Attribute):
+            yield name, frozenset({value.attr})

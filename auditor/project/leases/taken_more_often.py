@@ -27,7 +27,7 @@ _APART = (
 
 
 def given_back_once(function: Function, call: ast.Call, ends: Set[str]) -> ast.Call | None:
-    """The only call that ends what this one takes, where all turns take the same and none leaves the loop."""
+    """The only call that ends what this one takes, where all turns take the same."""
     loop = _loop_around(function, call)
     if loop is None or not isinstance(call.func, ast.Attribute):
         return None
@@ -50,13 +50,13 @@ def given_back_once(function: Function, call: ast.Call, ends: Set[str]) -> ast.C
 
 
 def _loop_around(function: Function, call: ast.Call) -> ast.For | None:
-    """Whose turns all come to the call, as a statement of its own, and tell it nothing of which it is."""
+    """Whose turns do nothing but call it, and tell it nothing of which turn it is."""
     for loop in function.statements:
         if not isinstance(loop, ast.For) or loop.orelse or not any(_is_it(each, call) for each in loop.body):
             continue
         turn = frozenset(bound_by(loop.target))
-        leaves = any(isinstance(n, ast.Break | ast.Return | ast.Continue) for e in loop.body for n in walk(e))
-        if not leaves and not mentions(call, turn, frozenset()) and ast.unparse(loop.iter) != "range(1)":
+        alone = len(loop.body) == 1  # what else is done in a turn may have each of them
+        if alone and not mentions(call, turn, frozenset()) and ast.unparse(loop.iter) != "range(1)":
             return loop
     return None
 

@@ -18,7 +18,7 @@ from auditor.flow.effects import (
 from auditor.flow.indirect import ON_EXIT, OVER
 from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.flow.spelled import SHARED_POSITION
-from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
+from auditor.ir.ops import ANY_ITEM, Assume, Call, Path, is_temporary
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.kept_as_told import field_told, spellings
 from auditor.project.code.modules import Class, Function, last_part
@@ -144,7 +144,7 @@ class FunctionEffects(OutsideEffects):
             own, constructed, _ = self.recogniser.calls.targets(function, node)
             if own and constructed is None and not any(target.is_abstract for target in own):
                 found = self._summarised(call, own, position, rest, value, protocol)
-                return _with_itself(found, own, rest)  # its body knows its fields
+                return found if self._counts_another(call) else _with_itself(found, own, rest)
         if self.recogniser.releases(function, node, position, protocol):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
@@ -278,7 +278,8 @@ class FunctionEffects(OutsideEffects):
         graph = self.function.graph
         unasked = answer.fate is Fate.TAKE and ignored(graph, call)
         telling = answer.telling and (unasked or asked_of(graph, call))
-        if position == -1 and rest and answer.treatment == BORROWED and returns_itself(target):
+        chained = position == -1 and rest and returns_itself(target) and not self._counts_another(call)
+        if chained and answer.treatment == BORROWED:
             return Treatment(result=rest)  # `work.then(log).then(pool.free)`
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
@@ -290,6 +291,11 @@ class FunctionEffects(OutsideEffects):
         if treatment.split and self._asked_again(call, target, answer.decided_by, bound):
             return replace(treatment, split=False)
         return treatment
+
+    def _counts_another(self, call: Call) -> bool:
+        """`ref = entry.retain()`: that is a lease of its own, and whatever lies in the entry stays there."""
+        made = call.receiver is not None and is_temporary(call.receiver)
+        return not made and self.acquisition(call) is not None
 
     def _asked_again(self, call: Call, target: Function, decided_by: frozenset[str], bound: bool) -> bool:
         """The caller tests what it passes as the deciding argument, so it knows which way the callee went."""
