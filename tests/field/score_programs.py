@@ -124,6 +124,11 @@ SETS = (
     "cordwainers",
     "glovers",
     "tuckers",
+    "reeves",
+    "bailiffs",
+    "chapmen",
+    "ostlers",
+    "scriveners",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

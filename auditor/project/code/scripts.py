@@ -67,13 +67,8 @@ def ends_before_another(script: Function, name: str, ending: Set[str]) -> bool:
 
 
 def is_of_another_class(function: Function, call: ast.Call, method: Function) -> bool:
-    """`table = LeaseTable(slots)`, and `table.cancel(key)`: that class has such a method itself. So has one
-    that calls it of its own object, where the method's class inherits nothing."""
+    """`table = LeaseTable(slots)`, and `table.cancel(key)`: that class has such a method itself."""
     match call.func:
-        case ast.Attribute(value=ast.Name(id=name), attr=called) if name == function.owner:
-            its, other = function.cls, method.cls
-            apart = its is not None and other is not None and its is not other and not other.node.bases
-            return apart and its is not None and called in its.methods
         case ast.Attribute(value=ast.Name(id=name), attr=called):
             made = list(given_to(function, name))
         case _:

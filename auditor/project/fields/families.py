@@ -357,9 +357,13 @@ class Families:
 
 
 def _is_asked_for(method: Function, inherited: list[Function]) -> bool:
-    """`super().close()` in all that stand before it."""
+    """`super().close()` in all that stand before it, on whatever way."""
     alike = [each for each in inherited if each.name == method.name]
-    return all(f"super().{method.name}(" in each.text for each in alike[: alike.index(method)])
+    return all(
+        f"super().{method.name}(" in each.text
+        and not any(isinstance(node, ast.Return | ast.If) for node in each.statements)
+        for each in alike[: alike.index(method)]
+    )
 
 
 def _leaves(method: Function) -> bool:

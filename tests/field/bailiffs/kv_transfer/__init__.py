@@ -1,0 +1,1 @@
+"""KV transfer between prefill and decode workers."""

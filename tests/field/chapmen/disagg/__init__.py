@@ -1,0 +1,1 @@
+"""Disaggregated prefill: KV pages travel from prefill to decode workers."""

@@ -1,0 +1,1 @@
+"""Multimodal encoder: embedding cache, encoder runs and their scheduler."""

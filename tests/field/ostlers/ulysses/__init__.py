@@ -1,0 +1,1 @@
+"""Sequence parallelism by all-to-all over heads."""

@@ -1,0 +1,1 @@
+"""Online feature store: shard connections, readers and the request facing service."""

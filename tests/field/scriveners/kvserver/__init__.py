@@ -1,0 +1,1 @@
+"""A small paged key value cache server for decoder models."""

@@ -1,0 +1,1 @@
+"""Streaming speech recognition: decoder contexts and the recogniser."""
