@@ -30,12 +30,17 @@ def flags_set(model: ClassModel, function: Function, acquire: ast.Call) -> Mappi
 def _left_as_they_are(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[tuple[str, bool]]:
     """Fields of the record that is made around the lease, or into which it is put, and whether anything is in
     them by default."""
-    made = [(record, told_by_position(call)) for call, record in _around(model, function, acquire)]
-    for record, given in (*made, *((each, ()) for each in _put_into(model, function, acquire))):
-        told = {field_told(model, record, position)[1:] for position, _ in given}
-        for field, says in _by_default(record):
-            if field not in told and not re.search(rf"\.{field}(?:: [^\n=]+)? = ", function.module.text):
-                yield field, says
+    for made, record in _around(model, function, acquire):
+        told = {field_told(model, record, position)[1:] for position, _ in told_by_position(made)}
+        yield from _never_set(function, record, told)
+    for record in _put_into(model, function, acquire):
+        yield from ((field, says) for field, says in _never_set(function, record, set()) if says)
+
+
+def _never_set(function: Function, record: Class, told: set[str]) -> Iterator[tuple[str, bool]]:
+    for field, says in _by_default(record):
+        if field not in told and not re.search(rf"\.{field}(?:: [^\n=]+)? = ", function.module.text):
+            yield field, says
 
 
 def _around(model: ClassModel, function: Function, acquire: ast.Call) -> Iterator[tuple[ast.Call, Class]]:
