@@ -56,6 +56,10 @@ def walk(root: ast.AST) -> Iterator[ast.AST]:
 
 def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below a node, in the order of its fields, but for operators and contexts."""
+    if isinstance(node, ast.Attribute):  # these and calls are nearly half of the nodes that have some below
+        return [node.value]
+    if isinstance(node, ast.Call):
+        return [node.func, *node.args, *node.keywords]
     kind = node.__class__
     found: list[ast.AST] = []
     for name in _BELOW[kind]:

@@ -5,7 +5,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
@@ -15,6 +15,8 @@ from auditor.source.nodes import LEAVES, children, statements_below, walk
 
 if TYPE_CHECKING:
     from auditor.project.shapes.field_work import FieldWork
+
+Kind = TypeVar("Kind", bound=ast.AST)
 
 DEVICE = frozenset({"kernel", "jit", "prim_func"})
 """Decorators of what a compiler reads and Python never runs."""
@@ -40,6 +42,7 @@ class Function:
     _graph: Graph | None = None
     _calls: list[ast.Call] | None = None
     _nodes: list[ast.AST] | None = None
+    _kinds: dict[type[ast.AST], list[ast.AST]] | None = None
     _statements: list[ast.stmt] | None = None
     _called: dict[str, list[ast.Call]] | None = None
     _worded: list[tuple[ast.stmt, list[ast.Call]]] | None = None
@@ -99,15 +102,21 @@ class Function:
             self._nodes = list(walk(self.node))
         return self._nodes
 
+    def of_kind(self, kind: type[Kind]) -> list[Kind]:
+        """Those of its nodes that are of one kind, in their order."""
+        if self._kinds is None:
+            self._kinds = {}
+            for node in self.nodes:
+                self._kinds.setdefault(node.__class__, []).append(node)
+        return cast("list[Kind]", self._kinds.get(kind, []))
+
     def calling(self, name: str) -> Sequence[ast.Call]:
         """The calls below it of what has this last name, in the order of its nodes; of a module only its own:
         its functions ask for themselves."""
         if self._called is None:
             self._called = {}
-            for node in self.calls if isinstance(self.node, ast.Module) else self.nodes:
-                if node.__class__ is ast.Call:
-                    assert isinstance(node, ast.Call)
-                    self._called.setdefault(last_part(node.func), []).append(node)
+            for call in self.calls if isinstance(self.node, ast.Module) else self.of_kind(ast.Call):
+                self._called.setdefault(last_part(call.func), []).append(call)
         return self._called.get(name, ())
 
     @property

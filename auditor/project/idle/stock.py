@@ -243,9 +243,9 @@ def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
         case ast.Name(id=name):
             return next(given_to(method, name), value)
         case ast.Attribute():
-            return next(
-                (given for at, given in assignments(method) if ast.unparse(at) == ast.unparse(value)), value
-            )
+            text = ast.unparse(value)
+            fields = ((at, given) for at, given in assignments(method) if isinstance(at, ast.Attribute))
+            return next((given for at, given in fields if ast.unparse(at) == text), value)
     return value
 
 

@@ -42,11 +42,7 @@ def taken_ids(work: FieldWork, fields: Set[str]) -> set[int]:
 def read_off(work: FieldWork, fields: Set[str]) -> set[int]:
     """The same, and those that read the stores."""
     own = work.method.owner or ""
-    read = {
-        id(node)
-        for node in work.method.nodes
-        if isinstance(node, ast.expr) and own_attribute(node, own) in fields
-    }
+    read = {id(node) for node in work.method.of_kind(ast.Attribute) if own_attribute(node, own) in fields}
     return read | taken_ids(work, fields)
 
 

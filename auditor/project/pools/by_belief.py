@@ -61,10 +61,11 @@ def proposed_pairs(
 ) -> Iterator[Pair]:
     """Of the public methods, or of a module's functions, that are no half of any pair yet."""
     helpers = _helpers(model, cls)
+    halves = [method for method in methods if method not in known and _may_be_half(method, known)]
     texts = (each.text for each in (helpers.values() if cls is not None else methods))
-    if len(methods) < 2 or not any(map(ENDING.search, texts)):
+    if len(halves) < 2 or not any(map(ENDING.search, texts)):
         return
-    asked = {m: list(_lasting(m, helpers)) for m in methods if m not in known and _may_be_half(m, known)}
+    asked = {method: list(_lasting(method, helpers)) for method in halves}
     asked = {method: changed for method, changed in asked.items() if changed}
     name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
     for begins, begun in asked.items() if len(asked) > 1 else ():

@@ -20,11 +20,7 @@ def typed_pairs(cls: Class, methods: list[Function], paired: Set[Function]) -> I
     for taker in methods:
         if taker in paired or taker.is_abstract or not LENDING.isdisjoint(taker.decorators):
             continue
-        if is_told_what_it_makes(taker, taker):
-            continue  # `ref(entry) -> Entry` counts on what it is told
         if not MAKING.isdisjoint(split(taker.name)[:1]):
-            continue
-        if not (changes_state(taker) or removes_from_state(taker)):
             continue
         givers = [
             giver
@@ -32,8 +28,12 @@ def typed_pairs(cls: Class, methods: list[Function], paired: Set[Function]) -> I
             if undoes(giver.name, taker.name)
             and len(own_parameters(giver)) == 1
             and is_told_what_it_makes(taker, giver)
-            and changes_state(giver)
         ]
+        if not givers or is_told_what_it_makes(taker, taker):
+            continue  # `ref(entry) -> Entry` counts on what it is told
+        if not (changes_state(taker) or removes_from_state(taker)):
+            continue
+        givers = [giver for giver in givers if changes_state(giver)]
         if givers:
             half = Half(taker, acquiring, Handle.RESULT, 0, value_of(taker), by_shape=True)
             yield Pair(cls.name, cls, (half,), tuple(Half(each, releasing) for each in givers))

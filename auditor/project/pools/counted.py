@@ -124,6 +124,8 @@ def _hands_on_within(model: ClassModel, method: Function, known: Set[Function]) 
     """`self.lock(node)`, and `return Match(node, slots)`, or `return node, depth`: a user of its own class's
     half, who owes what he has locked to his caller, and that is a field of the match."""
     names = {half.name for half in known if half.cls is method.cls}
+    if not names:
+        return False
     locked = {
         given.id
         for call in method.calls

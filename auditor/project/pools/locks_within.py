@@ -38,6 +38,8 @@ def lock_pairs(methods: Sequence[Function]) -> Iterator[tuple[Function, Function
 def gates(methods: Sequence[Function]) -> Iterator[tuple[Function, Function]]:
     """`write_lock()` waits until nobody writes and sets `self._writing`, `write_unlock()` takes that back and
     wakes whoever waits."""
+    if not methods or methods[0].cls is None or "notify" not in methods[0].cls.text:
+        return
     waiting = [each for each in methods if any(last_part(call.func) in WAITING for call in each.calls)]
     waking = [each for each in methods if any(last_part(call.func) in WAKING for call in each.calls)]
     for begins in waiting:

@@ -28,11 +28,16 @@ def _work_together(taker: Function, giver: Function) -> bool:
 def has_opposite(function: Function, plain: list[Function]) -> bool:
     """Functions of a module have only names to say that they are about the same thing: one undoes the other,
     or they are called after it, `fetch_frame` and `stash_frame`, or what they work on is called free."""
+    return _is_called_like(function, plain) or _works_on_free(function)
+
+
+def _works_on_free(function: Function) -> bool:
     work = field_work(function)
-    if any(
-        not FREE.isdisjoint(split(name)) for name in (*dict(work.taken), *(put.field for put in work.put))
-    ):
-        return True
+    names = (*dict(work.taken), *(put.field for put in work.put))
+    return any(not FREE.isdisjoint(split(name)) for name in names)
+
+
+def _is_called_like(function: Function, plain: list[Function]) -> bool:
     about = {singular(word) for word in split(function.name)[1:]}
     return any(
         ends(function.name, other.name)

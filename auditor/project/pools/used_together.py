@@ -78,12 +78,12 @@ def told_alike(begins: Function, ends: Function) -> bool:
 
 def is_told_what_it_makes(begins: Function, ends: Function) -> bool:
     """`carve(size) -> Extent | None` and `restore(extent: Extent)`, of a class of the tree."""
-    made = _classes_named(getattr(begins.node, "returns", None))
-    told = own_parameters(ends)[:1]
+    made = _classes_named(getattr(begins.node, "returns", None)) & begins.module.classes.keys()
+    told = own_parameters(ends)[:1] if made else ()
     arguments = getattr(ends.node, "args", None)
     named = arguments.args if isinstance(arguments, ast.arguments) else ()
     said = {name for each in named if each.arg in told for name in _classes_named(each.annotation)}
-    return any(name in begins.module.classes for name in made & said)
+    return not made.isdisjoint(said)
 
 
 def _classes_named(annotation: ast.expr | None) -> set[str]:

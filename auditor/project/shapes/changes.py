@@ -172,7 +172,7 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
             return Did.CLEAR, value
         case ast.Tuple(elts=ends) | ast.Call(args=ends) if _is_what_is_left(ways, target, ends):
             return Did.OUT, value
-        case _ if joins(value, ast.unparse(target)):
+        case _ if joins(value, target):
             return Did.IN, value
         case _ if isinstance(target, ast.Subscript) or isinstance(value, ast.Constant):
             return Did.IN, value

@@ -5,7 +5,13 @@ import ast
 
 def counts_by_itself(value: ast.expr) -> bool:
     """`itertools.count(1)`."""
-    return isinstance(value, ast.Call) and ast.unparse(value.func) in ("count", "itertools.count")
+    match value:
+        case (
+            ast.Call(func=ast.Name(id="count"))
+            | ast.Call(func=ast.Attribute(value=ast.Name(id="itertools"), attr="count"))
+        ):
+            return True
+    return False
 
 
 def raised_by(target: ast.Attribute, value: ast.expr) -> ast.expr | None:

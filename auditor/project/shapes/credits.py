@@ -38,8 +38,9 @@ def granted(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
 
 def _refuses(method: Function) -> bool:
     """It answers yes and no, and nothing else."""
-    answers = [each.value for each in field_work(method).returned if isinstance(each, ast.Constant)]
-    return len(answers) == len(field_work(method).returned) and {True, False} <= set(answers)
+    returned = [each.value for each in method.statements if isinstance(each, ast.Return) and each.value]
+    answers = [value.value for value in returned if isinstance(value, ast.Constant)]
+    return len(answers) == len(returned) and {True, False} <= set(answers)
 
 
 def _only_counts(begins: Function, ends: Function, count: str) -> bool:

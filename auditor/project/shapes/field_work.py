@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from itertools import chain
 
 from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
@@ -172,12 +173,17 @@ class _Reader:
                 self._gone_over(each, over)
             case ast.Return(value=ast.expr() as value):
                 self.work.returned.append(value)
-        self._marked(statement)
+        if isinstance(statement, ast.Assign | ast.AugAssign | ast.Delete):
+            self._marked(statement)
         for node in _own_expressions(statement):
             if isinstance(node, ast.Call):
                 self._called(node)
                 self._marked(node)
-            elif is_end_of(node) and (name := self.field_of(node.value)) is not None:
+            elif (
+                isinstance(node, ast.Subscript)
+                and is_end_of(node)
+                and (name := self.field_of(node.value)) is not None
+            ):
                 self.work.taken.append((name, node))
 
     def _gone_over(self, each: ast.expr, over: ast.expr) -> None:
@@ -247,7 +253,7 @@ class _Reader:
             self.work.counters.add(target.attr)
         if isinstance(target, ast.Attribute) and (more := raised_by(target, value)) is not None:
             self._changed(target, ast.Add(), more)
-        elif isinstance(target, ast.Attribute) and joins(value, ast.unparse(target)):
+        elif isinstance(target, ast.Attribute) and joins(value, target):
             self.work.put.append(Put(target.attr, None, value))
         if isinstance(target, ast.Name) and name is not None and not isinstance(value, ast.Name):
             self.aliases[target.id] = name
@@ -321,7 +327,6 @@ def _key_within(container: ast.expr) -> ast.expr | None:
 
 def _own_expressions(statement: ast.stmt) -> Iterator[ast.AST]:
     """Expressions of this statement; those of statements within it come with those."""
-    for child in children(statement):
-        within = child.context_expr if isinstance(child, ast.withitem) else child
-        if isinstance(within, ast.expr):
-            yield from walk(within)
+    below = children(statement)
+    within = (child.context_expr if isinstance(child, ast.withitem) else child for child in below)
+    return chain.from_iterable(walk(each) for each in within if isinstance(each, ast.expr))

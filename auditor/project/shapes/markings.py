@@ -69,9 +69,9 @@ def marked_by(node: ast.AST) -> Iterator[Mark]:
         case ast.AugAssign(target=target, op=op, value=value):
             for place, on, bit in _changes(op, value):
                 yield Mark(target, place, on, bit)
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=op, right=right)) if ast.unparse(
-            left
-        ) == ast.unparse(target):
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=op, right=right)) if (
+            left.__class__ is target.__class__ and ast.unparse(left) == ast.unparse(target)
+        ):
             for place, on, bit in _changes(op, right):
                 yield Mark(target, place, on, bit)
         case ast.Assign(targets=[ast.Subscript(value=table, slice=place)], value=value):

@@ -24,7 +24,7 @@ def _at_an_end(piece: ast.Slice) -> bool:
     return piece.lower is None or (negative and piece.upper is None)
 
 
-def joins(value: ast.expr, whole: str) -> bool:
+def joins(value: ast.expr, whole: ast.expr) -> bool:
     """`torch.cat((self.free, pages))`, `self.free + pages`, `[*self.free, *pages]`: what is assigned is the
     field, and more."""
     match value:
@@ -36,7 +36,8 @@ def joins(value: ast.expr, whole: str) -> bool:
             parts = [each.value for each in parts_of if isinstance(each, ast.Starred)]
         case _:
             return False
-    return any(isinstance(each, ast.Attribute) and ast.unparse(each) == whole for each in parts)
+    fields = [each for each in parts if isinstance(each, ast.Attribute)]
+    return bool(fields) and any(ast.unparse(each) == ast.unparse(whole) for each in fields)
 
 
 def is_cut(method: Function, store: str) -> bool:

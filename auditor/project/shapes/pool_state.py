@@ -44,7 +44,7 @@ def own_state(node: ast.AST, owner: str | None) -> bool:
     may be the container itself."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         if isinstance(node, ast.Call):
-            if owner is not None and ast.unparse(node) == f"type({owner})":
+            if owner is not None and _is_type_of(node, owner):
                 return True  # what the class has is the object's as well
             node = node.func
             continue
@@ -54,10 +54,18 @@ def own_state(node: ast.AST, owner: str | None) -> bool:
     return isinstance(node, ast.Name) and owner is None and node.id.startswith("_")
 
 
+def _is_type_of(call: ast.Call, owner: str) -> bool:
+    """`type(self)`."""
+    match call:
+        case ast.Call(func=ast.Name(id="type"), args=[ast.Name(id=name)], keywords=[]):
+            return name == owner
+    return False
+
+
 def changes_state(function: Function) -> bool:
     """It assigns to, or fills and empties, what belongs to the pool."""
     owner = function.owner
-    shared = {name for node in function.nodes if isinstance(node, ast.Global) for name in node.names}
+    shared = {name for node in function.of_kind(ast.Global) for name in node.names}
     aliases = _state_aliases(function, owner, own_parameters(function))
     for node in function.statements:
         targets = (
@@ -70,7 +78,7 @@ def changes_state(function: Function) -> bool:
                 return True
     return any(
         changed is not None and _rooted(changed, owner, aliases)
-        for changed in (_changed(call, MUTATORS) for call in _calls(function))
+        for changed in (_changed(call, MUTATORS) for call in function.of_kind(ast.Call))
     )
 
 
@@ -126,7 +134,7 @@ def removes_from_state(function: Function) -> bool:
     """Takes something out of the pool: a pop, a queue's get, a free list cut short, a use count raised."""
     owner = function.owner
     aliases = _state_aliases(function, owner) - frozenset(own_parameters(function))
-    for call in _calls(function):
+    for call in function.of_kind(ast.Call):
         changed = _changed(call, frozenset())
         if changed is not None and _rooted(changed, owner, aliases):
             return True
@@ -173,9 +181,5 @@ def called(function: Function) -> set[str]:
     """Last names of everything that it calls."""
     return {
         call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        for call in _calls(function)
+        for call in function.of_kind(ast.Call)
     }
-
-
-def _calls(function: Function) -> list[ast.Call]:
-    return [node for node in function.nodes if isinstance(node, ast.Call)]

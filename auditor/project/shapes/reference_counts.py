@@ -36,6 +36,9 @@ USERS = frozenset(
 )
 """The same of others, where the last to go is asked for: uses alone may be statistics."""
 
+SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-"}
+"""What a text has that counts so."""
+
 COUNTED_DOWN = frozenset().union(*(others for verbs, others in PAIRS if verbs & COUNTING))
 
 
@@ -46,6 +49,8 @@ def reference_counts(methods: list[Function]) -> Iterator[tuple[Function, Functi
     if cls is not None and not any(word in cls.text for word in ("ref", "pin", *USERS)):
         return
     raised = {id(method): _counted_of_told(method, ast.Add) for method in methods}
+    if not any(raised.values()):
+        return
     lowered = {id(method): _counted_of_told(method, ast.Sub) for method in methods}
     for begins in methods:
         for ends in methods if raised[id(begins)] else ():
@@ -248,6 +253,8 @@ def _part_of_record(target: ast.expr) -> tuple[str, str]:
 
 def _counted_of_told(method: Function, way: type[ast.operator]) -> set[str]:
     """Numbers of references, by their names, of the first thing that it is told."""
+    if SIGNS[way] not in method.text or not any(map(method.text.lower().__contains__, REFERENCES | USERS)):
+        return set()
     counted = [target for target, op in changed(method) if isinstance(op, way)]
     if not counted:  # as in most methods
         return set()

@@ -12,6 +12,9 @@ from auditor.project.shapes.pool_state import own_parameters
 from auditor.protocols.vocabulary import undoes
 from auditor.source.nodes import walk
 
+STRIKING = ("del ", "del(", "-=", "pop", "remove", "discard", "difference_update")
+"""What a text has that strikes something off a table, as `field_work` reads it."""
+
 
 def use_counts(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """Methods of one class, called like halves of a pair, the one counting up what the other counts down; or
@@ -41,6 +44,9 @@ def permits(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """`enter(name)` counts down what is left and notes the name, `leave(name)` strikes it off and counts up,
     or keeps what it draws under the name, until that is put back; or is refused where too many are noted.
     Whoever only counts what it notes asks no number first."""
+    text = methods[0].cls.text if methods and methods[0].cls is not None else ""
+    if not any(map(text.__contains__, STRIKING)):
+        return
     works = [field_work(method) for method in methods if not method.name.startswith("__")]
     for begins in works:
         noted = noted_under(begins.method, own_parameters(begins.method)[:1])
@@ -81,6 +87,9 @@ def _answers_no(node: ast.AST) -> TypeGuard[ast.If]:
 def capacities(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
     """`spend(tokens)` lowers what is left where there is enough and refuses otherwise, `earn(tokens)` raises
     it by as much as it is told; or raises what is used up to a limit. No name says so."""
+    text = methods[0].cls.text if methods and methods[0].cls is not None else ""
+    if "+=" not in text or "-=" not in text:
+        return
     works = [field_work(method) for method in methods if not method.name.startswith("__")]
     for begins in works:
         wanted = {(name, way) for name, way, value in begins.amounts if _is_amount(begins, value)}
@@ -98,9 +107,8 @@ def _is_amount(work: FieldWork, value: ast.expr) -> bool:
 def _refuses(work: FieldWork, field: str) -> bool:
     """`if tokens > self.left: return False`, or it raises, or waits."""
     told = set(own_parameters(work.method)[:1])
-    for node in work.method.nodes:
-        test = _condition(node)
-        compared = (each for each in walk(test) if isinstance(each, ast.Compare)) if test else ()
+    for test in _conditions(work.method):
+        compared = (each for each in walk(test) if isinstance(each, ast.Compare))
         if any(mentions(each, told, frozenset()) and _mentions_field(each, field) for each in compared):
             return True
     return False
@@ -115,8 +123,8 @@ def asks(work: FieldWork, field: str) -> bool:
     return any(
         (isinstance(each, ast.Attribute) and each.attr == field)
         or (isinstance(each, ast.Name) and each.id == own)
-        for node in work.method.nodes
-        for each in walk(_condition(node) or ast.Pass())
+        for test in _conditions(work.method)
+        for each in walk(test)
     )
 
 
@@ -126,6 +134,13 @@ def _is_least(method: Function, field: str) -> bool:
         last_part(call.func) == "min" and any(_own(method, each) == field for each in call.args)
         for call in method.calls
     )
+
+
+def _conditions(method: Function) -> Iterator[ast.expr]:
+    for kind in (ast.If, ast.While, ast.Assert, ast.Call):
+        for node in method.of_kind(kind):
+            if (test := _condition(node)) is not None:
+                yield test
 
 
 def _condition(node: ast.AST) -> ast.expr | None:
@@ -224,10 +239,10 @@ def _own(method: Function, place: ast.expr) -> str | None:
 def changed(method: Function) -> Iterator[tuple[ast.expr, ast.operator]]:
     """`self.used[name] += 1`, `n = self.used.get(name, 0)` with `self.used[name] = n + 1`, or `n =
     self.used[name] - 1` with `self.used[name] = n`, `self.left = min(self.limit, self.left + n)`."""
-    for node in method.nodes:
-        match node:
-            case ast.AugAssign(target=target, op=op):
-                yield target, op
+    for node in method.of_kind(ast.AugAssign):
+        yield node.target, node.op
+    for assigned in method.of_kind(ast.Assign):
+        match assigned:
             case ast.Assign(
                 targets=[ast.Subscript(value=place) | (ast.Attribute() as place) as target], value=value
             ):
