@@ -13,7 +13,7 @@ from auditor.source.forward_path import forward_path, large_allocations
 from auditor.source.imports import dotted_text
 from auditor.source.nodes import HOLDERS, statements_in
 from auditor.source.pool_detail import pool_detail
-from auditor.source.pool_use import Function, may_mention_pool, methods_of, pool_use
+from auditor.source.pool_use import Function, may_mention_pool, may_use_pool, methods_of, pool_use
 
 _MODULE = re.compile(r"^(?:torch\.)?nn\.(?:modules\.\w+\.)?[A-Z]\w*$")
 
@@ -62,7 +62,8 @@ class ClassReader:
         )
         if not self.names_pool:
             return entry
-        entry = replace(entry, **pool_use(node, methods, self.origins, may_mention))
+        may_use = may_use_pool(self.source.text_of(node))
+        entry = replace(entry, **pool_use(node, methods, self.origins, may_mention, may_use))
         if not (entry.mentions_pool or entry.defines_pool or entry.switch):
             return entry
         return replace(entry, detail=pool_detail(node, methods, self.source, self.origins, entry))

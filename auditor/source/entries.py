@@ -151,6 +151,11 @@ class Source:
         """Split on demand: of most files nobody asks for a line."""
         return lines_of(self.text)
 
+    def text_of(self, node: ast.ClassDef) -> str:
+        """The lines of a class, and of its decorators."""
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        return "\n".join(self.lines[first - 1 : node.end_lineno])
+
     def span(self, node: ast.stmt | ast.expr, end: ast.stmt | ast.expr | None = None) -> Span:
         last = end or node
         end_line = last.end_lineno or last.lineno

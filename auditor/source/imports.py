@@ -2,6 +2,7 @@
 
 import ast
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from auditor.source.entries import PoolImport, Source, module_name
@@ -17,15 +18,25 @@ Import = ast.Import | ast.ImportFrom
 _ON_THE_WAY = HOLDERS | {ast.Import, ast.ImportFrom}
 
 
-def statements(tree: ast.Module) -> Iterator[Import]:
+def statements(source: Source) -> Iterator[Import]:
     """Every import of the file, those in functions and under conditions included."""
-    waiting: list[ast.AST] = [tree]
+    lines = [number for number, line in enumerate(source.lines, 1) if "import" in line]
+    waiting: list[ast.AST] = [source.tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         else:
-            waiting += [child for child in statements_in(node) if type(child) in _ON_THE_WAY]
+            below = [child for child in statements_in(node) if type(child) in _ON_THE_WAY]
+            waiting += [child for child in below if _reaches(child, lines)]
+
+
+def _reaches(node: ast.AST, lines: list[int]) -> bool:
+    """Whether one of these lines lies in it; where a `case` lies Python does not say."""
+    if not isinstance(node, ast.stmt | ast.excepthandler):
+        return True
+    index = bisect_left(lines, node.lineno)
+    return index < len(lines) and lines[index] <= (node.end_lineno or node.lineno)
 
 
 def origins(source: Source) -> dict[str, str]:
@@ -34,7 +45,7 @@ def origins(source: Source) -> dict[str, str]:
     if not source.path.endswith("__init__.py"):
         package = package[:-1]
     found: dict[str, str] = {}
-    for node in statements(source.tree):
+    for node in statements(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]
@@ -68,7 +79,7 @@ def pool_imports(source: Source) -> tuple[PoolImport, ...]:
     """The imports whose module or name contains memory_pool or MemoryPool, each bound name once a
     statement.
     """
-    imported = list(_of_pools(source.tree))
+    imported = list(_of_pools(source))
     if not imported:  # as in most files, which then need not be read for what they use
         return ()
     used = _Used(source.tree)
@@ -84,9 +95,9 @@ def pool_imports(source: Source) -> tuple[PoolImport, ...]:
     return tuple(sorted(found, key=lambda each: each.span))
 
 
-def _of_pools(tree: ast.Module) -> Iterator[tuple[Import, str, ast.alias]]:
+def _of_pools(source: Source) -> Iterator[tuple[Import, str, ast.alias]]:
     """The import statement, the module it reads and the name, for each that speaks of a memory pool."""
-    for node in statements(tree):
+    for node in statements(source):
         module = "" if isinstance(node, ast.Import) else "." * node.level + (node.module or "")
         yield from ((node, module, alias) for alias in node.names if _POOL.search(f"{module} {alias.name}"))
 

@@ -26,7 +26,7 @@ class Unreadable(Exception):
 def read(file: SourceFile) -> bytes:
     """The bytes of a regular file."""
     try:
-        with os.fdopen(_open_without_waiting(file.location), "rb") as stream:
+        with os.fdopen(_open_without_waiting(file.location), "rb", buffering=0) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise Unreadable("not a regular file")
             return stream.read()

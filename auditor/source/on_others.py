@@ -21,8 +21,7 @@ _GOING_OVER = re.compile(rb"\bfor (?:\w+, )?(\w+) in ")
 _OWN = re.compile(rb"self\.(\w+)$")
 _WORD = re.compile(rb"\w+")
 _GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
-_ENTERED = b"] = "
-_NOTHING = (b"False\n", b"None\n", b"0\n")
+_EMPTIED = re.compile(rb"\] = (?:False|None|0)\n")
 _TABLE = re.compile(rb"(?:^|[^\w.])(\w+)\[[^\n]*$")
 _POPPING = (b".pop()", b".popleft()", b".pop(0)")
 _PUTTING = (b").append(", b").add(", b").appendleft(", b").release()", b").put(")
@@ -45,8 +44,8 @@ def _marks(data: bytes) -> bool:
     flags = set(ending_before(b" = False\n", _OF_ANOTHER, data)) - _SETTINGS
     tables = {
         found[1]
-        for start, at in places(_ENTERED, data)
-        if data.startswith(_NOTHING, at + len(_ENTERED)) and (found := _TABLE.search(data, start, at))
+        for nothing in _EMPTIED.finditer(data)
+        if (found := _TABLE.search(data, data.rfind(b"\n", 0, nothing.start()) + 1, nothing.start()))
     }
     raised = [name for name in flags if re.search(_RAISED % (name, name), data)]
     gone_over = set(_GOING_OVER.findall(data)) if raised else set[bytes]()

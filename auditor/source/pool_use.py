@@ -20,6 +20,7 @@ _CLEANUP = re.compile(
 )
 _MIXIN_CALLS = frozenset({"_allocate_tensor", "_deallocate_tensor", "_lease_tensor"})
 _POOL = re.compile(r"(?i)pool|arena|workspace")
+_ANY_POOL = ("pool", "arena", "workspace", *sorted(_MIXIN_CALLS))
 _MEMORY_POOL = re.compile(r"memory_pool|MemoryPool")
 _SIZE = re.compile(r"shape|size|numel|nbytes")
 
@@ -36,13 +37,19 @@ def may_mention_pool(text: str) -> bool:
     return not text.isascii() or _MEMORY_POOL.search(text) is not None
 
 
+def may_use_pool(text: str) -> bool:
+    """Whether a class of this text may ask any pool for something, or speak of one."""
+    return not text.isascii() or any(map(text.lower().__contains__, _ANY_POOL))
+
+
 def pool_use(
-    node: ast.ClassDef, methods: dict[str, Function], origins: dict[str, str], may_mention: bool = True
-) -> dict[str, Any]:
+    node: ast.ClassDef, methods: dict[str, Function], origins: dict[str, str],
+    may_mention: bool = True, may_use: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """The fields of `ClassIndex` that speak of pools; `may_mention` is what `may_mention_pool` says of its
-    file."""
+    file, and `may_use` what `may_use_pool` says of its own text: what is no to that says nothing of pools."""
     defines = _defines_pool(methods)
-    nodes = list(every_node(node))
+    nodes = list(every_node(node)) if may_use else []
     calls = [] if defines else [call for call in nodes if isinstance(call, ast.Call)]
     names = [name for call in calls if (name := pool_method(call))]
     leases = any(LEASE.match(name) for name in names)
@@ -53,7 +60,7 @@ def pool_use(
         "switch_default": default,
         "acquires": leases or any(ACQUIRE.match(name) for name in names),
         "releases": leases or any(RELEASE.match(name) for name in names),
-        "cleans_up": _cleans_up(methods),
+        "cleans_up": may_use and _cleans_up(methods),
         "mentions_pool": bool(names) or (may_mention and any(_mentions(each) for each in nodes)),
         "defines_pool": defines,
         "serves_tensors": defines and any(_serves_tensors(name, each) for name, each in methods.items()),

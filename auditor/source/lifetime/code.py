@@ -21,7 +21,8 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class Code:
-    """A parsed file. Nodes of a kind come in the order of the text."""
+    """A parsed file. Nodes of a kind come in the order of the text; of those without any below, as names,
+    only the parents are known."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -32,13 +33,11 @@ class Code:
         while waiting:
             node = waiting.pop()
             kinds[node.__class__].append(node)
-            if node.__class__ in LEAVES:
-                continue
             below = children(node)
             for each in below:
                 parents[each] = node
             below.reverse()
-            waiting += below
+            waiting += [each for each in below if each.__class__ not in LEAVES]
 
     @cached_property
     def origins(self) -> dict[str, str]:
