@@ -28,10 +28,12 @@ class Assuming(Passing):
         if self._has_ended(op, held):
             self.endings.released.setdefault(node, held)
             return None
-        if op.kind == "zero":
+        if op.kind in ("zero", "some"):
             number = self.acquisition.value is Value.AMOUNT or self.acquisition.zero_is_none
             granted = number and op.subject in held.places
-            return None if granted and op.value else held  # of nothing that is owed there is 0
+            return (
+                None if granted and op.value == (op.kind == "zero") else held
+            )  # what is owed is more than 0
         if op.kind == "same":
             return held if self._identical(op, held) in (op.value, None) else None
         if op.kind == "standard":

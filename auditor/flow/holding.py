@@ -37,6 +37,10 @@ OWN_OBJECT = frozenset({("self",), ("this",)})
 """What a method enters as `with self:`; its own exit says what that gives back."""
 
 
+OUT_OF = frozenset({"values", "items", "keys", "pop", "popleft", "popitem"})
+"""Methods of containers by which what lies in them comes out."""
+
+
 class Holding:
     """The places of one lease in one function, and how it stops having any."""
 
@@ -275,7 +279,7 @@ class Holding:
         keeps what is left of it."""
         if not before.kept or not self._is_mere_local(before.places | after.maybe):
             return False
-        roots = {place[0] for place in after.maybe}
+        roots = self._names_for({place[0] for place in after.maybe})
         if any(self._may_go_on(op, roots) for op in self.graph.ops[node + 1 :]):
             return False
         assigned = assigned_in(self.graph.ops[0].at)
@@ -283,6 +287,17 @@ class Holding:
         if not all(is_another_thing(ast.Name(name), assigned) for name in lists):
             return False  # `parts.append(buffer.to(device))`: it may be there already, and the same
         return not is_seen_to_beside(self.graph, self.site, before.places | after.maybe)
+
+    def _names_for(self, roots: Set[str]) -> Set[str]:
+        """With the names of what is taken out of them one by one: `for number in numbers: free(number)`."""
+        found = set(roots)
+        for op in self.graph.ops:
+            match op:
+                case Next(target=(name,), source=source) | Move(target=(name,), source=source):
+                    found |= {name} if source[0] in found else set()
+                case Call(target=(name, *_), receiver=(root, *_)) if root in found and op.method in OUT_OF:
+                    found.add(name)
+        return found
 
     def _may_go_on(self, op: Op, roots: Set[str]) -> bool:
         """Whether it stores, ends, or may keep what goes by such a name."""

@@ -208,7 +208,8 @@ class Ownership(Yielding):
                 self.acquisition.value is not Value.TENSOR
                 or any(piece.startswith("[") for place in held.places for piece in place)
             )
-            turns = op.turns or inside or counting or self._has_one_for_each(op, held)
+            numbered = any(begins_with(place, element) for place in held.maybe)  # by what it is found by
+            turns = op.turns or inside or numbered or counting or self._has_one_for_each(op, held)
             if turns and node not in held.seen:
                 return None  # the container is not empty while it holds the lease, nor is a count over it
             return replace(held, seen=held.seen - {node})

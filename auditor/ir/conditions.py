@@ -121,6 +121,9 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
         return Condition(ast.unparse(size[0]), size[1], names, size[0])
     if kind is ast.Eq and isinstance(right, ast.Constant) and right.value == 0:
         return Condition(f"{ast.unparse(left)} == 0", positive, names, left, "zero")
+    some = _above_zero(op, right)
+    if some is not None:
+        return Condition(f"{ast.unparse(left)} > 0", some, names, left, "some")
     sentinel = _below_zero(op, right)
     if sentinel is not None:
         return Condition(f"{ast.unparse(left)} < 0", sentinel, names, left, "absent")
@@ -154,6 +157,14 @@ def _emptiness(left: ast.expr, op: ast.cmpop, right: ast.expr) -> tuple[ast.expr
     }
     answer = answers.get((type(op), right.value))
     return None if answer is None else (left.args[0], answer)
+
+
+def _above_zero(op: ast.cmpop, right: ast.expr) -> bool | None:
+    """`granted > 0` and its kin ask whether there is any of it at all."""
+    if not isinstance(right, ast.Constant) or type(right.value) is not int:
+        return None
+    answers = {(ast.Gt, 0): True, (ast.GtE, 1): True, (ast.LtE, 0): False, (ast.Lt, 1): False}
+    return answers.get((type(op), right.value))
 
 
 def _below_zero(op: ast.cmpop, right: ast.expr) -> bool | None:

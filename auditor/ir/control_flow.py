@@ -7,7 +7,8 @@ from auditor.ir.builder import End, LoopFrame
 from auditor.ir.conditions import Condition, called_name, condition
 from auditor.ir.further_turns import FURTHER, further_turn_tests
 from auditor.ir.iterations import part_of
-from auditor.ir.ops import ANY_ITEM, ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
+from auditor.ir.ops import ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
+from auditor.ir.patterns import asked_by, bound, sorts_alone, subject_of
 from auditor.ir.turns import FLAG, OWN, counts_ranks, first_turn_tests, own_turn, ruled_out_at_first
 from auditor.source.nodes import walk
 
@@ -27,15 +28,20 @@ class ControlFlowLowering(AssignmentLowering):
         self.builder.ends = after + self.builder.ends
 
     def do_Match(self, node: ast.Match) -> None:
-        subject = self.value(node.subject)
+        place = self.value(node.subject)
+        subject = subject_of(node)
+        kept = any(True for case in node.cases for _ in bound(case.pattern, place))
+        if isinstance(subject, ast.Name) and subject is not node.subject and kept:
+            self.builder.emit(Move(node.subject, (self.root(subject.id),), place))
+            place = (self.root(subject.id),)
         after: list[End] = []
         for case in node.cases:
-            of_class, missed = self._of_class(node.subject, case.pattern)
-            fork = self.builder.emit(Nop(case.pattern))
-            self.builder.ends = [(fork, Edge.NORMAL)]
-            self._pattern(case.pattern, subject)
-            if not (_irrefutable(case.pattern) or of_class):
-                missed = [*missed, (fork, Edge.NORMAL)]
+            test = asked_by(case.pattern, subject)
+            self.builder.ends, missed = (self.builder.ends, []) if test is None else self.branch(test)
+            if case is node.cases[-1] and case.guard is None and sorts_alone(case.pattern):
+                missed = []
+            for at, name, part in bound(case.pattern, place):
+                self.builder.emit(Move(at, (self.root(name),), part))
             if case.guard is not None:
                 yes, no = self.branch(case.guard)
                 missed += no
@@ -44,29 +50,6 @@ class ControlFlowLowering(AssignmentLowering):
             after += self.builder.ends
             self.builder.ends = missed
         self.builder.ends += after
-
-    def _of_class(self, subject: ast.expr, pattern: ast.pattern) -> tuple[bool, list[End]]:
-        """`case Granted():` asks what `isinstance` asks: whether that is all it asks, and where it misses."""
-        if not isinstance(pattern, ast.MatchClass) or not isinstance(subject, ast.Name):
-            return False, []
-        test = ast.Call(ast.Name("isinstance", ast.Load()), [subject, pattern.cls], [])
-        yes, no = self.branch(ast.fix_missing_locations(ast.copy_location(test, pattern)))
-        self.builder.ends = yes
-        return not (pattern.patterns or pattern.kwd_patterns), no
-
-    def _pattern(self, pattern: ast.pattern, subject: Path) -> None:
-        """Names bound by a pattern may be the subject or a part of it."""
-        value = pattern.value if isinstance(pattern, ast.MatchSingleton) else ...
-        if value is None:
-            key = "".join(subject) + " is None"
-            names = frozenset({subject[0]})
-            self.graph.condition_names[key] = names
-            self.builder.emit(Assume(pattern, key, True, names, subject, "none"))
-        for inner in walk(pattern):
-            name = getattr(inner, "name", None) or getattr(inner, "rest", None)
-            if isinstance(name, str):
-                whole = inner is pattern or inner in getattr(pattern, "patterns", [None])[:0]
-                self.builder.emit(Move(inner, (self.root(name),), subject if whole else (*subject, ANY_ITEM)))
 
     def do_For(self, node: ast.For | ast.AsyncFor) -> None:
         source = self._iterated(node.iter)
@@ -183,10 +166,6 @@ def _counted(node: ast.expr) -> ast.expr | None:
         ) if len(node.args) <= 2:
             return counted
     return None
-
-
-def _irrefutable(pattern: ast.pattern) -> bool:
-    return isinstance(pattern, ast.MatchAs) and pattern.pattern is None
 
 
 def _conditions_in(test: ast.expr) -> frozenset[str]:

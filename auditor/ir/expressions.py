@@ -170,6 +170,8 @@ class ExpressionLowering(CallLowering):
         return target
 
     def value_Await(self, node: ast.Await) -> Path:
+        if (each := _awaited_together(node.value)) is not None:
+            return self.value_Tuple(each)
         source = self.value(node.value)
         target = self.builder.temporary()
         self.builder.emit_interruptible(Await(node, target, source), Edge.CANCEL)
@@ -193,3 +195,15 @@ def _is_a_truth(operand: ast.expr) -> bool:
         case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.Call(func=ast.Name(id="isinstance")):
             return True
     return False
+
+
+def _awaited_together(value: ast.expr) -> ast.Tuple | None:
+    """`await asyncio.gather(a(), b())` is `(await a(), await b())` to whoever takes it apart."""
+    match value:
+        case ast.Call(
+            func=ast.Attribute(attr="gather") | ast.Name(id="gather"), args=[_, _, *_] as args, keywords=[]
+        ):
+            if not any(isinstance(each, ast.Starred) for each in args):
+                awaited: list[ast.expr] = [ast.copy_location(ast.Await(each), each) for each in args]
+                return ast.copy_location(ast.Tuple(awaited, ast.Load()), value)
+    return None

@@ -209,8 +209,8 @@ class Assume(Op):
 
     `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject
     < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`), "typed" and "error"
-    (`isinstance(subject, Slot)`, `isinstance(subject, Exception)`), "zero" (`subject == 0`) or "same"
-    (`subject is other`) or one of `standing.ENDS`.
+    (`isinstance(subject, Slot)`, `isinstance(subject, Exception)`), "zero" (`subject == 0`), "some"
+    (`subject > 0`) or "same" (`subject is other`) or one of `standing.ENDS`.
     `names` are the roots and `.attributes` that the condition reads.
     """
 
@@ -224,7 +224,7 @@ class Assume(Op):
     @property
     def says_absent(self) -> bool:
         """Whether on this branch there is nothing in the subject."""
-        if self.kind in ("same", "zero") or self.kind in ENDS:
+        if self.kind in ("same", "zero", "some") or self.kind in ENDS:
             return False
         return (self.kind not in ("truth", "granted", "typed")) == self.value
 

@@ -3,6 +3,7 @@
 import ast
 from dataclasses import dataclass
 
+from auditor.ir.patterns import subject_of
 from auditor.source.nodes import walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
@@ -114,6 +115,10 @@ class _Bindings(ast.NodeVisitor):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         if node.name:
             self.bound.add(node.name)
+        self.generic_visit(node)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.bound.update(each.id for each in [subject_of(node)] if isinstance(each, ast.Name))
         self.generic_visit(node)
 
     def visit_MatchAs(self, node: ast.MatchAs) -> None:
