@@ -9,6 +9,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.forgetting import for_good
+from auditor.project.fields.mere_looks import Looks
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
@@ -171,8 +172,13 @@ def _looks_inside(method: Function, own: str, attribute: str, shortening: Sequen
                 known.add(id(each))
             case ast.While(test=test):
                 known |= {id(each) for each in _asked_of(test)}
+    looks = Looks(method, attribute)
     return any(
-        isinstance(node, ast.expr) and _is(node, own, attribute) and id(node) not in known for node in nodes
+        isinstance(node, ast.expr)
+        and _is(node, own, attribute)
+        and id(node) not in known
+        and not looks.only_looks(node)
+        for node in nodes
     )
 
 

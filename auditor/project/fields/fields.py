@@ -32,7 +32,6 @@ from auditor.project.fields.forgetting import (
     DISCARDING,
     INITIAL,
     asks_or_releases,
-    ends_whom_it_strikes_off,
     escaped_by_name,
     forgets,
     shared,
@@ -59,6 +58,7 @@ from auditor.project.fields.refilling import filled
 from auditor.project.fields.replaced_together import ends_another_first
 from auditor.project.fields.replacing import asks_whether_there_is_one, works_with_the_last
 from auditor.project.fields.stand_ins import stands_for_nothing
+from auditor.project.fields.struck_off_and_ended import ends_whom_it_strikes_off
 from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.fields.tables_on_records import emptied_on_records
 from auditor.project.fields.told_not_to_own import told_not_to_own

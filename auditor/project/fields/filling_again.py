@@ -3,12 +3,13 @@ anything before them looks at what is there."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.modules import Function, last_part
+from auditor.project.fields.merged_into import merged_into
 from auditor.project.fields.told_another_key import is_told_another_key
 from auditor.source.nodes import walk
 
@@ -45,6 +46,9 @@ def fillings(method: Function, owner: str, field: str) -> list[Filling]:
     """Every statement of the method that does so, with something that is not None."""
     found = []
     for node in method.statements:
+        for place, _ in merged_into(method, node):
+            if own_attribute(place.value, owner) == field:
+                found.append(Filling(method, owner, field, node, place, made_of(method, place.slice)))
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or is_none(node.value):
             continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -83,7 +87,8 @@ def looks_first(filling: Filling, family: Sequence[Function]) -> bool:
     nodes = [node for node in before(filling) if id(node) not in said]
     own = filling.method.owner
     others = _other_entries(filling)
-    if own is None or any(_speaks_of(node, filling.field) for node in nodes if id(node) not in others):
+    about = [node for node in nodes if id(node) not in others]
+    if own is None or _any_speaks_of(about, filling.field, {own, filling.owner}):
         return True
     found = found_in_a_table(filling.method, filling.owner)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -284,8 +289,19 @@ def before(filling: Filling) -> Iterator[ast.AST]:
             yield node
 
 
-def _speaks_of(node: ast.AST, field: str) -> bool:
-    return _attr(node) == field or (isinstance(node, ast.Constant) and node.value == field)
+def _any_speaks_of(nodes: Sequence[ast.AST], field: str, owners: Set[str | None]) -> bool:
+    """`self.ledger.hold(n)` asks a ledger for a hold, not for the field `hold` of the owners."""
+    methods = {
+        id(node.func)
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if not isinstance(node.func.value, ast.Name) or node.func.value.id not in owners
+    }
+    return any(
+        id(node) not in methods
+        and (_attr(node) == field or (isinstance(node, ast.Constant) and node.value == field))
+        for node in nodes
+    )
 
 
 def _attr(node: ast.AST) -> str:
@@ -309,7 +325,7 @@ def calls_who_speaks(
     if not methods and any(_keeps(method, called) for method in family):
         return False  # a function that the object was told
     return not methods or any(
-        any(_speaks_of(node, field) for node in method.nodes)
+        _any_speaks_of(method.nodes, field, {method.owner, *method.parameters})
         or any(
             calls_who_speaks(inner, method.owner or "", field, family, seen | {called})
             for inner in method.calls

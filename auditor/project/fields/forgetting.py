@@ -300,37 +300,6 @@ def _attributes_in(node: ast.AST) -> set[str]:
     return {inner.attr for inner in walk(node) if isinstance(inner, ast.Attribute)}
 
 
-def ends_whom_it_strikes_off(method: Function, attribute: str, ends: Set[str]) -> bool:
-    """`del self.rows[node.key]` of a node that it is told, and `node.row.give()` behind that."""
-    own, told = method.owner or "", set(method.parameters[1:])
-    struck = {
-        node.slice.value.id: node.lineno
-        for node in method.nodes
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.ctx, ast.Del)
-        and own_attribute(node.value, own) == attribute
-        and isinstance(node.slice, ast.Attribute)
-        and isinstance(node.slice.value, ast.Name)
-    }
-    return any(
-        call.lineno > struck[name]
-        for call in method.calls
-        if last_name(call) in ends
-        for name in _given_or_asked(call) & told & struck.keys()
-    )
-
-
-def _given_or_asked(call: ast.Call) -> set[str]:
-    """Names of the objects of which something is asked to end, or is told to end."""
-    asked = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-    return {
-        node.value.id
-        for each in (asked, *call.args)
-        for node in walk(each)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
-
-
 def strikes_off_what_it_freed(method: Function, attribute: str) -> bool:
     """`for freed in self.ring.free_buf(): del self.index[self.keys[freed]]`: the table follows its pool."""
     own = method.owner or ""

@@ -27,6 +27,7 @@ from auditor.project.fields.filling_again import (
     told_another,
 )
 from auditor.project.fields.in_others import Borrowed, Uses
+from auditor.project.fields.merged_into import merged_into
 from auditor.project.fields.moved_between import comes_from_another_table
 from auditor.project.fields.names_of_refillers import is_the_new_one
 from auditor.project.fields.only_says_which import only_says_which
@@ -54,7 +55,8 @@ def lent_into(method: Function, call: ast.Call, told: Sequence[str]) -> Iterator
     while more := set(_names_given(method, call, names)) - names:
         names |= more
     for node in method.statements:
-        for target, value in assigned_by(node) if node.lineno >= call.lineno else ():
+        put = (*assigned_by(node), *merged_into(method, node)) if node.lineno >= call.lineno else ()
+        for target, value in put:
             at, key = (target.value, target.slice) if isinstance(target, ast.Subscript) else (target, None)
             if isinstance(key, ast.Slice | ast.Tuple) and any(isinstance(n, ast.Slice) for n in walk(key)):
                 continue  # `self.rows[row, :n] = pages`: memory that is written

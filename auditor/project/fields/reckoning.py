@@ -178,18 +178,18 @@ def _under_alike(one: Filling, other: Filling) -> bool:
     )
 
 
-def _each_told(node: ast.stmt, told: Set[str]) -> Iterator[str]:
+def _each_told(node: ast.AST, told: Set[str]) -> Iterator[str]:
     """`unit` of `for unit in units:`, or of some of them, `name` of `for name, part in parts.items():`."""
-    match node:
-        case ast.For(target=ast.Name(id=name), iter=ast.Name(id=over)):
+    if not isinstance(node, ast.For | ast.comprehension):
+        return
+    match node.target, node.iter:
+        case ast.Name(id=name), ast.Name(id=over):
             pass
-        case ast.For(
-            target=ast.Name(id=name), iter=ast.Subscript(value=ast.Name(id=over), slice=ast.Slice())
-        ):
+        case ast.Name(id=name), ast.Subscript(value=ast.Name(id=over), slice=ast.Slice()):
             pass
-        case ast.For(
-            target=ast.Tuple(elts=[ast.Name(id=name), _]),
-            iter=ast.Call(func=ast.Attribute(value=ast.Name(id=over), attr="items"), args=[]),
+        case (
+            ast.Tuple(elts=[ast.Name(id=name), _]),
+            ast.Call(func=ast.Attribute(value=ast.Name(id=over), attr="items"), args=[]),
         ):
             pass
         case _:
@@ -206,7 +206,7 @@ def told_by_its_caller(filling: Filling) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     told = set(filling.method.parameters[1:]) - bound
-    told |= {name for node in filling.method.statements for name in _each_told(node, told)}
+    told |= {name for node in filling.method.nodes for name in _each_told(node, told)}
     key = filling.key
     parts = key.elts if isinstance(key, ast.Tuple) else [key]
     own = filling.method.owner or ""

@@ -19,6 +19,7 @@ SAYING = frozenset({"print", "len", "bool", "repr", "str"})
 TAKING = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
 )
+OUT_OF_HEAPS = frozenset({"heappop", "heappushpop", "heapreplace"})
 
 
 ANSWERING = frozenset({"cancel", "set_result", "set_exception"})
@@ -58,8 +59,8 @@ class WayOut:
         """Something out of the container, or the container itself."""
         match op:
             case Call(method=method, args=args, receiver=receiver):
-                taken = args[0][0] if method == "heappop" and args else receiver
-                return method in TAKING and taken == self.container
+                taken = args[0][0] if method in OUT_OF_HEAPS and args else receiver
+                return method in TAKING | OUT_OF_HEAPS and taken == self.container
             case Delete(target=target) | Store(target=target):
                 return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
         return False

@@ -187,14 +187,16 @@ def made_anew(call: Call, position: Position, rest: Path) -> Treatment | None:
 
 def heap(call: Call, position: Position, rest: Path, *, answered: bool = False) -> Treatment | None:
     """`heappush(self.waiting, (due, lease))`, `heappop(self.waiting)`, `insort(slots, lease)`: the list. So
-    has it what comes in by `last = heappushpop(heap, lease)`, where somebody asks for what is `answered`."""
-    entering = INTO_ORDER | EXCHANGING if answered else INTO_ORDER
-    if not call.args or call.method not in ("heappop", *entering):
+    has it what comes in by `last = heappushpop(heap, lease)`, where somebody asks for what is `answered`, and
+    what comes out by that is in his hands."""
+    exchanging = EXCHANGING if answered else frozenset()
+    entering, leaving = INTO_ORDER | exchanging, exchanging | {"heappop"}
+    if not call.args or call.method not in entering | leaving:
         return None
     if call.method in entering and position == 1:
         into = call.args[0][0]
         return TAKEN if is_temporary(into) else Treatment(moved_to=(*into, ANY_ITEM, *rest))
-    if call.method == "heappop" and position == 0 and rest and rest[0].startswith("["):
+    if call.method in leaving and position == 0 and rest and rest[0].startswith("["):
         return Treatment(result=rest[1:], leaves=True)
     return BORROWED
 
