@@ -19,7 +19,7 @@ _DONE = re.compile(
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
             |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )|(?P<summed>[+-]\ )))
-    |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0|(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)\b
+    |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0|-1(?!\d)|(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)\b
         |["'](?:idle|free|available|unused|vacant)["'])
         |(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
     |(?P<cut>\[[:-])
@@ -95,6 +95,9 @@ _RINGED = re.compile(rb"(\.next\w*+) = \w++\1\b")
 """A node that is left out of a list of nodes."""
 
 _TAKING = (b".pop", b"heappop(", b".get_nowait(")
+_STRIKING = (b".discard(", b".remove(", b"] = -1")
+_MODULES_OWN = re.compile(rb"\n(\w+)(?:: [^\n=]+)? = (?:set\(\)|(?:np|numpy|torch)\.full\()")
+"""Sets of a module, and its arrays that hold -1 where a place is free."""
 _CALLERS_OWN = frozenset({b"self", b"kwargs", b"args", b"config", b"state_dict"})
 """Names of what is taken apart everywhere, and is no store."""
 
@@ -125,7 +128,7 @@ def works_both_ways(text: Searched) -> bool:
     """Whether what it does to one field it undoes somewhere."""
     if works_on_others(text):
         return True
-    data = _shared_as_fields(text) if any(map(text.has, _TAKING)) else text.data
+    data = _shared_as_fields(text) if any(map(text.has, _TAKING + _STRIKING)) else text.data
     if b"self." not in data:
         return False
     notes = _notes(data, text)
@@ -191,6 +194,7 @@ def _shared_as_fields(text: Searched) -> bytes:
     taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))} - _CALLERS_OWN
     owners = set(_OF_THREAD.findall(data)) if text.has(b"local()") else set()
     stores = _of_module(taken, data) | _of_closures(taken, data) if taken else set()
+    stores |= set(_MODULES_OWN.findall(data)) if any(map(text.has, _STRIKING)) else set()
     shown = bool(owners or stores)
     if text.has(b"@classmethod") or text.has(b"@staticmethod"):
         owners |= {owner for owner in _classes(taken, data) if owner == b"cls" or b"class " + owner in data}

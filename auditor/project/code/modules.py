@@ -52,6 +52,8 @@ class Function:
     """What it does to fields, once somebody asked."""
     of_first: bool = False
     """A plain function seen as a method of what it is told first: `rent_tile(pool)`."""
+    is_plain: bool = False
+    """A plain function seen as a method of a class: whoever asks for it does so by its bare name."""
     name: str = field(init=False)
     parameters: tuple[str, ...] = field(init=False)
     decorators: tuple[str, ...] = field(init=False)

@@ -21,8 +21,8 @@ def entered_below(call: ast.Call, takers: Iterable[Function]) -> bool:
 
 
 def _below(taker: Function) -> Iterator[str]:
-    """Parameters in which, or under which, it puts what it returns."""
-    told = set(own_parameters(taker))
+    """Parameters in, or under, which it puts what it returns; a plain function is told its pool first."""
+    told = set(own_parameters(taker)[taker.cls is None :])
     returned = {
         node.value.id
         for node in taker.statements

@@ -11,7 +11,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, ways
+from auditor.project.code.bindings import assigned_by, awaited, given_to, root_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.leases.kept_and_ended import is_ended_where_kept
 from auditor.project.leases.kinds_of_messages import says_what_it_is
@@ -236,9 +236,37 @@ def _asks_for_next(call: ast.Call) -> bool:
 
 
 def _handed_on(target: Function) -> Iterator[ast.Call]:
-    """`return self.inbox.get(timeout=1)`"""
+    """`return self.inbox.get(timeout=1)`, or `return self.early.pop(index)` of what came out of a queue."""
     for node in target.statements:
         if isinstance(node, ast.Return) and node.value is not None:
             for way in ways(node.value):
-                if isinstance(way, ast.Call) and _takes_from_others(target, way):
+                if isinstance(way, ast.Call) and (
+                    _takes_from_others(target, way) or _takes_what_was_queued(target, way)
+                ):
                     yield way
+
+
+def _takes_what_was_queued(function: Function, call: ast.Call) -> bool:
+    """Out of a table of its object, into which all came from a queue: `self.early[reply.at] = reply.slot`."""
+    match call.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner), attr=field), attr="pop") if (
+            owner == function.owner
+        ):
+            methods = function.cls.methods.values() if function.cls is not None else ()
+            put = [
+                (each, put.value) for each in methods for put in field_work(each).put if put.field == field
+            ]
+            return bool(put) and all(_came_from_a_queue(method, value) for method, value in put)
+    return False
+
+
+def _came_from_a_queue(method: Function, value: ast.expr) -> bool:
+    given = list(given_to(method, root_of(value)))
+    return bool(given) and all(
+        isinstance(each := awaited(way), ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in QUEUED
+        and _asks_for_next(each)
+        for value in given
+        for way in ways(value)
+    )

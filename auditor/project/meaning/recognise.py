@@ -35,7 +35,7 @@ from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
 from auditor.project.pools.none_beside import known_beside, zero_is_none
 from auditor.project.pools.plain_memory import lends_plain_memory
-from auditor.project.pools.telling_fields import telling_fields
+from auditor.project.pools.telling_fields import scalar_fields, telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.protocols.protocol import Protocol
@@ -69,7 +69,7 @@ class Recogniser(Releases):
         self._counting: dict[str, bool] = {}
         self._numbering: set[Function] = set()
         self._matched: dict[tuple[bool, tuple[str, ...], str], tuple[Protocol, bool] | None] = {}
-        for pair in pairs:
+        for pair in sorted(pairs, key=lambda pair: pair.proposed):  # what is sure comes first
             self._add(pair)
 
     def _add(self, pair: Pair) -> None:
@@ -119,6 +119,7 @@ class Recogniser(Releases):
     def add_openers(self, openers: Mapping[Class, Opener]) -> None:
         """Objects that hold something open are acquired by whoever makes them, from now on."""
         self.openers = openers
+        self._told_of.clear()
         self.ending_themselves.update(opener.cls.name for opener in openers.values())
         for opener in openers.values():
             for method in opener.closing:
@@ -301,6 +302,7 @@ class Recogniser(Releases):
             pairs = [pair for pair, _ in self.acquiring.values() if pair.name == protocol]
             model = self.calls.model
             told = telling_fields(model, pairs[0], memory=memory) if pairs else frozenset[str]()
+            told = told.union(*(scalar_fields(model, cls) for cls in self.openers if cls.name == protocol))
             self._told_of[key] = told
         return self._told_of[key]
 

@@ -15,7 +15,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import gates, lock_pairs
 from auditor.project.pools.told_by_itself import told_by_itself
 from auditor.project.pools.used_together import asked_in_turn, used_by_its_own, used_together
-from auditor.project.shapes.amounts import returns_the_amount
+from auditor.project.shapes.amounts import returns_the_amount, returns_what_it_adds
 from auditor.project.shapes.born_with_one import entered_with_one
 from auditor.project.shapes.credits import credits_taken, granted
 from auditor.project.shapes.part_counted import part_counted
@@ -81,7 +81,7 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     plain = [m for m in methods if m not in paired and LENDING.isdisjoint(m.decorators)]
     for begins, ends in (*use_counts(plain), *credits_taken(plain), *lock_pairs(plain), *gates(plain)):
         marking = marking_half(begins, up, [ends])
-        if marking is not None and returns_the_amount(begins):
+        if marking is not None and (returns_the_amount(begins) or returns_what_it_adds(begins, [ends])):
             marking = Half(begins, up, value=Value.AMOUNT, echo=True)
         elif marking is not None and hands_out_what_ends(begins, ends):
             marking = Half(begins, up, value=value_of(begins))

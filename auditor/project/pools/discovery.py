@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from auditor.flow.effects import Handle, Position
 from auditor.project.code.bindings import own_attribute
@@ -17,6 +18,7 @@ from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, n
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
+from auditor.project.pools.across_bases import across_bases
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
 from auditor.project.pools.by_type import other_takers, typed_pairs
@@ -37,7 +39,9 @@ from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.lock_files import lock_file_pairs
 from auditor.project.pools.modes import modes
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
+from auditor.project.pools.of_two_objects import pairs_of_two_objects
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
+from auditor.project.pools.seen_as_classes import seen_as_classes
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
 from auditor.project.pools.told_by_itself import told_by_itself
@@ -89,44 +93,11 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     lending = names_pair(module.text) or names_undo(module.text)
     known: set[Function] = set()
     for _, cls in sorted(module.classes.items()):
-        methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-        found = [_with_ends(model, pair, methods) for pair in _pairs_of(cls.name, cls, methods)]
-        yield from found
-        paired = {half.function for pair in found for half in pair.acquires}
-        ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
-        yield from ending
-        handing = list(called_to_end(model, cls, methods, paired)) if lending else []
-        yield from handing
-        paired |= {half.function for pair in (*ending, *handing) for half in pair.acquires}
-        shaped = [
-            _with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)
-        ]
-        yield from shaped
-        yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
-        typed = list(typed_pairs(cls, methods, paired))
-        yield from typed
-        paired |= {half.function for pair in typed for half in pair.acquires}
-        others = list(other_takers(methods, [*found, *shaped, *typed], paired))
-        yield from others
-        paired |= {half.function for pair in others for half in pair.acquires}
-        yield from _beside_bases(model, cls, methods, paired)
-        told = [
-            *(
-                replace(pair, releases=(*pair.releases, *settling(pair.acquires, methods)))
-                for pair in counted_pairs(model, cls, methods, paired)
-            ),
-            *settled_pairs(cls, methods, paired),
-            *lock_file_pairs(cls, methods, paired),
-            *_handing_on(cls, [m for m in methods if m not in paired]),
-        ]
-        yield from told
-        known |= paired
-        taking = paired | {half.function for pair in told for half in pair.acquires}
-        yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
-        ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
-        yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
+        yield from _of_class(model, cls, known, lending=lending)
+        yield from across_bases(model, cls, known, partial(_of_class, known=set(), lending=False))
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
+    yield from pairs_of_two_objects(module, known)
     plain = [
         f
         for name, f in sorted(module.functions.items())
@@ -134,10 +105,52 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     ]
     of_module = list(_of_functions(model, module, plain))
     yield from of_module
+    halves = {half.function.qualname for pair in of_module for half in (*pair.acquires, *pair.releases)}
+    rest = [f for f in plain if f.qualname not in halves]
     if module.assigned:
-        halves = {half.function.qualname for pair in of_module for half in (*pair.acquires, *pair.releases)}
-        yield from proposed_pairs(model, None, [f for f in plain if f.qualname not in halves], set())
+        yield from proposed_pairs(model, None, rest, set())
+    for seen in seen_as_classes(module, rest):
+        pairs = _of_class(model, seen.cls, set(), lending=False)
+        yield from (pair for each in pairs if (pair := seen.as_functions(each)) is not None)
     yield from _of_closures(model, module)
+
+
+def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: bool) -> Iterator[Pair]:
+    """The pairs of its methods; those that acquire are `known` then."""
+    methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
+    found = [_with_ends(model, pair, methods) for pair in _pairs_of(cls.name, cls, methods)]
+    yield from found
+    paired = {half.function for pair in found for half in pair.acquires}
+    ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
+    yield from ending
+    handing = list(called_to_end(model, cls, methods, paired)) if lending else []
+    yield from handing
+    paired |= {half.function for pair in (*ending, *handing) for half in pair.acquires}
+    shaped = [_with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)]
+    yield from shaped
+    yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
+    typed = list(typed_pairs(cls, methods, paired))
+    yield from typed
+    paired |= {half.function for pair in typed for half in pair.acquires}
+    others = list(other_takers(methods, [*found, *shaped, *typed], paired))
+    yield from others
+    paired |= {half.function for pair in others for half in pair.acquires}
+    yield from _beside_bases(model, cls, methods, paired)
+    told = [
+        *(
+            replace(pair, releases=(*pair.releases, *settling(pair.acquires, methods)))
+            for pair in counted_pairs(model, cls, methods, paired)
+        ),
+        *settled_pairs(cls, methods, paired),
+        *lock_file_pairs(cls, methods, paired),
+        *_handing_on(cls, [m for m in methods if m not in paired]),
+    ]
+    yield from told
+    known |= paired
+    taking = paired | {half.function for pair in told for half in pair.acquires}
+    yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
+    ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
+    yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
 
 
 def _with_ends(model: ClassModel, pair: Pair, methods: list[Function]) -> Pair:

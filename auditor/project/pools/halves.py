@@ -24,7 +24,7 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import locks_through
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
 from auditor.project.pools.used_together import is_told_what_it_makes
-from auditor.project.shapes.amounts import returns_the_amount, takes_an_amount
+from auditor.project.shapes.amounts import returns_the_amount, returns_what_it_adds, takes_an_amount
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import takes_work
 from auditor.project.shapes.marked_places import finds_a_place
@@ -114,7 +114,7 @@ def acquiring_half(
         return marking_half(function, name, partners)
     if (lowered := lowered_by(function, partners)) and returns_the_count(function, lowered):
         return marking_half(function, name, partners)
-    if lowered and returns_the_amount(function):
+    if (lowered and returns_the_amount(function)) or returns_what_it_adds(function, partners):
         return Half(function, name, Handle.RESULT, 0, Value.AMOUNT, echo=True)
     public = [partner for partner in partners if not partner.name.startswith("_")] or partners
     if name.verb == "acquire" and all(map(told_nothing, public)):

@@ -63,7 +63,7 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     if not halves:
         return _of_what_is_counted(model, pair)
     halves = _without_relays(halves)
-    lent = {lent_class(model, pair.owner, half.function) for half in halves}
+    lent = {lent_class(model, pair.owner, half.function) for half in halves} - {None}
     cls = lent.pop() if len(lent) == 1 else None
     promised = {_promised(half.function) for half in halves}
     if cls is None and len(promised) == 1 and pair.owner is not None:
@@ -86,6 +86,13 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
     floats = {name for each in model.lineage(cls) for name in _plain_fields(each, FLOATS)}
     return frozenset(f".{name}" for name in plain if name in floats or not _goes_by(books, name))
+
+
+def scalar_fields(model: ClassModel, cls: Class) -> frozenset[str]:
+    """Of an object that has to be closed itself, the numbers and texts that it begins with or is told: none of
+    them can do that. What it got from a call may be the number of what it holds."""
+    inits = (init for each in model.lineage(cls) if (init := each.methods.get("__init__")) is not None)
+    return frozenset(f".{name}" for init in inits for name in _set_plainly(init, SCALAR))
 
 
 def _counts_users(pair: Pair) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle, Position
-from auditor.project.code.bindings import TEST_FILE, told_by_position
+from auditor.project.code.bindings import TEST_FILE, own_attribute, told_by_position, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function, Module
 from auditor.project.pools.bodies import returns_itself
@@ -68,7 +68,61 @@ def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
         turn for function in _users(model, begins, ends) for turn in _turns([function], begins, ends)
     )
     alike = told_alike(begins, ends) or is_told_what_it_makes(begins, ends)
-    return _mostly(by_functions) or (alike and _mostly(_by_classes(model, begins, ends)))
+    return (
+        _mostly(by_functions)
+        or (alike and _mostly(_by_classes(model, begins, ends)))
+        or passed_through(model, begins, ends)
+    )
+
+
+def passed_through(model: ClassModel, begins: Function, ends: Function) -> bool:
+    """A front hands on what the first returns, and tells the second what it is told: `return
+    self.bank.lend()` here, `self.bank.take_back(item)` there; or it makes an object of it, which tells what
+    it has."""
+    asking = (f"{begins.name}(", f"{ends.name}(")
+    for module in _modules(model, begins, ends):
+        if not TEST_FILE.search(module.path) and all(each in module.text for each in asking):
+            functions = [each for name, each in module.functions.items() if name != "<module>"]
+            fronts = {front for each in functions for front in _fronts(each, begins)}
+            if any(not fronts.isdisjoint(_hands_back(each, ends)) for each in functions if fronts):
+                return True
+    return False
+
+
+def _class_of(function: Function) -> str:
+    return function.cls.name if function.cls is not None else ""
+
+
+def _fronts(function: Function, begins: Function) -> Iterator[tuple[str, str]]:
+    """The class that hands on what the first returns, and of whom it asks for that; or the class of the
+    object which is made of it, whomever that will ask."""
+    begun = list(_calls(function, begins))
+    calls = [call for _, call in begun]
+    names = {name for given, _ in _names_given(function, calls) for name in given} if begun else set()
+    for node in function.statements if begun else ():
+        for value in ways(node.value) if isinstance(node, ast.Return) and node.value is not None else ():
+            if _is_one_of(value, calls, names):
+                yield from ((_class_of(function), whom) for whom, _ in begun)
+            match value:
+                case ast.Call(func=ast.Name(id=made)) if any(
+                    _is_one_of(given, calls, names) for _, given in told_by_position(value)
+                ):
+                    yield made, ""
+
+
+def _is_one_of(value: ast.expr, calls: list[ast.Call], names: set[str]) -> bool:
+    return value in calls or (isinstance(value, ast.Name) and value.id in names)
+
+
+def _hands_back(function: Function, ends: Function) -> Iterator[tuple[str, str]]:
+    """Its class, and whom it tells the second what it is told itself, or has."""
+    told = own_parameters(function)
+    for whom, call in _calls(function, ends):
+        given = [each for _, each in told_by_position(call)]
+        if any(isinstance(each, ast.Name) and each.id in told for each in given):
+            yield _class_of(function), whom
+        if any(own_attribute(each, function.owner or "") is not None for each in given):
+            yield _class_of(function), ""
 
 
 def told_alike(begins: Function, ends: Function) -> bool:
@@ -188,11 +242,12 @@ def _calls(function: Function, half: Function) -> Iterator[tuple[str, ast.Call]]
     """The class's own methods are none of its users; of a plain function nobody is asked."""
     if half.cls is not None and function.cls is half.cls:
         return
+    plain = half.cls is None or half.is_plain
     for call in function.calling(half.name):
         match call.func:
             case ast.Attribute(value=whom):
-                yield ast.unparse(whom) if half.cls is not None else "", call
-            case ast.Name() if half.cls is None:
+                yield "" if plain else ast.unparse(whom), call
+            case ast.Name() if plain:
                 yield "", call
 
 

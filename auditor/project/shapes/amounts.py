@@ -1,7 +1,7 @@
 """Counts that go down and up by amounts: what is handed out for an amount says how much goes back."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, field_work
@@ -18,7 +18,19 @@ def takes_an_amount(taker: Function) -> bool:
 def returns_the_amount(taker: Function) -> bool:
     """`self.left -= granted; return granted`; what is not there is told by a constant."""
     work = field_work(taker)
-    amounts = {ast.unparse(value) for _, way, value in work.amounts if way < 0}
+    return _returns_one_of(work, {ast.unparse(value) for _, way, value in work.amounts if way < 0})
+
+
+def returns_what_it_adds(taker: Function, partners: Iterable[Function]) -> bool:
+    """`self.out += granted; return granted`, of what a partner subtracts again: the amount is the lease."""
+    work = field_work(taker)
+    lowered = {field for partner in partners for field, way, _ in field_work(partner).amounts if way < 0}
+    return _returns_one_of(
+        work, {ast.unparse(value) for field, way, value in work.amounts if way > 0 and field in lowered}
+    )
+
+
+def _returns_one_of(work: FieldWork, amounts: Set[str]) -> bool:
     told = {ast.unparse(value) for value in work.returned if not isinstance(value, ast.Constant)}
     return bool(told) and told <= amounts
 

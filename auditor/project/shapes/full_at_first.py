@@ -1,6 +1,7 @@
 """Lists that a class fills before anybody asks for anything: what is in a backlog comes from elsewhere."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute
@@ -13,6 +14,11 @@ from auditor.protocols.vocabulary import POOLS, singular, split
 from auditor.source.nodes import walk
 
 INITIAL = frozenset({"__init__", "__post_init__", "setup"})
+BEGINNING = re.compile(
+    r"_*(?:init|set_?up|prepare|configure|populate|warm_?up|provision)(?:_|$)|_*initiali[sz]e"
+)
+"""Names of methods and functions by which something is made ready."""
+
 NUMBERING = frozenset({"range", "arange"})
 TO_DO = frozenset({"task", "job", "work", "request", "prompt", "sample", "candidate", "example", "message"})
 AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "OrderedDict", "dict"})
@@ -20,9 +26,17 @@ AROUND = frozenset({"list", "deque", "set", "sorted", "reversed", "tuple", "Orde
 
 def beginning(works: Sequence[FieldWork]) -> list[FieldWork]:
     """What runs first: the constructor, and the methods that it calls, or who asks for `cls()`."""
-    first = [work for work in works if work.method.name in INITIAL or _makes_one(work.method)]
+    first = [
+        work for work in works if work.method.name in INITIAL or _makes_ready(work) or _makes_one(work.method)
+    ]
     called = {name for work in first for name in _own_methods_called(work.method)}
     return first + [work for work in works if work.method.name in called]
+
+
+def _makes_ready(work: FieldWork) -> bool:
+    """By its name; not `fill(cells)`, which puts in what it is told."""
+    named = BEGINNING.match(work.method.name) is not None
+    return named and not any(isinstance(p.value, ast.Name) and work.is_from_told(p.value) for p in work.put)
 
 
 def full_at_first(begun: Sequence[FieldWork], taker: Function, name: str) -> bool:
@@ -130,6 +144,9 @@ def _fills(method: Function, name: str) -> bool:
                 return True
             case ast.For(iter=over) if _within(node, name, made=not _counts(over)):
                 return True
+            case ast.For(iter=ast.Attribute(attr=other)) if other != name and _within(node, name):
+                if _fills(method, other):
+                    return True  # `for slot in self.slots: self.blank.put(slot.index)`
             case ast.While(test=test) if _measures(test, name) and _within(node, name):
                 return True
     return False

@@ -15,6 +15,9 @@ LISTENERS = re.compile(
 )
 """What is registered for good as often as not."""
 
+CHOOSING = re.compile(r"_*(?:de|un)?(?:select|enable)")
+"""Names of methods that say what is to be used from now on."""
+
 RELEASES = frozenset({"release", "free", "dealloc", "deallocate", "relinquish", "give_back", "surrender"})
 """Names that say that a lease ends, whatever the taking is called."""
 
@@ -25,7 +28,7 @@ def registers(
     lending: Sequence[FieldWork], given: Sequence[FieldWork]
 ) -> Iterator[tuple[FieldWork, FieldWork]]:
     """Who records, and who strikes it off."""
-    for taker in (work for work in lending if work.put):
+    for taker in (work for work in lending if work.put and not CHOOSING.match(work.method.name)):
         for giver in (work for work in given if work.removed):
             if (
                 giver is not taker

@@ -90,7 +90,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
                 yield Shape(_methods(takers), _methods(_not_undone(givers)))
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
-    yield from _put_elsewhere(lending, named, begun)
+    yield from _put_elsewhere(lending, named, begun, works)
     lending = [work for work in lending if work.method.name not in queues]
     given = [work for work in named if work.method.name not in queues]
     yield from _places(lending, given)
@@ -277,10 +277,14 @@ def _hands_out_new(work: FieldWork, counter: str) -> bool:
 
 
 def _put_elsewhere(
-    lending: Sequence[FieldWork], given: Sequence[FieldWork], begun: Sequence[FieldWork]
+    lending: Sequence[FieldWork],
+    given: Sequence[FieldWork],
+    begun: Sequence[FieldWork],
+    works: Sequence[FieldWork],
 ) -> Iterator[Shape]:
     """`next_frame` takes out of the full ones, `return_frame` puts into the empty ones; whatever the two are
-    called, where those are filled up again from these: `self.idle.update(self.cooling)`."""
+    called, where those are filled up again from these: `self.idle.update(self.cooling)`, or a worker takes an
+    empty one, fills it and puts it there."""
     for taker in lending:
         sources = {name for name, _ in taker.taken if _takes_out_of(taker, name)}
         for giver in given if sources else ():
@@ -288,8 +292,17 @@ def _put_elsewhere(
             full = {name for name in sources if kept and full_at_first(begun, taker.method, name)}
             again = any(_is_filled_from(work, full, kept) for work in given if full)
             called = undoes(giver.method.name, taker.method.name)
+            blank = {name for name in kept if full_at_first(begun, taker.method, name)}
+            again = again or any(_refills(work, sources, blank) for work in works if blank)
             if kept and sources.isdisjoint(kept) and (called or again):
                 yield from _shape([taker], [giver])
+
+
+def _refills(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:
+    """`slot = self.slots[self.blank.get()]`, filled, and `self.filled.put(slot)`"""
+    taken = {id(node) for name, node in work.taken if name in kept}
+    made = work.derived(frozenset(), taken) if taken else frozenset()
+    return bool(taken) and any(put.field in sources and mentions(put.value, made, taken) for put in work.put)
 
 
 def _is_filled_from(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:

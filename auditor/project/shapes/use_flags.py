@@ -69,7 +69,9 @@ def _set_of_own(work: FieldWork) -> dict[str, Flag]:
     kept = {
         id(node)
         for node in (work.method.nodes if flags else ())
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == own
+        if isinstance(node, ast.Attribute | ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == own
     }
     found = work.derived(frozenset(), kept)
     return {entry: flag for entry, flag in flags.items() if entry in found - work.from_told}
