@@ -129,6 +129,13 @@ SETS = (
     "chapmen",
     "ostlers",
     "scriveners",
+    "sculptors",
+    "bargees",
+    "notaries",
+    "weighers",
+    "hosiers",
+    "ferrymen",
+    "hatmakers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

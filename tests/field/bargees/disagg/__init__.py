@@ -1,0 +1,1 @@
+"""Prefill and decode on separate workers, KV moved between them through registered windows."""

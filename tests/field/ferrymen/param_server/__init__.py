@@ -1,0 +1,1 @@
+"""A parameter server client for sparse embeddings: connections, a request window, and the client."""

@@ -1,0 +1,1 @@
+"""Embedding service: staging buffers, micro-batches and the request handlers."""

@@ -1,0 +1,1 @@
+"""Thumbnail service: codec contexts, a surface cache and the request queue."""

@@ -1,0 +1,6 @@
+"""Prefill/decode disaggregation: KV transfer between engines."""
+from .buffers import MetaSlots, RegisteredPool
+from .decode import DecodeQueue
+from .prefill import PrefillQueue
+
+__all__ = ["DecodeQueue", "MetaSlots", "PrefillQueue", "RegisteredPool"]

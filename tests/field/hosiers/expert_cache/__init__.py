@@ -1,0 +1,1 @@
+"""MoE expert offloading: experts live on the host and are paged into GPU frames."""

@@ -1,0 +1,1 @@
+"""Pinned feature pages, the views over them and the jobs that read."""
