@@ -89,8 +89,8 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
 
 
 def scalar_fields(model: ClassModel, cls: Class) -> frozenset[str]:
-    """Of an object that has to be closed itself, the numbers and texts that it begins with or is told: none of
-    them can do that. What it got from a call may be the number of what it holds."""
+    """Of an object that has to be closed itself, the numbers and texts that it begins with or is told: none
+    of them can do that. What it got from a call may be the number of what it holds."""
     inits = (init for each in model.lineage(cls) if (init := each.methods.get("__init__")) is not None)
     return frozenset(f".{name}" for init in inits for name in _set_plainly(init, SCALAR))
 
