@@ -59,7 +59,7 @@ def children(node: ast.AST) -> list[ast.AST]:
     if isinstance(node, ast.Attribute):  # these and calls are nearly half of the nodes that have some below
         return [node.value]
     if isinstance(node, ast.Call):
-        return [node.func, *node.args, *node.keywords]
+        return [node.func, *node.args, *getattr(node, "keywords", ())]
     kind = node.__class__
     found: list[ast.AST] = []
     for name in _BELOW[kind]:
