@@ -21,8 +21,8 @@ WRITTEN = re.compile(
 )
 """Fields that a text fills, empties, counts or sets."""
 
-MOST = 7
-"""So many classes at most: deeper ones are frameworks, not pools."""
+MOST_CLASSES, MOST_METHODS = 7, 60
+"""So many at most: what is deeper or broader is a framework and not a pool, and takes most of the time."""
 
 Discover = Callable[[ClassModel, Class], Iterator[Pair]]
 
@@ -30,7 +30,8 @@ Discover = Callable[[ClassModel, Class], Iterator[Pair]]
 def across_bases(model: ClassModel, cls: Class, known: Set[Function], discover: Discover) -> Iterator[Pair]:
     """Of one class and its bases; of methods that are `known` to acquire all is said already."""
     lineage = model.lineage(cls) if cls.node.bases else ()
-    if not 1 < len(lineage) <= MOST or not _share_a_field(list(map(_written, lineage))):
+    small = len(lineage) <= MOST_CLASSES and sum(len(each.methods) for each in lineage) <= MOST_METHODS
+    if len(lineage) < 2 or not small or not _share_a_field(list(map(_written, lineage))):
         return
     merged = Class(cls.module, cls.qualname, cls.node)
     themselves: dict[Function, Function] = {}

@@ -30,10 +30,10 @@ def granted(methods: list[Function]) -> Iterator[tuple[Function, Function]]:
             up = counted(begins, ast.Add) & counted(ends, ast.Sub)
             down = counted(begins, ast.Sub) & counted(ends, ast.Add)
             both = {count for count in up | down if asks(field_work(begins), count)}
-            way = ast.Add if up else ast.Sub
-            alone = not any(both & counted(each, way) for each in methods if each is not begins)
-            if both and alone and not _refuses(ends):
-                yield begins, ends
+            if both and not _refuses(ends):
+                way = ast.Add if up else ast.Sub
+                if not any(both & counted(each, way) for each in methods if each is not begins):
+                    yield begins, ends
 
 
 def _refuses(method: Function) -> bool:

@@ -60,6 +60,8 @@ class FieldWork:
     marked: list[Marking] = field(default_factory=list)
     counters: set[str] = field(default_factory=set)
     returned: list[ast.expr] = field(default_factory=list)
+    ways_changed: dict[str, set[type[ast.operator]]] | None = None
+    """Up or down, or both: how it changes each number, once `use_counts` has asked."""
     _bindings: list[Binding] | None = None
     _from_told: Set[str] | None = None
 

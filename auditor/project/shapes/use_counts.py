@@ -220,13 +220,20 @@ def returns_the_count(method: Function, counts: Set[str]) -> bool:
 def counted(method: Function, way: type[ast.operator]) -> set[str]:
     """Fields of its own object, or what they hold under a key, or numbers of the module, that it changes one
     way only."""
+    work = field_work(method)
+    if work.ways_changed is None:
+        work.ways_changed = _ways_changed(method)
+    return {attribute for attribute, ways in work.ways_changed.items() if ways == {way}}
+
+
+def _ways_changed(method: Function) -> dict[str, set[type[ast.operator]]]:
     ways_of: dict[str, set[type[ast.operator]]] = {}
     for target, op in (*changed(method), *semaphores(method)):
         place = target.value if isinstance(target, ast.Subscript) else target
         attribute = _own(method, place)
         if attribute is not None:
             ways_of.setdefault(attribute, set()).add(type(op))
-    return {attribute for attribute, ways in ways_of.items() if ways == {way}}
+    return ways_of
 
 
 def _own(method: Function, place: ast.expr) -> str | None:
