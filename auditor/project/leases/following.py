@@ -11,8 +11,9 @@ from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Assume, Call, Edge, Move, Path
 from auditor.project.code.bindings import own_attribute
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Class, Function, Module
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
+from auditor.project.leases.borrowing import alike_beside, may_keep, told_together
 from auditor.project.leases.wound_back import wound_back_at
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import loops_around
@@ -21,7 +22,8 @@ from auditor.project.meaning.source import Source
 ARENA: Path = ("<arena>",)
 """Where a lease lies, besides, that ends with all the others."""
 
-Called = Function | tuple[Class, str]
+Called = Function | tuple[Class | Module, str]
+"""A function of the tree; or what a class or a file calls so."""
 
 
 class Following:
@@ -64,7 +66,7 @@ class Following:
         found = self._follow(node, source, shown) if shown != UNSEEN else alone
         returned = self.acquisition(node, source).handle is Handle.RESULT
         while returned and (more := self._lent_elsewhere(found) - shown.lent):
-            shown = replace(shown, lent=shown.lent | more)
+            shown = Shown(shown.lent | more, shown.others | found.shown.others)
             found = self._follow(node, source, shown)
         return found
 
@@ -72,29 +74,51 @@ class Following:
         """Functions of whose effects nothing is known, and that turned out to have borrowed."""
         for (_, handle, *_), followed in self._alone.items():
             for node in followed.shown.lent if handle is Handle.RESULT else ():
-                yield from self._called(node)
+                for called in self._called(node):
+                    yield called
+                    if isinstance(called, tuple) and "." in called[1]:
+                        yield called[0], f"{called[1].rpartition('.')[0]}.*"
 
     def _lent_elsewhere(self, followed: Followed) -> frozenset[int]:
         """Calls of those that have only borrowed what another function gave them."""
         unsure = doubtful(self.graph, followed.endings) if self.borrowers else ()
         return frozenset(
-            node for node in unsure if (called := self._called(node)) and self.borrowers >= called
+            node
+            for node in unsure
+            if (called := self._called(node)) and all(self._borrows(each, node) for each in called)
         )
 
     def _called(self, node: int) -> Set[Called]:
-        """Functions of the tree, or what the class has in a field, `self.model(page)`, or a method of that,
-        `self.transport.recv(root, tag)`, whose answer does not say what it has done."""
+        """Functions of the tree; or what others are asked for, as this class or this file calls it,
+        `self.transport.recv(root, tag)`, `kernel.run(page)`, whose answer does not say what it has done."""
         op = self.graph.ops[node]
         if not isinstance(op, Call):
             return frozenset()
         targets = self.effects.recogniser.calls.targets(self.function, op.at)[0]
-        own, func, cls = self.function.owner or "", op.at.func, self.function.cls
+        whose = self._of_others(op.at.func)
+        if targets or whose is None:
+            return frozenset(targets)
+        return frozenset() if self._is_asked(op.target) else frozenset({whose})
+
+    def _of_others(self, func: ast.expr) -> Called | None:
+        own, cls = self.function.owner or "", self.function.cls
         field = own_attribute(func, own)
         if field is None and isinstance(func, ast.Attribute) and (whose := own_attribute(func.value, own)):
             field = f"{whose}.{func.attr}"
-        if targets or field is None or cls is None:
-            return frozenset(targets)
-        return frozenset() if self._is_asked(op.target) else frozenset({(cls, field)})
+        if field is not None:
+            return (cls, field) if cls is not None else None
+        match func:
+            case ast.Attribute(value=ast.Name() | ast.Attribute(value=ast.Name())):
+                return self.function.module, ast.unparse(func)
+        return None
+
+    def _borrows(self, called: Called, node: int) -> bool:
+        """What is known to, and other work of the same object."""
+        if called in self.borrowers or isinstance(called, Function):
+            return called in self.borrowers
+        op, (scope, text) = self.graph.ops[node], called
+        alike = (scope, f"{text.rpartition('.')[0]}.*") in self.borrowers
+        return alike and isinstance(op, Call) and not may_keep(op.at)
 
     def _is_asked(self, answer: Path) -> bool:
         ops = self.graph.ops
@@ -115,6 +139,8 @@ class Following:
                 shown = self._followed_alone(other, its).shown
                 together = other == node
                 lent |= {call for call in shown.lent if together or self._answers(call)}
+                lent |= alike_beside(self.graph, shown.lent)
+                together = together or told_together(self.graph, shown.lent, node, other)
                 others |= shown.others if together else set()
         return Shown(frozenset(lent), frozenset(others))
 
