@@ -1,6 +1,7 @@
 """Follow one lease through one function, and say how it ended."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from auditor.flow.asked_first import asked_first
@@ -11,6 +12,7 @@ from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.measured_by import measured_by
 from auditor.flow.measured_only import only_measured
 from auditor.flow.only_told import only_told
+from auditor.flow.operands import operands
 from auditor.flow.ownership import Ownership
 from auditor.flow.places import GIVEN, named
 from auditor.flow.says_it_took import says_it_took
@@ -221,9 +223,19 @@ def _of_the_same(graph: Graph, trusted: frozenset[int], domain: Ownership) -> fr
 
 def _gone_on_with(graph: Graph, endings: Endings) -> frozenset[str]:
     """`y = self.layer(buffer); pool.free(buffer); return y`: who wrote that knows that y is no buffer, so it
-    is none on the ways that return y without `free` either."""
+    is none on the ways that return y without `free` either; nor is the y of `y = self.wide(buffer)` there."""
     perhaps = {(node, place[0]) for node, held in endings.released.items() for place in held.maybe}
+    perhaps |= {(node, name) for node, held in endings.released.items() for name in _made_of(graph, held)}
     return frozenset(name for node, name in sorted(perhaps) if _returned_after(graph, node, name))
+
+
+def _made_of(graph: Graph, held: Held) -> Iterator[str]:
+    """Names of what calls have returned that were told it."""
+    told = (
+        op for op in graph.ops if isinstance(op, Call) and any(at in held.places for _, at in operands(op))
+    )
+    made = {op.target for op in told}
+    return (op.target[0] for op in graph.ops if isinstance(op, Move) and op.source in made)
 
 
 def _returned_after(graph: Graph, node: int, name: str) -> bool:
