@@ -29,6 +29,7 @@ from auditor.project.fields.ended_by_others import (
 from auditor.project.leases.afterwards import Afterwards
 from auditor.project.leases.broken_off import broken_off_at
 from auditor.project.leases.dealt_out import dealt_out
+from auditor.project.leases.ended_beside import ended_beside
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
@@ -293,8 +294,10 @@ class Follower(Afterwards):
         return leaks
 
     def _may_last(self, acquisition: Acquisition, endings: Endings) -> bool:
-        """What is ended by calling what was handed out, and nobody here ever calls that, or keeps it."""
-        called = acquisition.protocol in self.effects.recogniser.called
+        """What is ended by calling what was handed out, and nobody here ever calls that, or keeps it; not
+        where something else was handed out with it, for which it was asked."""
+        alone = len(acquisition.places[0]) == 1
+        called = alone and acquisition.protocol in self.effects.recogniser.called
         return called and not (endings.is_somebodys or endings.stored)
 
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
@@ -364,6 +367,9 @@ class Follower(Afterwards):
         made here is reached by nobody."""
         if acquisition.inner or (acquisition.helped and acquisition.keyed):
             return True  # of what a helper took and nobody ends it is told there
+        ends = self.effects.recogniser.ending_names(acquisition.protocol)
+        if acquisition.handle is Handle.ARGUMENT and ended_beside(self.function, op.at, ends):
+            return False
         if acquisition.value is Value.AMOUNT:
             return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
         if not acquisition.keyed:

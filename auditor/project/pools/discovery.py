@@ -40,6 +40,7 @@ from auditor.project.pools.lock_files import lock_file_pairs
 from auditor.project.pools.modes import modes
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.of_two_objects import pairs_of_two_objects
+from auditor.project.pools.parts_lent import with_parts
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.seen_as_classes import seen_as_classes
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
@@ -93,7 +94,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     lending = names_pair(module.text) or names_undo(module.text)
     known: set[Function] = set()
     for _, cls in sorted(module.classes.items()):
-        yield from _of_class(model, cls, known, lending=lending)
+        yield from (with_parts(model, pair) for pair in _of_class(model, cls, known, lending=lending))
         yield from across_bases(model, cls, known, partial(_of_class, known=set(), lending=False))
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
