@@ -170,7 +170,9 @@ def _follow(
         believed = followed(_all_calls(graph), others, believing=True)
         trusted = _only_lent(*believed, back) | asked_first(graph, *believed) | only_told(*believed)
         trusted |= _of_the_same(graph, trusted, believed[0])
-        trusted = frozenset(node for node in trusted if not says_it_took(graph, node))
+        trusted = frozenset(
+            node for node in trusted if not says_it_took(graph, node, believed[0].endings.released.keys())
+        )
         if trusted:
             others |= kept_beside(*believed)
             domain, solution = followed(trusted | shown.lent, others)

@@ -1,6 +1,8 @@
-"""Calls whose answer says that they have the lease now: `if hook(key, lease): return True`."""
+"""Calls whose answer says that they have the lease now: `if hook(key, lease): return True`, or `if not
+door.accept(lease): pool.put(lease)`."""
 
 import re
+from collections.abc import Set
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Assume, Call, Constant, Edge, EndStatement, Move, Nop
@@ -9,18 +11,35 @@ TAKING = re.compile(r"(?:try_|maybe_)?(?:offer|accept|take|adopt|claim|hand|push
 """Methods that are asked to have something, as against those that look at it: `if door.fits(key)`."""
 
 
-def says_it_took(graph: Graph, node: int) -> bool:
-    """Whether the function does nothing but hand on the answer, where that is true: whoever answers so was
-    offered the lease, and took it."""
+def says_it_took(graph: Graph, node: int, released: Set[int]) -> bool:
+    """Whether the function does nothing but hand on the answer, where that is true, or gives it back just
+    where it is not: whoever answers so was offered the lease, and took it."""
     call = graph.ops[node]
     if not isinstance(call, Call) or not (call.receiver is None or TAKING.match(call.method)):
         return False
-    return any(
-        isinstance(op := graph.ops[branch], Assume)
-        and (op.subject, op.kind, op.value) == (call.target, "truth", True)
-        and _returns_true(graph, branch)
+    answers = {
+        truth: branch
         for branch in _next(graph, node)
+        for truth in (True, False)
+        if isinstance(op := graph.ops[branch], Assume)
+        and (op.subject, op.kind, op.value) == (call.target, "truth", truth)
+    }
+    if True in answers and _returns_true(graph, answers[True]):
+        return True
+    refused = (
+        call.receiver is not None and len(answers) == 2 and _straight_on(graph, answers[False]) & released
     )
+    return bool(refused) and not _straight_on(graph, answers[True]) & released
+
+
+def _straight_on(graph: Graph, node: int) -> Set[int]:
+    """Up to where the ways part or meet another."""
+    passed: set[int] = set()
+    following = [node]
+    while len(following) == 1 and following[0] not in passed:
+        passed.add(following[0])
+        following = _next(graph, following[0])
+    return passed
 
 
 def _returns_true(graph: Graph, node: int) -> bool:
