@@ -261,7 +261,7 @@ class Follower(Afterwards):
             or entered_below(op.at, self.effects.recogniser.calls.targets(function, op.at)[0])
             or counts_places(op.at, function, ended_here=ended_here)
             or ends_with_its_script(op.at, function)
-            or only_compared(op, self.graph)
+            or (only_compared(op, self.graph) and not self._is_lent_by_a_pool(op))
             or self._taken_over(op, endings)
             or self._ended_later(op, endings)
             or self._known_where_it_was_found(acquisition, leaks)
@@ -299,6 +299,13 @@ class Follower(Afterwards):
         alone = len(acquisition.places[0]) == 1
         called = alone and acquisition.protocol in self.effects.recogniser.called
         return called and not (endings.is_somebodys or endings.stored)
+
+    def _is_lent_by_a_pool(self, op: Call) -> bool:
+        """Of the tree, whose body says that what it returns is the lease."""
+        recogniser = self.effects.recogniser
+        targets = recogniser.calls.targets(self.function, op.at)[0]
+        halves = [recogniser.acquiring[target][1] for target in targets if target in recogniser.acquiring]
+        return bool(halves) and all(half.handle is Handle.RESULT for half in halves)
 
     def _releases(self, endings: Endings) -> tuple[Span, ...]:
         """The calls that give it back."""
