@@ -9,6 +9,7 @@ from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import StoredField
 from auditor.ir.ops import ANY_ITEM, RESULT
 from auditor.project.code.modules import Function
+from auditor.project.fields.born_full import born_full
 from auditor.project.fields.copied_on_write import put_in_its_place
 from auditor.project.fields.elsewhere import released_attributes
 from auditor.project.fields.ended_where_flagged import may_have_ended
@@ -169,6 +170,8 @@ class OverAnother(Refilling):
             return True
         if filling.owner != way.method.owner:
             if works_first(filling) or works_with_what_came_along(filling, way.family):
+                return True
+            if born_full(filling, outcome.call, way.family, self.model):
                 return True
             known = is_refused_elsewhere(filling, outcome.call, self.project)
             known = known or others_look_into_it(filling, outcome.call, way.family)
