@@ -31,6 +31,7 @@ from auditor.project.meaning.outside_words import (
     ASKING,
     CONTENT,
     COPYING,
+    DIGESTS,
     EXPORTING,
     HOLDING,
     ITSELF,
@@ -139,6 +140,8 @@ class OutsideEffects:
             return UNKNOWN
         if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
+        if position != -1 and call.method == "update" and self._is_of_a_digest(call.at.func):
+            return BORROWED
         if position == -1 and not rest and value is Value.INDEX and library.empties(call):
             return Treatment(leaves=True)  # numbers have no `clear()`: it is their list
         for found in (
@@ -217,6 +220,11 @@ class OutsideEffects:
         """`self.copy(old_block, new_block)`: its answer is no number, as that of `xp.copy(numbers)` is."""
         of_object = call.receiver is not None and dotted is None and value is Value.INDEX
         return of_object and call.method in COPYING and len(call.args) > 1
+
+    def _is_of_a_digest(self, method: ast.expr) -> bool:
+        """`state.update(memory)`, where the same is asked for its `hexdigest()`: no table is."""
+        of = ast.unparse(method).rpartition(".")[0]
+        return bool(of) and any(f"{of}.{way}(" in self.function.module.text for way in DIGESTS)
 
     def _only_looks_up(self, call: Call) -> bool:
         """`rows.setdefault(key, {})`; a pool may note so for whom it has taken something."""

@@ -73,6 +73,9 @@ WAITING = frozenset({"wait"})
 
 COPYING = frozenset({"copy", "copy_from", "copyto", "copy_into"})
 
+DIGESTS = frozenset({"digest", "hexdigest", "intdigest"})
+"""What a hash that was updated is asked for."""
+
 READING = frozenset({"read", "readline", "readlines", "write", "writelines", "getvalue", "seek", "tell",
                      "flush", "namelist", "getnames", "recv", "send", "sendall", "json"})  # fmt: skip
 """Methods that are never about who has the file: what they return are texts and numbers."""

@@ -10,8 +10,9 @@ from auditor.project.code.bindings import assignments, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import Half, Pair
+from auditor.project.pools.known_by import known_by
 from auditor.project.pools.lent_objects import lent_class, stored_class
-from auditor.project.pools.made_of_numbers import known_by, numbered_fields
+from auditor.project.pools.made_of_numbers import numbered_fields
 from auditor.project.pools.plain_memory import is_row
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.reference_counts import counts_what_it_returns
@@ -82,7 +83,7 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
         plain |= {name for name in _fields_of(cls) if KNOWN_BY.isdisjoint(split(name))}
     if told is not NO_NUMBER and (pool := pair.owner) is not None:
         plain |= numbered_fields(cls, pool)
-        return frozenset(f".{name}" for name in plain if not known_by(pool, name))
+        return frozenset(f".{name}" for name in plain if not known_by(pool, name, pair))
     books = SET_ALONE.sub("", (pair.owner or halves[0].function.module).text)
     floats = {name for each in model.lineage(cls) for name in _plain_fields(each, FLOATS)}
     return frozenset(f".{name}" for name in plain if name in floats or not _goes_by(books, name))
@@ -134,7 +135,11 @@ def _of_what_is_counted(model: ClassModel, pair: Pair) -> frozenset[str]:
     if cls is None or len(handles) != 1:
         return frozenset()
     plain = {name for name in _plain_fields(cls, NUMBER) if KNOWN_BY.isdisjoint(split(name))}
-    return frozenset(f".{name}" for name in plain if not _goes_by(cls.module.text, name))
+    told = {name for name in plain if not _goes_by(cls.module.text, name)}
+    pool = pair.owner
+    numbered = numbered_fields(cls, pool) if pool is not None and pool is not cls else frozenset[str]()
+    told |= {name for name in numbered if pool is not None and not known_by(pool, name, pair)}
+    return frozenset(f".{name}" for name in told)
 
 
 def _marked_class(model: ClassModel, half: Half) -> Class | None:
