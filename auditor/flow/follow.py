@@ -132,13 +132,18 @@ def follow_from(
 
 
 def follow_given(
-    graph: Graph, effects: Effects, acquisition: Acquisition, known: Knowledge, edges: frozenset[Edge]
+    graph: Graph,
+    effects: Effects,
+    acquisition: Acquisition,
+    known: Knowledge,
+    edges: frozenset[Edge],
+    shown: Shown = UNSEEN,
 ) -> Followed:
     """A lease that the caller holds, from the function's entry on: what does the function do with it?"""
     held = starting(acquisition)
     if _is_rebound(graph, acquisition.places):
         held = replace(held, places=held.places | {GIVEN})
-    return _follow(graph, effects, acquisition, -1, False, [(ENTRY, held, known)], edges)
+    return _follow(graph, effects, acquisition, -1, False, [(ENTRY, held, known)], edges, shown)
 
 
 def _is_rebound(graph: Graph, places: tuple[Path, ...]) -> bool:

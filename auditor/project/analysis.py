@@ -217,13 +217,13 @@ class Analysis:
         """To functions that have only borrowed what somebody else gave them: who gives it back afterwards
         knows that they do not keep it."""
         borrowers = frozenset(each for follower in self._followers.values() for each in follower.lent())
+        self.recogniser.borrowers = borrowers
         found_before = set(self.recogniser.wrappers)
         for outcome in self._in_order() if borrowers else ():
             source = self.recogniser.source(outcome.function, outcome.call)
             if outcome.unknown and source is not None:
                 for received in self.received.values():
                     received[:] = [each for each in received if each.call is not outcome.call]
-                self._follower(outcome.function).borrowers = borrowers
                 self._follow(outcome.function, outcome.call, source)
         words, paths = self._callers_of(self._found_since(found_before))
         self._wave(paths, words)

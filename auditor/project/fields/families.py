@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.flow.effects import Acquisition, Fate, Handle
-from auditor.flow.follow import EDGES, Followed, follow_given
+from auditor.flow.follow import EDGES, Followed, Shown, follow_given
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.lease import Leak, Loss
@@ -38,6 +38,7 @@ from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.set_by_enders import set_by_enders
 from auditor.project.fields.zero import passes_over_zero
+from auditor.project.meaning.borrowers import Asks
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -351,9 +352,17 @@ class Families:
             telling=acquisition.telling,
         )
         try:
-            return follow_given(method.graph, self.effects_of(method), given, known, EDGES[edges])
+            lent = Shown(self._lent_by(method))
+            return follow_given(method.graph, self.effects_of(method), given, known, EDGES[edges], lent)
         except (TooLarge, TooManyStates, RecursionError):
             return None
+
+    def _lent_by(self, method: Function) -> frozenset[int]:
+        """Its calls of those that are known to have only borrowed such a thing."""
+        borrowers = self.recogniser.borrowers
+        asks = Asks(method, self.recogniser.calls)
+        calls = (node for node, op in enumerate(method.graph.ops) if borrowers and isinstance(op, Call))
+        return frozenset(node for node in calls if asks.a_borrower(node, borrowers))
 
 
 def _is_asked_for(method: Function, inherited: list[Function]) -> bool:

@@ -11,6 +11,8 @@ from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.fields.mere_looks import SUMMING
+from auditor.project.meaning.outside_words import ON_STREAMS
 from auditor.project.shapes.field_work import field_work
 from auditor.source.nodes import walk
 
@@ -125,6 +127,7 @@ class WayOut:
             if isinstance(call, ast.Call) and not may_end(call)
             for part in _asked_for_parts(call, own)
         }
+        only_tell |= {id(each) for call in nodes for each in _only_read(call)}
         if "add_done_callback" not in self.method.module.text:
             only_tell |= set(_answered(nodes))
         named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
@@ -251,6 +254,19 @@ def _asked_for_parts(call: ast.Call, own: str) -> Iterator[ast.Name]:
                 continue
         if part != own and id(node) not in within:
             yield entry
+
+
+def _only_read(call: ast.AST) -> Iterator[ast.AST]:
+    """All of `sum(part.filled for part in parts)`, and `event` of `stream.wait_event(event)`."""
+    match call:
+        case ast.Call(
+            func=ast.Name(id=made),
+            args=[ast.GeneratorExp(elt=ast.Attribute(value=ast.Name() as part), generators=[over])],
+        ) if made in SUMMING:
+            if not over.ifs and isinstance(over.target, ast.Name) and part.id == over.target.id:
+                yield from (part, over.target, over.iter)
+        case ast.Call(func=ast.Attribute(attr=method), args=args) if method in ON_STREAMS:
+            yield from args
 
 
 def _answered(nodes: Iterable[ast.AST]) -> Iterator[int]:

@@ -14,30 +14,12 @@ from collections.abc import Set
 from auditor.flow.operands import operands
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Move, Path
-from auditor.project.code.modules import last_part
-from auditor.project.code.release_names import looks_releasing
-from auditor.protocols.vocabulary import KEEPING, STORING, split
-
-_HANDING = frozenset(
-    {"post", "give", "hand", "pass", "transfer", "move", "donate", "own", "adopt", "take", "queue", "defer",
-     "start", "emit", "connect", "open", "bind", "hold", "keep", "track", "note", "retire", "finish", "end",
-     "complete", "close", "free", "return", "release", "drop", "ack", "done", "send", "notify", "wrap",
-     "deliver"}
-)  # fmt: skip
-"""Words of names by which something may go to somebody else, or end."""
+from auditor.project.meaning.borrowers import may_keep
 
 _MAKING = re.compile(
     r"_*(?:[A-Z]|(?:make|build|create|wrap|new|open|pack|pair|join|bundle|start|begin|as|to)(?:_|$))"
 )
 """Names of what may return an object that has what it was told."""
-
-
-def may_keep(call: ast.Call) -> bool:
-    """Whether its name says that it keeps what it is told, hands it on or ends it."""
-    method = last_part(call.func)
-    words = _HANDING.union(each for each in STORING if "_" not in each)
-    kept = method in STORING or KEEPING.match(method) is not None or looks_releasing(call)
-    return kept or not words.isdisjoint(split(method))
 
 
 def alike_beside(graph: Graph, lent: Set[int]) -> Set[int]:

@@ -1,7 +1,6 @@
 """Follow the acquires of one function, each alone, and tell one what the others have shown."""
 
-import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle
@@ -9,21 +8,18 @@ from auditor.flow.follow import UNSEEN, Followed, Shown, doubtful, follow_acquir
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.operands import uses
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Assume, Call, Edge, Move, Path
-from auditor.project.code.bindings import own_attribute
-from auditor.project.code.modules import Class, Function, Module
+from auditor.ir.ops import Call, Edge, Path
+from auditor.project.code.modules import Function
 from auditor.project.leases.beginnings import asked, handed_out, of_receiver
-from auditor.project.leases.borrowing import alike_beside, may_keep, told_together
+from auditor.project.leases.borrowing import alike_beside, told_together
 from auditor.project.leases.wound_back import wound_back_at
+from auditor.project.meaning.borrowers import Asks, Called
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.sites import loops_around
 from auditor.project.meaning.source import Source
 
 ARENA: Path = ("<arena>",)
 """Where a lease lies, besides, that ends with all the others."""
-
-Called = Function | tuple[Class | Module, str]
-"""A function of the tree; or what a class or a file calls so."""
 
 
 class Following:
@@ -34,7 +30,7 @@ class Following:
         self.graph: Graph = function.graph
         self.effects = effects
         self.edges = edges
-        self.borrowers: Set[Called] = frozenset()
+        self._asks = Asks(function, effects.recogniser.calls)
         self._known: dict[int, Knowledge] | None = None
         self._alone: dict[tuple[int, Handle, tuple[Path, ...], Knowledge], Followed] = {}
 
@@ -74,57 +70,13 @@ class Following:
         """Functions of whose effects nothing is known, and that turned out to have borrowed."""
         for (_, handle, *_), followed in self._alone.items():
             for node in followed.shown.lent if handle is Handle.RESULT else ():
-                for called in self._called(node):
-                    yield called
-                    if isinstance(called, tuple) and "." in called[1]:
-                        yield called[0], f"{called[1].rpartition('.')[0]}.*"
+                yield from self._asks.shown_by(node)
 
     def _lent_elsewhere(self, followed: Followed) -> frozenset[int]:
         """Calls of those that have only borrowed what another function gave them."""
-        unsure = doubtful(self.graph, followed.endings) if self.borrowers else ()
-        return frozenset(
-            node
-            for node in unsure
-            if (called := self._called(node)) and all(self._borrows(each, node) for each in called)
-        )
-
-    def _called(self, node: int) -> Set[Called]:
-        """Functions of the tree; or what others are asked for, as this class or this file calls it,
-        `self.transport.recv(root, tag)`, `kernel.run(page)`, whose answer does not say what it has done."""
-        op = self.graph.ops[node]
-        if not isinstance(op, Call):
-            return frozenset()
-        targets = self.effects.recogniser.calls.targets(self.function, op.at)[0]
-        whose = self._of_others(op.at.func)
-        if targets or whose is None:
-            return frozenset(targets)
-        return frozenset() if self._is_asked(op.target) else frozenset({whose})
-
-    def _of_others(self, func: ast.expr) -> Called | None:
-        own, cls = self.function.owner or "", self.function.cls
-        field = own_attribute(func, own)
-        if field is None and isinstance(func, ast.Attribute) and (whose := own_attribute(func.value, own)):
-            field = f"{whose}.{func.attr}"
-        if field is not None:
-            return (cls, field) if cls is not None else None
-        match func:
-            case ast.Attribute(value=ast.Name() | ast.Attribute(value=ast.Name())):
-                return self.function.module, ast.unparse(func)
-        return None
-
-    def _borrows(self, called: Called, node: int) -> bool:
-        """What is known to, and other work of the same object."""
-        if called in self.borrowers or isinstance(called, Function):
-            return called in self.borrowers
-        op, (scope, text) = self.graph.ops[node], called
-        alike = (scope, f"{text.rpartition('.')[0]}.*") in self.borrowers
-        return alike and isinstance(op, Call) and not may_keep(op.at)
-
-    def _is_asked(self, answer: Path) -> bool:
-        ops = self.graph.ops
-        names = {answer, *(op.target for op in ops if isinstance(op, Move) and op.source == answer)}
-        asked = [op for op in ops if isinstance(op, Assume)]
-        return any(op.subject in names or not op.names.isdisjoint(name[0] for name in names) for op in asked)
+        borrowers = self.effects.recogniser.borrowers
+        unsure = doubtful(self.graph, followed.endings) if borrowers else ()
+        return frozenset(node for node in unsure if self._asks.a_borrower(node, borrowers))
 
     def _shown_beside(self, node: int, source: Source | None) -> Shown:
         """By other leases of the same pool. Of a call without a result that is only believed of those that

@@ -12,6 +12,7 @@ from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
+from auditor.project.meaning.borrowers import Called
 from auditor.project.meaning.contexts import entered_by_hand
 from auditor.project.meaning.filling import (
     given_as,
@@ -60,6 +61,7 @@ class Recogniser(Releases):
         self.wrappers: dict[Function, Source] = {}
         self.openers: Mapping[Class, Opener] = {}
         self.contexts: Set[Function] = frozenset()  # context managers that lend
+        self.borrowers: Set[Called] = frozenset()  # who is known to have only borrowed
         self.second_hand: dict[ast.Call, Source] = {}  # what takes leases out of queues
         self._names: dict[str, list[tuple[Pair, Half]]] = {}
         self._lent_or_keyed = LentOrKeyed(calls)
