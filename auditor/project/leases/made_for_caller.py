@@ -1,15 +1,13 @@
 """Whether what a function returns with a lease inside was made by it: then nobody else knows that object."""
 
 import ast
-from collections.abc import Iterator
 
-from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.ir.ops import Path
 from auditor.ir.record_copies import copies_a_record
-from auditor.project.code.bindings import assigned_by, given_to, ways
+from auditor.project.code.bindings import given_to, ways
 from auditor.project.code.modules import Function
+from auditor.project.leases.known_to_nobody import ORDERING, elements, is_known_to_nobody, put_into
 from auditor.project.meaning.recognise import Recogniser
-from auditor.project.shapes.pool_state import own_parameters
 from auditor.protocols.vocabulary import split
 
 CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
@@ -48,43 +46,31 @@ def shows_the_same(function: Function) -> bool:
 
 
 def _is_made(recogniser: Recogniser, function: Function, value: ast.expr, seen: tuple[str, ...] = ()) -> bool:
-    if isinstance(value, ast.Await):
-        value = value.value
+    value = _listed_anew(value.value if isinstance(value, ast.Await) else value)
     if not isinstance(value, ast.Name):
-        listed = _listed(value)
+        listed = elements(value)
         if listed is not None:
             return all(_is_made(recogniser, function, each, seen) for each in listed)
         return _is_none(value) or _constructs(recogniser, function, value)
     bound = (way for each in given_to(function, value.id) for way in ways(each))
-    given = [*bound, *_put_into(function, value.id)]
+    given = [*bound, *put_into(function, value.id)]
     return value.id in seen or (
         any(not _is_none(each) for each in given)
         and all(_is_made(recogniser, function, each, (*seen, value.id)) for each in given)
-        and _is_known_to_nobody(recogniser, function, value.id)
+        and is_known_to_nobody(recogniser, function, value.id)
     )
 
 
-def _listed(value: ast.expr) -> list[ast.expr] | None:
-    """What a list holds that is made right there."""
+def _listed_anew(value: ast.expr) -> ast.expr:
+    """`out` of `sorted(out)`, `out[::-1]` and `out or None`."""
     match value:
-        case ast.List(elts=elements):
-            return elements
-        case ast.ListComp(elt=element):
-            return [element]
-    return None
-
-
-def _put_into(function: Function, name: str) -> Iterator[ast.expr]:
-    for call in function.calls:
-        match call:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=receiver), attr=method), args=[*_, value]) if (
-                receiver == name and method in FILLING
-            ):
-                yield value
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=receiver), attr=method)) if (
-                receiver == name and method in EXTENDING
-            ):
-                yield call  # of things that have been elsewhere
+        case ast.Call(func=ast.Name(id=name), args=[inner, *_]) if name in ORDERING:
+            return _listed_anew(inner)
+        case ast.Subscript(value=ast.Name() as inner, slice=ast.Slice()):
+            return inner
+        case ast.BoolOp(op=ast.Or(), values=[inner, ast.Constant(value=None)]):
+            return inner
+    return value
 
 
 def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> bool:
@@ -108,62 +94,6 @@ def _makes(recogniser: Recogniser, target: Function) -> bool:
     made = (recogniser.calls.targets(target, call)[1] for call in calls if isinstance(call, ast.Call))
     ends = [not {"__del__", "__new__"} & cls.methods.keys() for cls in made if cls is not None]
     return bool(ends) and len(ends) == len(calls) and all(ends)
-
-
-def _is_known_to_nobody(recogniser: Recogniser, function: Function, name: str) -> bool:
-    """Plain assignments bind the name, and all that is done with it is `context.engine`, a question whether
-    it is there, another name for it, `return context`, and calls of functions that only touch it."""
-    nodes = list(function.nodes)
-    named = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
-    harmless = {id(part) for node in nodes for part in _touched(node)}
-    harmless.update(id(part) for call in function.calls for part in _shown(recogniser, function, call))
-    read = [node for node in named if isinstance(node.ctx, ast.Load)]
-    bound = len(list(given_to(function, name))) + sum(_is_declared(node, name) for node in nodes)
-    return len(named) - len(read) == bound and all(id(node) in harmless for node in read)
-
-
-def _shown(recogniser: Recogniser, function: Function, call: ast.Call) -> Iterator[ast.expr]:
-    """Arguments that no function it may call does anything with but touch their fields."""
-    named = [(n, each) for n, each in enumerate(call.args) if isinstance(each, ast.Name)]
-    targets = recogniser.calls.targets(function, call)[0] if named else ()
-    for position, argument in named if targets else ():
-        told = [own_parameters(target)[position : position + 1] for target in targets]
-        if all(one and _only_touches(target, one[0]) for target, one in zip(targets, told, strict=True)):
-            yield argument
-
-
-def _only_touches(target: Function, name: str) -> bool:
-    returned = {id(each) for node in target.nodes if isinstance(node, ast.Return) for each in _touched(node)}
-    harmless = {id(part) for node in target.nodes for part in _touched(node)} - returned
-    named = (node for node in target.nodes if isinstance(node, ast.Name) and node.id == name)
-    return all(isinstance(node.ctx, ast.Load) and id(node) in harmless for node in named)
-
-
-def _is_declared(node: ast.AST, name: str) -> bool:
-    """`best: Draft | None`."""
-    return isinstance(node, ast.AnnAssign) and getattr(node.target, "id", None) == name and node.value is None
-
-
-def _touched(node: ast.AST) -> list[ast.expr | None]:
-    match node:
-        case ast.Return(value=ast.Tuple(elts=values)):
-            return list(values)
-        case (
-            ast.Attribute(value=value)
-            | ast.Return(value=value)
-            | ast.Yield(value=value)
-            | ast.UnaryOp(op=ast.Not(), operand=value)
-        ):
-            return [value]
-        case ast.Compare(left=value, comparators=[ast.Constant(value=None)]):
-            return [value]
-        case ast.Assign():
-            return [value for target, value in assigned_by(node) if isinstance(target, ast.Name)]
-        case ast.If(test=test):
-            return [test]
-        case ast.BoolOp(values=values):
-            return list(values)
-    return []
 
 
 def _is_none(value: ast.expr) -> bool:
