@@ -118,6 +118,8 @@ def _given_back(
                     thing: Path = (name,)
                 case ast.Attribute(value=ast.Name(id=name), attr=field) if name != function.owner:
                     thing = (name, f".{field}")
+                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=int() | str() as part)):
+                    thing = (name, f"[{part!r}]")
                 case _:
                     continue
             if recogniser.releases(function, call, position):
@@ -136,8 +138,9 @@ def _got(
         source = _source(pair, rest)
         if _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call):
             yield function, call, source
+        sure = not recogniser.calls.guessed(function, call)
         for target in recogniser.calls.targets(function, call)[0]:
-            for inner in _handed_on(target) if target.cls is function.cls else ():
+            for inner in _handed_on(target) if sure or target.cls is function.cls else ():
                 yield target, inner, source
 
 
@@ -236,12 +239,15 @@ def _asks_for_next(call: ast.Call) -> bool:
 
 
 def _handed_on(target: Function) -> Iterator[ast.Call]:
-    """`return self.inbox.get(timeout=1)`, or `return self.early.pop(index)` of what came out of a queue."""
+    """`return self.inbox.get(timeout=1)`, or `return self.early.pop(index)` of what came out of a queue; also
+    `item = self.inbox.get()`, and `return item`."""
     for node in target.statements:
         if isinstance(node, ast.Return) and node.value is not None:
-            for way in ways(node.value):
+            named = isinstance(node.value, ast.Name)
+            given = given_to(target, node.value.id) if isinstance(node.value, ast.Name) else [node.value]
+            for way in (way for value in given for way in ways(value)):
                 if isinstance(way, ast.Call) and (
-                    _takes_from_others(target, way) or _takes_what_was_queued(target, way)
+                    _takes_from_others(target, way) or (not named and _takes_what_was_queued(target, way))
                 ):
                     yield way
 
