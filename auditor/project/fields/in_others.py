@@ -10,13 +10,14 @@ from functools import cached_property
 from auditor.flow.places import METADATA
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import given_to, own_attribute
+from auditor.project.code.bindings import assignments, awaited, given_to, own_attribute
 from auditor.project.code.modules import Function, Module
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.filling_again import found_in_a_table
 from auditor.project.fields.items_again import items_of
 from auditor.project.shapes.made_new import OF_ARRAYS
+from auditor.source.nodes import walk
 
 ASKING = frozenset({"len", "int", "str", "repr", "print", "isinstance", "bool", "type", "range"}) | LOGGING
 PREDICATE = re.compile(r"_*(?:is|has|can|should|needs)_")
@@ -51,14 +52,34 @@ def _is_anothers(function: Function, name: str) -> bool:
 
 
 def _is_taken_out(function: Function, name: str) -> bool:
-    """Of a container of its object: `job = self.jobs.pop(0)`."""
-    return any(
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and value.func.attr in OUT
-        and own_attribute(value.func.value, function.owner or "") is not None
-        for value in given_to(function, name)
-    )
+    """Of a container of its object, or seen there: `job = self.jobs.pop(0)`, `job = self.jobs[0]`, `_, job =
+    heappop(self.jobs)`."""
+    own = function.owner or ""
+    return any(_is_out_of_its_own(awaited(value), own) for value in _given(function, name))
+
+
+def _given(function: Function, name: str) -> Iterator[ast.expr]:
+    yield from given_to(function, name)
+    for target, value in assignments(function):
+        if isinstance(target, ast.Tuple) and any(getattr(each, "id", "") == name for each in target.elts):
+            yield value
+
+
+def _is_out_of_its_own(value: ast.expr, own: str) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[]):
+            pass
+        case ast.Call(func=ast.Attribute(value=table, attr=way)) if way in OUT:
+            pass
+        case ast.Call(func=ast.Attribute(attr="heappop") | ast.Name(id="heappop"), args=[table]):
+            pass
+        case ast.Call(func=ast.Name(id="next"), args=[ast.Call() | ast.GeneratorExp() as among, *_]):
+            return any(isinstance(node, ast.expr) and own_attribute(node, own) for node in walk(among))
+        case ast.Subscript(value=table, slice=ast.Constant() | ast.UnaryOp()):
+            pass
+        case _:
+            return False
+    return own_attribute(table, own) is not None
 
 
 def is_made_by_its_own(function: Function, name: str) -> bool:
