@@ -24,6 +24,7 @@ from auditor.project.fields.in_others import (
 from auditor.project.fields.one_end_forgets import Ends
 from auditor.project.fields.only_refilled import ends_for_good, fills_always, reads_before, reads_of
 from auditor.project.fields.siblings import ends_its_siblings
+from auditor.project.meaning.outside_words import of_numbers
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 
@@ -67,8 +68,11 @@ class ForgottenFields(FurtherOn):
         return ends.forgetful(list(self._ending(outcome, field)))
 
     def _borrowed(self, acquisition: Acquisition, function: Function, call: ast.Call, given: ast.AST) -> bool:
-        """`self._fill(request.draft, tokens)`, where the body of `_fill` tells."""
-        targets, constructed, _ = self.recogniser.calls.targets(function, call)
+        """`self._fill(request.draft, tokens)`, where the body of `_fill` tells; of torch's own functions none
+        keeps what it is told."""
+        targets, constructed, dotted = self.recogniser.calls.targets(function, call)
+        if constructed is None and not targets and of_numbers(dotted):
+            return True
         if constructed is not None or not targets:
             return False
         if last_name(call) in self.recogniser.ending_names_of_class(acquisition.protocol):

@@ -48,7 +48,25 @@ def given_field(function: Function, places: Iterable[Path]) -> Path | None:
 def _is_anothers(function: Function, name: str) -> bool:
     known = name in function.parameters or found_in_a_table(function, name) is not None
     known = known or is_made_by_its_own(function, name) or _is_taken_out(function, name)
-    return known or bool(items_of(function, name))
+    return known or bool(items_of(function, name)) or _is_among_given(function, name)
+
+
+def _is_among_given(function: Function, name: str) -> bool:
+    """`for route in ticket.routes:`, of a ticket that it was given."""
+    over = [loop.iter for loop in function.statements if isinstance(loop, ast.For | ast.AsyncFor)
+            if getattr(loop.target, "id", "") == name]  # fmt: skip
+    told = set(function.parameters) - {function.owner}
+    return len(over) == 1 and getattr(_root(over[0]), "id", "") in told
+
+
+def _root(value: ast.expr) -> ast.expr:
+    """`ticket` of `list(ticket.routes.values())`"""
+    match value:
+        case ast.Attribute(value=inner) | ast.Subscript(value=inner):
+            return _root(inner)
+        case ast.Call(func=ast.Name(), args=[inner]) | ast.Call(func=ast.Attribute(value=inner), args=[]):
+            return _root(inner)
+    return value
 
 
 def _is_taken_out(function: Function, name: str) -> bool:
@@ -93,6 +111,10 @@ def _is_by_its_own(value: ast.expr, function: Function) -> bool:
     match value:
         case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))):
             return True
+        case ast.Call(func=ast.Attribute(value=ast.Attribute() as whom)) if own_attribute(
+            whom, function.owner or ""
+        ):
+            return True  # `pending = self.window.open_request()`
         case ast.Call(func=func):
             return own_attribute(func, function.owner or "") is not None
     return False
@@ -181,6 +203,10 @@ def only_work(
     )
 
 
+def _is_a_stretch(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice)
+
+
 def _works_in_place(name: str) -> bool:
     """`x.copy_(request.buffer)`, and not `board.yield_(request.gpu)`."""
     return name.endswith("_") and not keyword.iskeyword(name[:-1]) and not ENDING.search(name)
@@ -242,6 +268,8 @@ class Uses:
                 return isinstance(ctx, ast.Load) or self._is_filled(parent)
             case ast.Call() if self.borrowed is not None and self.borrowed(self.function, parent, node):
                 return True
+            case ast.Call(func=ast.Subscript()) if _is_a_stretch(node):
+                return True  # `self.experts[n](route.rows[:count])`
             case ast.Call(func=func):
                 name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
                 return (
