@@ -19,7 +19,9 @@ _DONE = re.compile(
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
             |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )|(?P<summed>[+-]\ )))
-    |\[[\w.]++\]\ =\ (?:(?P<emptied>None|False|0|-1(?!\d)|(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT)\b
+    |(?:\[(?:[^][\n]|\[[^]\n]*+\])*+\])++\ =\ (?:
+        (?P<emptied>self\.\w++\[[^]\n]*+\],\ None|None|False|0|-1(?!\d)
+        |(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT|EMPTY)\b
         |["'](?:idle|free|available|unused|vacant)["'])
         |(?P<linked>self\.\w++(?:\n|\Z))|(?P<entered>))
     |(?P<cut>\[[:-])
@@ -41,6 +43,9 @@ _UNDONE = (
     (("emptied", "spanned"), _ENTERED),
     (("fewer", "less", "minus"), ("raised", "more", "plus")),
     (("fewer",), _ENTERED),
+    (("taken",), _ENTERED),
+    (("struck",), _PUT),
+    (("sorted",), ("taken", "struck", "entered")),
 )
 _UNDONE_OF_FREE = (
     (("cut",), _JOINED),
@@ -58,6 +63,9 @@ _ANY_NAME = re.compile(rb"(?:^|[^\w.])(\w+)(?:\[[^\]\n]*\])?$")
 _LAST_WORD = re.compile(rb"(\w+)$")
 _IS_FIELD = b" = self."
 _LOOKED_INTO = re.compile(rb"(\w+)[\[.\n]")
+_STATED = re.compile(rb" = \(?((?:[A-Z]\w*\.)?[A-Z][A-Z0-9_]+|\"[a-z_]+\"|'[a-z_]+')(?:\n|, |\Z)")
+_ANY_FIELD = re.compile(rb"\.(\w+)(?:\[[^\]\n]*\])?$")
+_ASKED = (b"== ", b" is ", b" in (", b".index(", b"is not ", b"!= ")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _WRITTEN_OTHERWISE = (
@@ -109,9 +117,6 @@ _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
 _HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
-_LIMITED = rb"len\(self\.%b\) [<>][^\n]*:\n[^\n]*(?:raise|return|wait|create_future)"
-"""So many there may be, and no more are let in."""
-_RELEASE = re.compile(rb"def (?:release|free|dealloc|deallocate|relinquish|give_back|surrender)\(")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
 
@@ -136,13 +141,6 @@ def works_both_ways(text: Searched) -> bool:
     return (
         any(_both(notes, *ways) for ways in _UNDONE)
         or any(_is_said(_both(notes, *ways), data) for ways in _UNDONE_OF_FREE)
-        or any(
-            map(
-                _SAID.search,
-                struck := _both(notes, ("struck",), _PUT) | _both(notes, ("taken",), ("entered",)),
-            )
-        )
-        or any(re.search(_LIMITED % field, data) for field in struck)
         or bool((_both(notes, ("masked",), _BITS) or notes["turned"]) and b"<<" in data)
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)
@@ -150,7 +148,8 @@ def works_both_ways(text: Searched) -> bool:
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
-        or _numbered(notes, data)
+        or _stated(data)
+        or any(b" = self.%b\n" % mark in data for mark in (notes["raised"] | notes["more"]) & notes["named"])
         or (text.has(b"notify") and not _set_both_ways(data).isdisjoint(_WAITED_FOR.findall(data)))
     )
 
@@ -160,12 +159,18 @@ def _set_both_ways(data: bytes) -> set[bytes]:
     return set(ending_before(b" = True", _OWN, data)) & set(ending_before(b" = False", _OWN, data))
 
 
-def _numbered(notes: Notes, data: bytes) -> bool:
-    """`n = self.number`, `self.handles[n] = "ready"`, and `release(n)`, which strikes it off."""
-    if not _both(notes, ("taken",), ("entered",)) or not _RELEASE.search(data):
-        return False
-    counts = notes["more"] | notes["raised"]
-    return b" = next(self." in data or any(b" = self.%b\n" % count in data for count in counts)
+def _stated(data: bytes) -> bool:
+    """`cell.state = State.EMPTY`, and another state elsewhere, of which one is asked for."""
+    said: Notes = defaultdict(set)
+    for state in _STATED.finditer(data):
+        start = data.rfind(b"\n", 0, state.start()) + 1
+        if field := _ANY_FIELD.search(data, start, state.start()):
+            said[field[1].decode()].add(state[1])
+    return any(
+        any(b"%b%b" % (asked, state) in data for asked in _ASKED for state in states)
+        for states in said.values()
+        if len(states) > 1
+    )
 
 
 def _put_back_by_name(taken: set[bytes], data: bytes) -> bool:
@@ -269,8 +274,8 @@ def _notes(data: bytes, text: Searched) -> Notes:
     for local in _popped(data) if text.has(b"pop") else ():
         if local + b" = self." in data:
             notes["taken"].update(re.findall(_OF_FIELD % local, data))
-    if notes["taken"] and (text.has(b"heappush(") or text.has(b"insort")):
-        notes["put"].update(re.findall(_INTO_ORDER, data))
+    if text.has(b"heappush(") or text.has(b"insort"):
+        notes["sorted"].update(re.findall(_INTO_ORDER, data))
     return notes
 
 

@@ -18,6 +18,10 @@ _SETTINGS = frozenset({b"requires_grad", b"training", b"enabled", b"use_cache", 
 _ASKED = rb"(?:if|not|and|or) (\w+)\.%b\b"
 _RAISED = rb"\.%b(?<!self\.%b) = True\b"
 _GOING_OVER = re.compile(rb"\bfor (?:\w+, )?(\w+) in ")
+_LOWERED = re.compile(rb"""\[["'](\w+)["']\] -= 1""")
+_NAME_OR_PART = re.compile(rb"(\w+)(?:\[[^\]\n]*\])?$")
+_OF_EVENTS = (b".wait()", b".clear()", b".set()")
+_OWN_OR_PART = re.compile(rb"self\.(\w+)(?:\[[^\]\n]*\])*$")
 _OWN = re.compile(rb"self\.(\w+)$")
 _WORD = re.compile(rb"\w+")
 _GLOBAL = re.compile(rb"    global ([\w, ]+)\n")
@@ -31,12 +35,60 @@ _SHOWN = rb"(?:= (?:await )?self\.%b\(|self\.%b\([^()\n]*\)\.(?:pop|acquire|popl
 def works_on_others(text: Searched) -> bool:
     """Both ways."""
     data = text.data
-    ways = _counts(data) or _marks(data) or _helped(text) or _changed_by_several(text)
+    ways = (
+        _counts(data)
+        or _counts_under(data)
+        or _lights(data)
+        or _empties(text)
+        or _locks(text)
+        or _shuts(text)
+        or _marks(data)
+        or _helped(text)
+        or _changed_by_several(text)
+    )
     return ways or _at_numbers(data) or _stocks(text)
 
 
 def _counts(data: bytes) -> bool:
     return any(b".%b += " % name in data for name in set(before(b" -= ", _OF_ANY, data)))
+
+
+def _lights(data: bytes) -> bool:
+    """`slab.bits |= 1 << at`, `self.slabs[n].bits &= ~(1 << at)`"""
+    return any(b".%b |= 1 <<" % name in data for name in set(before(b" &= ~", _OF_ANY, data)))
+
+
+def _empties(text: Searched) -> bool:
+    """`if bench.sitter is None: bench.sitter = who`, and `bench.sitter = None`"""
+    asked = set(ending_before(b" is None", _OF_ANOTHER, text.data))
+    emptied = asked & set(ending_before(b" = None\n", _OF_ANOTHER, text.data)) if asked else set[bytes]()
+    return any(re.search(rb"\.%b = (?!None)" % name, text.data) for name in emptied)
+
+
+def _locks(text: Searched) -> bool:
+    """`lock = self.locks[key]` with `lock.acquire()`, and `self.locks[key].release()`"""
+    if not (text.has(b".acquire()") and text.has(b".release()")):
+        return False
+    taken, left = (set(before(way, _NAME_OR_PART, text.data)) for way in (b".acquire()", b".release()"))
+    named = any(b"%b = self." % name in text.data for name in taken - left) and bool(left)
+    return named or not taken.isdisjoint(left)
+
+
+def _counts_under(data: bytes) -> bool:
+    """`record["users"] += 1`, `self.active[name]["users"] -= 1`"""
+    if b"] -= 1" not in data:
+        return False
+    return any(
+        b'["%b"] += 1' % key in data or b"['%b'] += 1" % key in data for key in set(_LOWERED.findall(data))
+    )
+
+
+def _shuts(text: Searched) -> bool:
+    """`self.ready[side].wait()`, `self.ready[side].clear()`, and `self.ready[side].set()`"""
+    if not all(map(text.has, _OF_EVENTS)):
+        return False
+    ways = [set(before(way, _OWN_OR_PART, text.data)) for way in _OF_EVENTS]
+    return bool(set.intersection(*ways))
 
 
 def _marks(data: bytes) -> bool:

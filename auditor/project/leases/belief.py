@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 
 from auditor.flow.effects import Handle
-from auditor.project.code.bindings import TEST_FILE
+from auditor.project.code.bindings import TEST_FILE, own_attribute
 from auditor.project.code.modules import Class
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome, loses_normally
@@ -91,7 +91,7 @@ def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
     always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in kept)
     sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
-    few = never < always if never <= AT_MOST else OUTNUMBERED * never <= always
+    few = never < always + bool(sometimes) if never <= AT_MOST else OUTNUMBERED * never <= always
     return few and sometimes <= AT_MOST * always
 
 
@@ -99,6 +99,8 @@ def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:
     """It is kept in a field, and another method of the class gives something back; or it is begun under a
     key, and another method, by a name that undoes it, ends it of the same object."""
     cls = user.function.cls if user.stored or user.acquisition.keyed else None
+    if cls is not None and user.stored and _is_asked_to_end(recogniser, user, cls):
+        return True
     if cls is not None and not user.stored:
         return _is_undone_by_its_class(recogniser, user, cls)
     return cls is not None and any(
@@ -107,6 +109,21 @@ def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:
         if method is not user.function
         for call in method.calls
         for target in recogniser.calls.targets(method, call)[0]
+    )
+
+
+def _is_asked_to_end(recogniser: Recogniser, user: Outcome, cls: Class) -> bool:
+    """`self.feed.close()`, of the field in which it is kept, though nobody says what that is."""
+    own = user.function.owner or ""
+    fields = {path[1][1:] for _, path in user.stored if len(path) == 2 and path[0] == own}
+    names = recogniser.ending_names(user.lease.protocol) if fields else frozenset()
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in names
+        and own_attribute(call.func.value, method.owner or "") in fields
+        for method in cls.methods.values()
+        if method is not user.function
+        for call in method.calls
     )
 
 

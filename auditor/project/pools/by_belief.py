@@ -6,23 +6,24 @@ proposed: `leases/belief` asks those who use it."""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position, Value
 from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.bodies import returns_something, returns_tuples
-from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
+from auditor.project.pools.also_ended import also_ended
+from auditor.project.pools.bodies import piles_up_what_it_is_told, returns_something, returns_tuples
+from auditor.project.pools.halves import LENDING, STRONG, Half, Pair, acquiring_half
+from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.used_together import Told, asked_in_turn, told_alike, told_of
-from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
+from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.project.shapes.registers import LISTENERS
 from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
-from auditor.protocols.vocabulary import RELEASE_WORDS, Name, take_apart
+from auditor.protocols.vocabulary import RELEASE_WORDS, Name, pairs_with, take_apart
 
 ENDING = re.compile(
     r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
@@ -33,11 +34,12 @@ ENDING = re.compile(
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
 SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load)(?:_|$)")
-"""Names of what shows something, or makes it, and gives nothing back."""
+"""Names of what shows something, or makes it, and gives nothing back; but `load(shell)` may put it back."""
 
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
-    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest|manage|call|on)(?:_|$)"
+    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest|manage|on)(?:_|$)"
+    r"|call(?:_(?!in$|out$|up$)|$)"
 )
 """Names of what shows everybody the same, and of what works."""
 
@@ -46,14 +48,6 @@ EVERYDAY = frozenset({"tell", "seek", "flush", "read", "write", "append", "exten
 
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
-
-UNDONE = UNDONE_BY | {
-    Did.CLEAR: frozenset({Did.IN}),
-    Did.SET: frozenset({Did.CLEAR}),
-    Did.OUT: UNDONE_BY[Did.OUT] | {Did.SET},
-}
-"""What is free may be marked, as well as what is in use; `slot.host = host`, of a slot among others; `head =
-head.next`, and `head = node` of a node that is told."""
 
 
 def proposed_pairs(
@@ -65,25 +59,94 @@ def proposed_pairs(
     texts = (each.text for each in (helpers.values() if cls is not None else methods))
     if len(halves) < 2 or not any(map(ENDING.search, texts)):
         return
-    asked = {method: list(_lasting(method, helpers)) for method in halves}
+    asked = {method: list(lasting(method, helpers)) for method in halves}
     asked = {method: changed for method, changed in asked.items() if changed}
     name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
-    for begins, begun in asked.items() if len(asked) > 1 else ():
+    found = [
+        (also_ended(model, cls, pair, methods) if cls is not None else pair, begun)
+        for begins, begun in (asked.items() if len(asked) > 1 else ())
+        for pair in _pairs_begun(model, f"{name}.{begins.name}()", cls, begins, asked)
+    ]
+    begins = {pair.acquires[0].function for pair, _ in found}
+    rest = [each for each in halves if each not in begins]
+    found += [(pair, []) for pair in _called_so(model, name, cls, rest, list(asked))]
+    lending = [pair for pair, _ in found if pair.acquires[0].handle is Handle.RESULT]
+    for pair, begun in found:
+        counts = any(change.did in COUNTED for change in begun)
+        if counts or not _is_told_what_is_lent(pair, lending):
+            yield pair
+
+
+def _pairs_begun(
+    model: ClassModel, name: str, cls: Class | None, begins: Function, asked: Mapping[Function, list[Change]]
+) -> Iterator[Pair]:
+    begun = asked[begins]
+    undone = [
+        each
+        for each, ended in asked.items()
+        if each is not begins and begins.name not in EVERYDAY and undoing(begins, begun, each, ended)
+    ]
+    ends = [each for each in undone if _may_end(begins, each) and asked_in_turn(model, begins, each)]
+    told = {each: told_of(model, begins, each) for each in ends}
+    half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
+    if half is not None:
+        half = replace(half, part=_part_lent(half, told.values()))
+        back = (
+            Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
+            for each in ends
+        )
+        yield Pair(name, cls, (half,), tuple(back), proposed=True)
+        return
+    alone = [each for each in undone if cls is not None and _ends_alone(begins, begun, each, asked[each])]
+    alone = [each for each in alone if asked_in_turn(model, begins, each)]
+    if alone:
+        half = Half(begins, COUNTING, Handle.RECEIVER, by_shape=True)
+        back = (Half(each, RELEASING, Handle.RECEIVER) for each in alone)
+        yield Pair(name, cls, (half,), tuple(back), proposed=True)
+
+
+def _called_so(
+    model: ClassModel, name: str, cls: Class | None, rest: Sequence[Function], changing: Sequence[Function]
+) -> Iterator[Pair]:
+    """`acquire_read(number)`, which only shows what `release_read(chunk)` counts down: who filled it has said
+    how many there will be."""
+    for begins in rest:
+        taking = take_apart(begins.name, STRONG)
+        if taking is None or cls is None or not returns_something(begins):
+            continue
         ends = [
             each
-            for each, ended in asked.items()
-            if each is not begins and begins.name not in EVERYDAY and _undoes(begins, begun, each, ended)
+            for each in changing
+            if each is not begins
+            and own_parameters(each)
+            and (giving := take_apart(each.name, RELEASE_WORDS)) is not None
+            and pairs_with(taking, giving)
+            and taking.affix == giving.affix
+            and asked_in_turn(model, begins, each)
         ]
-        ends = [each for each in ends if _may_end(begins, each) and asked_in_turn(model, begins, each)]
-        told = {each: told_of(model, begins, each) for each in ends}
-        half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
-        if half is not None:
-            half = replace(half, part=_part_lent(half, told.values()))
+        told = [told_of(model, begins, each) for each in ends]
+        if ends and all(each is not None and each.handle is Handle.RESULT for each in told):
+            half = Half(begins, ACQUIRING, value=value_of(begins), by_shape=True)
             back = (
-                Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
-                for each in ends
+                Half(each, RELEASING, argument=way.end) for each, way in zip(ends, told, strict=True) if way
             )
             yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+
+
+def _is_told_what_is_lent(pair: Pair, lending: Sequence[Pair]) -> bool:
+    """`configure(channel)` beside `request()`, which hands the channel out that `release(channel)` takes: it
+    works with what is lent."""
+    half = pair.acquires[0]
+    if half.handle is not Handle.ARGUMENT:
+        return False
+    told, ends = own_parameters(half.function)[:1], {each.function for each in pair.releases}
+    return any(
+        told == own_parameters(each.function)[:1]
+        and told[0] not in own_parameters(other.acquires[0].function)
+        for other in lending
+        for each in other.releases
+        if each.function in ends
+    )
 
 
 def _helpers(model: ClassModel, cls: Class | None) -> Helpers:
@@ -212,10 +275,22 @@ def _stores(begins: Function, begun: list[Change]) -> bool:
 
 def _may_end(begins: Function, ends: Function) -> bool:
     """Told what the first returned or was told; nothing where there is nothing to tell."""
-    if SHOWING.match(ends.name):
+    if SHOWING.match(ends.name) and not piles_up_what_it_is_told(ends):
         return False
     nothing = not own_parameters(begins) and not returns_something(begins)
     return bool(own_parameters(ends)) is not nothing
+
+
+def _ends_alone(begins: Function, begun: Sequence[Change], ends: Function, ended: Sequence[Change]) -> bool:
+    """`scope.open()` hands out what `scope.close()` puts back, told nothing: into what the module has
+    or another object, for everybody has fields of his own."""
+    taken = {change.way for change in begun if change.did is Did.OUT and _is_others(change)}
+    told = own_parameters(begins) or own_parameters(ends) or SHOWING.match(ends.name)
+    return not told and any(change.did is Did.IN and change.way in taken for change in ended)
+
+
+def _is_others(change: Change) -> bool:
+    return change.way[0] == MODULE or (change.way[0] == SELF and len(change.way) > len((SELF, "field")))
 
 
 def _amounts(method: Function, changed: list[Change]) -> Iterator[str]:
@@ -252,48 +327,3 @@ def _may_be_half(method: Function, known: Set[Function]) -> bool:
 def _asks_one_of(method: Function, known: Set[Function]) -> bool:
     names = {half.name for half in known if half.cls is method.cls} if method.owner is not None else set()
     return any(own_attribute(call.func, method.owner or "") in names for call in method.calls if names)
-
-
-def _lasting(method: Function, helpers: Helpers) -> Iterator[Change]:
-    """What it does to its object, to what that leads to, and to what it is told of. Who takes a lock and
-    leaves it, holds it for himself."""
-    found = list(all_changes(method, helpers))
-    left = {change.way for change in found if change.did is Did.LEFT}
-    held = {change.way for change in found if change.did is Did.HELD}
-    told = own_parameters(method)
-    for change in found:
-        inside = change.did in (Did.HELD, Did.LEFT) and change.way in left & held
-        lasts = change.way[0] in (SELF, MODULE, *told) and len(change.way) > 1
-        if lasts and not inside and not LISTENERS.search(change.way[-1]):
-            yield change
-
-
-def _undoes(begins: Function, begun: list[Change], end: Function, ended: list[Change]) -> bool:
-    """To the same thing; `slot.worn = False` of a slot that it is told, to one out of `self.slots`."""
-    told = own_parameters(end)
-    return any(
-        (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
-        and other.did in UNDONE.get(one.did, ())
-        and (one.did is not Did.SET or _is_of_several(begins, one))
-        and (other.did is not Did.SET or _is_from_told(end, other))
-        and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
-        for one in begun
-        for other in ended
-    )
-
-
-def _is_of_several(begins: Function, change: Change) -> bool:
-    """`slot.host = host` of a slot out of `self.slots`, into which its class looks."""
-    text = begins.cls.text if begins.cls is not None and len(change.way) > 2 else ""
-    several = rf"\bin (?:\w+\()?self\.{change.way[1]}\b|self\.{change.way[1]}\["
-    return bool(text) and re.search(several, text) is not None
-
-
-def _is_from_told(method: Function, change: Change) -> bool:
-    """`self.holes = merged`, of the holes and of the one that it is told."""
-    return isinstance(change.value, ast.Name) and field_work(method).is_from_told(change.value)
-
-
-def _is_told(method: Function, change: Change) -> bool:
-    """`drop(key)` strikes the key off, and `propose(key)` enters something new: that gives nothing back."""
-    return isinstance(change.value, ast.Name) and change.value.id in own_parameters(method)

@@ -6,7 +6,8 @@ from auditor.flow.effects import Handle
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_kinds import value_of
-from auditor.project.pools.used_together import is_told_what_it_makes
+from auditor.project.pools.used_together import is_told_one_of_those, is_told_what_it_makes
+from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import changes_state, own_parameters, removes_from_state
 from auditor.protocols.vocabulary import Name, split, undoes
 
@@ -39,6 +40,15 @@ def typed_pairs(cls: Class, methods: list[Function], paired: Set[Function]) -> I
             yield Pair(cls.name, cls, (half,), tuple(Half(each, releasing) for each in givers))
 
 
+def _moves_out(method: Function, ends: list[Function]) -> bool:
+    """`shed(n) -> list[Page]` takes pages out of the table of those in use, and `recycle(page: Page)` puts
+    one among the free: those are nobody's meanwhile. What is drained from among the free may go for good."""
+    removed = {name for name, _ in (*field_work(method).taken, *field_work(method).removed)}
+    filled = {put.field for end in ends for put in field_work(end).put}
+    apart = bool(removed) and removed.isdisjoint(filled)
+    return apart and any(is_told_one_of_those(method, end) for end in ends)
+
+
 def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Function]) -> Iterator[Pair]:
     """`collect() -> Slot | None` beside `open_slot() -> Slot | None` and `close_slot(slot: Slot)`: what
     others have posted lies in another store of the pool, and whoever takes it out closes it."""
@@ -51,6 +61,6 @@ def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Functio
                 continue
             if not LENDING.isdisjoint(method.decorators) or not removes_from_state(method):
                 continue
-            if any(is_told_what_it_makes(method, end) for end in ends):
+            if any(is_told_what_it_makes(method, end) for end in ends) or _moves_out(method, ends):
                 half = Half(method, lent[0].name, Handle.RESULT, 0, lent[0].value, by_shape=True)
                 yield Pair(pair.name, pair.owner, (half,), pair.releases)

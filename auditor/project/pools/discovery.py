@@ -19,6 +19,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import handed_out
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.across_bases import across_bases
+from auditor.project.pools.also_ended import also_ended
 from auditor.project.pools.bodies import not_shared, puts_another
 from auditor.project.pools.by_belief import proposed_pairs
 from auditor.project.pools.by_type import other_takers, typed_pairs
@@ -42,7 +43,7 @@ from auditor.project.pools.of_functions import as_functions, as_methods, has_opp
 from auditor.project.pools.of_two_objects import pairs_of_two_objects
 from auditor.project.pools.parts_lent import with_parts
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
-from auditor.project.pools.seen_as_classes import seen_as_classes
+from auditor.project.pools.seen_as_classes import seen_as_classes, seen_in
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
 from auditor.project.pools.told_by_itself import told_by_itself
@@ -146,6 +147,7 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
         *lock_file_pairs(cls, methods, paired),
         *_handing_on(cls, [m for m in methods if m not in paired]),
     ]
+    told = [also_ended(model, cls, pair, methods) for pair in told]
     yield from told
     known |= paired
     taking = paired | {half.function for pair in told for half in pair.acquires}
@@ -156,7 +158,9 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
 
 def _with_ends(model: ClassModel, pair: Pair, methods: list[Function]) -> Pair:
     pair = with_those_that_are_done(with_others(pair, methods), methods)
-    return with_ends_of_wrappers(model, with_those_that_throw_away(pair, methods))
+    pair = with_those_that_throw_away(pair, methods)
+    pair = also_ended(model, pair.owner, pair, methods) if pair.owner is not None else pair
+    return with_ends_of_wrappers(model, pair)
 
 
 def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:
@@ -164,6 +168,9 @@ def _of_closures(model: ClassModel, module: Module) -> Iterator[Pair]:
     for factory in module.functions.values():
         handed = handed_out(factory)
         found = list(_by_shape(model, factory.name, None, list(handed), set())) if handed else []
+        if handed and not found and (seen := seen_in(factory, handed)) is not None:
+            pairs = map(seen.as_functions, _of_class(model, seen.cls, set(), lending=False))
+            found = [pair for pair in pairs if pair is not None and not pair.proposed]
         if found:
             model.factories[factory] = handed
         yield from found
@@ -221,7 +228,8 @@ def _by_shape(
                 Half(m, releasing, got[0].handle, 0 if keyed else _value_told(m, got[0].function))
                 for m in givers
             )
-            yield Pair(name, cls, got, (*back, *settling(got, methods)))
+            settled = (half for half in settling(got, methods) if half.function not in givers)
+            yield Pair(name, cls, got, (*back, *settled))
 
 
 def _asks_all(giver: Function, takers: Sequence[Function]) -> bool:

@@ -36,16 +36,31 @@ def lock_pairs(methods: Sequence[Function]) -> Iterator[tuple[Function, Function
 
 
 def gates(methods: Sequence[Function]) -> Iterator[tuple[Function, Function]]:
-    """`write_lock()` waits until nobody writes and sets `self._writing`, `write_unlock()` takes that back and
-    wakes whoever waits."""
+    """`write_lock()` waits until nobody writes and sets `self._writing`, or says no where somebody does;
+    `write_unlock()` takes that back and wakes whoever waits."""
     if not methods or methods[0].cls is None or "notify" not in methods[0].cls.text:
         return
-    waiting = [each for each in methods if any(last_part(call.func) in WAITING for call in each.calls)]
+    waiting = [
+        each
+        for each in methods
+        if _says_no(each) or any(last_part(call.func) in WAITING for call in each.calls)
+    ]
     waking = [each for each in methods if any(last_part(call.func) in WAKING for call in each.calls)]
     for begins in waiting:
         for ends in waking:
             if ends is not begins and not set(_set_to(begins, True)).isdisjoint(_set_to(ends, False)):
                 yield begins, ends
+
+
+def _says_no(method: Function) -> bool:
+    """`if self._writing: return False`"""
+    return any(
+        isinstance(node, ast.If)
+        and isinstance(last := node.body[-1], ast.Return)
+        and isinstance(last.value, ast.Constant)
+        and last.value.value is False
+        for node in method.statements
+    )
 
 
 def _set_to(function: Function, truth: bool) -> Iterator[str]:

@@ -34,8 +34,9 @@ from auditor.protocols.vocabulary import split, undoes
 WAYS = {
     Did.MORE: re.compile(r"\.(\w+)(?:\[[^\]\n]*\])? \+= "),
     Did.LESS: re.compile(r"\.(\w+)(?:\[[^\]\n]*\])? -= "),
-    Did.IN: re.compile(r"\.(\w+)(?:\[[^\]\n]*\] = |\.(?:add|append|put|setdefault)\()"),
-    Did.OUT: re.compile(r"\.(\w+)(?:\.(?:pop|remove|discard)\(|\[[^\]\n]*\](?:\n|$))"),
+    Did.IN: re.compile(r"\.(\w+)(?:\[[^\]\n]*\] = |\.(?:add|append|put|setdefault)\(| = True\b)"),
+    Did.OUT: re.compile(r"\.(\w+)(?:(?:\[[^\]\n]*\])?\.(?:pop|remove|discard)\(|\[[^\]\n]*\](?:\n|$))"),
+    Did.CLEAR: re.compile(r"\.(\w+) = False\b"),
 }
 """How a text says what is done to what field."""
 
@@ -76,7 +77,7 @@ def pairs_of_two_objects(module: Module, known: Set[Function]) -> Iterator[Pair]
 
 def _worked_on_both_ways(text: str) -> Set[str]:
     done = {did: set(pattern.findall(text)) for did, pattern in WAYS.items()}
-    return (done[Did.MORE] & done[Did.LESS]) | (done[Did.IN] & done[Did.OUT])
+    return (done[Did.MORE] & done[Did.LESS]) | (done[Did.IN] & (done[Did.OUT] | done[Did.CLEAR]))
 
 
 def _may_be_half(function: Function) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Handle
+from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Class, Function, Module, last_part
 from auditor.project.pools.by_belief import ENDING as TAKING_BACK
 from auditor.project.pools.halves import Half, Pair
@@ -45,11 +46,13 @@ PLAIN = frozenset({"str", "int", "float", "bool", "bytes"})
 
 @dataclass(frozen=True, slots=True)
 class SeenAsClass:
-    """The class, and which function each of its methods is; `of_first` where that is told the object."""
+    """The class, and which function each of its methods is; `of_first` where that is told the object,
+    `closed` where they are the functions of another one."""
 
     cls: Class
     functions: Mapping[Function, Function]
     of_first: bool
+    closed: bool = False
 
     def as_functions(self, pair: Pair) -> Pair | None:
         """The pair with the functions themselves for halves, for their users to say whether it is one; None
@@ -57,7 +60,8 @@ class SeenAsClass:
         if not all(half.function in self.functions for half in pair.acquires):
             return None
         acquires, releases = (tuple(map(self._as_function, side)) for side in (pair.acquires, pair.releases))
-        return replace(pair, owner=None, acquires=acquires, releases=releases, proposed=True)
+        sure = self.closed and not pair.proposed  # nobody else gets at what a closure has
+        return replace(pair, owner=None, acquires=acquires, releases=releases, proposed=not sure)
 
     def _as_function(self, half: Half) -> Half:
         function = self.functions.get(half.function)
@@ -106,12 +110,32 @@ def _is_store(value: ast.expr) -> bool:
 
 
 def _of_module(module: Module, plain: Sequence[Function], kept: Set[str]) -> SeenAsClass:
+    return _sharing(module, _name_of(module), module.tree.body, plain, kept)
+
+
+def seen_in(factory: Function, handed: Sequence[Function]) -> SeenAsClass | None:
+    """The functions that one function makes and hands out together: what it has they have in common."""
+    body = factory.node.body if isinstance(factory.node, ast.FunctionDef) else []
+    kept = {
+        target.id
+        for statement in body
+        for target, value in assigned_by(statement)
+        if isinstance(target, ast.Name) and _is_store(value)
+    }
+    if not kept or not any(map(_takes_back, handed)):
+        return None
+    return replace(_sharing(factory.module, factory.name, body, handed, kept), closed=True)
+
+
+def _sharing(
+    module: Module, name: str, body: Sequence[ast.stmt], plain: Sequence[Function], kept: Set[str]
+) -> SeenAsClass:
     functions = {each.name for each in plain}
-    cls = _empty_class(module, _name_of(module))
+    cls = _empty_class(module, name)
     begun = [
         statement
-        for statement in module.tree.body
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for statement in body
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Return)
         and not kept.isdisjoint(_names(statement))
     ]
     rewriter = _OfModule(kept, functions)
@@ -153,11 +177,16 @@ class _OfModule(ast.NodeTransformer):
     def visit_Global(self, node: ast.Global) -> ast.stmt:
         return ast.copy_location(ast.Pass(), node)
 
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.stmt:
+        return ast.copy_location(ast.Pass(), node)
+
 
 def _local(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Set[str]:
     """Its parameters, and what it binds that is not said to be the module's."""
     arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    shared = {name for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names}
+    shared = {
+        name for each in ast.walk(node) if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names
+    }
     bound = {
         each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
     }

@@ -132,7 +132,19 @@ def told_alike(begins: Function, ends: Function) -> bool:
 
 def is_told_what_it_makes(begins: Function, ends: Function) -> bool:
     """`carve(size) -> Extent | None` and `restore(extent: Extent)`, of a class of the tree."""
-    made = _classes_named(getattr(begins.node, "returns", None)) & begins.module.classes.keys()
+    return _is_told(ends, _classes_named(getattr(begins.node, "returns", None)), begins.module)
+
+
+def is_told_one_of_those(begins: Function, ends: Function) -> bool:
+    """`shed(n) -> list[Page]` and `recycle(page: Page)`"""
+    match getattr(begins.node, "returns", None):
+        case ast.Subscript(value=ast.Name(id="list" | "List"), slice=inner):
+            return _is_told(ends, _classes_named(inner), begins.module)
+    return False
+
+
+def _is_told(ends: Function, classes: set[str], module: Module) -> bool:
+    made = classes & module.classes.keys()
     told = own_parameters(ends)[:1] if made else ()
     arguments = getattr(ends.node, "args", None)
     named = arguments.args if isinstance(arguments, ast.arguments) else ()

@@ -14,6 +14,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_objects import goes_straight_on, lent_class, needs_nothing, stored_class
 from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import Name
 
 WRAPPED = frozenset({Handle.RESULT, Handle.RECEIVER})
@@ -69,9 +70,16 @@ def _telling(lent: Class, names: set[str]) -> Iterator[Function]:
 
 
 def _tells(method: Function, name: str) -> bool:
+    """What it has, or what it makes up itself: `self._limiter.settle(+0.1, clock() - self._began)`."""
     own = method.owner or ""
+    others = {*method.parameters} - {own}
     for call in method.calls:
         match call.func:
             case ast.Attribute(value=pool, attr=asked) if asked == name and own_attribute(pool, own):
-                return all(own_attribute(told, own) or getattr(told, "id", "") == own for told in call.args)
+                return all(
+                    own_attribute(told, own)
+                    or getattr(told, "id", "") == own
+                    or not (isinstance(told, ast.Name) or mentions(told, others, frozenset()))
+                    for told in call.args
+                )
     return False

@@ -10,7 +10,7 @@ from enum import Enum
 from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
 from auditor.project.shapes.markings import state_of
-from auditor.project.shapes.pieces import joins
+from auditor.project.shapes.pieces import joins, left_out
 from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Helpers, Way, Ways, given_by
 from auditor.source.nodes import walk
 
@@ -41,18 +41,25 @@ UNDONE_BY: dict[Did, frozenset[Did]] = {
     Did.HELD: frozenset({Did.LEFT}),
 }
 
+CONTAINERS = (ast.List, ast.ListComp, ast.Set, ast.SetComp)
+
 _HOLDING = {"acquire": Did.HELD, "release": Did.LEFT}
+
+EVENTS = frozenset({"wait", "clear", "set"})
 
 OTHER_WAY = {Did.MORE: Did.LESS, Did.LESS: Did.MORE}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`value` is what was put in, taken out, set, or counted by."""
+    """`value` is what was put in, taken out, set, or counted by; `within` where that was done to a part of
+    what the way leads to, `self.inbox[key].get()`, and not to the whole, `self.inbox.pop(key)`; None of a
+    local name, which may be either."""
 
     way: Way
     did: Did
     value: ast.expr | None = None
+    within: bool | None = None
 
 
 def changes(function: Function, ways: Ways | None = None) -> list[Change]:
@@ -61,7 +68,7 @@ def changes(function: Function, ways: Ways | None = None) -> list[Change]:
         return []
     ways = ways or Ways(function)
     found = [change for node, calls in function.worded for change in _of_statement(ways, node, calls)]
-    return [*found, *_read_at_a_number(ways, function, found)]
+    return [*found, *_read_at_a_number(ways, function, found), *_events(ways, function)]
 
 
 def _read_at_a_number(ways: Ways, function: Function, found: Sequence[Change]) -> Iterator[Change]:
@@ -72,6 +79,21 @@ def _read_at_a_number(ways: Ways, function: Function, found: Sequence[Change]) -
             parts = (each for each in walk(node.slice) if isinstance(each, ast.Attribute | ast.Name))
             if any(ways.of(each) in counted for each in parts):
                 yield from _at(ways, node.value, Did.OUT, node)
+
+
+def _events(ways: Ways, function: Function) -> Iterator[Change]:
+    """`self.ready[side].wait()`, and `self.ready[side].clear()`: nobody else goes on until `set()`."""
+    called = [
+        (ways.of(call.func.value), call.func.attr, call)
+        for call in function.calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in EVENTS and not call.args
+    ]
+    waited = {way for way, attr, _ in called if attr == "wait"}
+    for way, attr, call in called:
+        if way is not None and attr == "clear" and way in waited:
+            yield Change(way, Did.HELD, call)
+        elif way is not None and attr == "set":
+            yield Change(way, Did.LEFT, call)
 
 
 def all_changes(function: Function, helpers: Helpers | None = None, deep: int = 0) -> Iterator[Change]:
@@ -113,6 +135,10 @@ def _signed(change: Change) -> Change:
 
 def _of_statement(ways: Ways, node: ast.stmt, calls: Iterable[ast.Call]) -> Iterator[Change]:
     match node:
+        case ast.AugAssign(target=ast.Name(id=name), op=ast.Add() | ast.Sub(), value=value) if _is_its_own(
+            ways, name, value
+        ):
+            return
         case ast.AugAssign(target=target, op=ast.Add() | ast.Sub() as op, value=value):
             yield from _at(ways, target, Did.MORE if isinstance(op, ast.Add) else Did.LESS, value)
         case ast.AugAssign(target=target, op=ast.BitOr(), value=value):
@@ -122,14 +148,29 @@ def _of_statement(ways: Ways, node: ast.stmt, calls: Iterable[ast.Call]) -> Iter
         case ast.Delete(targets=targets):
             for gone in targets:
                 if isinstance(gone, ast.Subscript):
-                    yield from _at(ways, gone, Did.OUT, gone.slice)
+                    yield from _in(ways, gone.value, Did.OUT, gone.slice)
         case ast.Assign() | ast.AnnAssign():
             for written, given in assigned_by(node):
                 place = _lasting(ways, written)
                 if place is not None:
-                    yield from _at(ways, place, *_given(ways, place, given))
+                    of_part = isinstance(place, ast.Subscript) and isinstance(place.value, ast.Attribute)
+                    for change in _at(ways, place, *_given(ways, place, given)):
+                        yield replace(change, within=False) if of_part else change
     for call in calls:
         yield from _called(ways, call)
+
+
+def _is_its_own(ways: Ways, name: str, value: ast.expr) -> bool:
+    """`offset += size` of `offset = HEADER.size`, a number of the function's own; not where `left -= n` is
+    written back, nor where `free += [page]` adds to the list that it is a name of."""
+    if name in ways.of_module or isinstance(value, CONTAINERS):
+        return False
+    return not any(
+        isinstance(given, ast.Name) and given.id == name
+        for node in ways.function.statements
+        for written, given in assigned_by(node)
+        if not isinstance(written, ast.Name) or written.id in ways.of_module
+    )
 
 
 def _lasting(ways: Ways, target: ast.expr) -> Target | None:
@@ -142,6 +183,18 @@ def _lasting(ways: Ways, target: ast.expr) -> Target | None:
 def _at(ways: Ways, target: ast.expr, did: Did, value: ast.expr | None) -> Iterator[Change]:
     if (way := ways.of(target)) is not None:
         yield Change(way, did, value)
+
+
+def _in(ways: Ways, place: ast.expr, did: Did, value: ast.expr) -> Iterator[Change]:
+    """Of what is called to be changed."""
+    match place:
+        case ast.Attribute():
+            within: bool | None = False
+        case ast.Subscript() | ast.Call():
+            within = True
+        case _:
+            within = None
+    yield from (replace(change, within=within) for change in _at(ways, place, did, value))
 
 
 def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
@@ -172,6 +225,8 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
             return Did.CLEAR, value
         case ast.Tuple(elts=ends) | ast.Call(args=ends) if _is_what_is_left(ways, target, ends):
             return Did.OUT, value
+        case _ if (gone := left_out(value, target)) is not None:
+            return Did.OUT, gone
         case _ if joins(value, target):
             return Did.IN, value
         case _ if isinstance(target, ast.Subscript) or isinstance(value, ast.Constant):
@@ -209,11 +264,11 @@ def _called(ways: Ways, call: ast.Call) -> Iterator[Change]:
         case ast.Call(func=ast.Attribute(attr="heappop") | ast.Name(id="heappop"), args=[heap]):
             yield from _at(ways, heap, Did.OUT, call)
         case ast.Call(func=ast.Attribute(value=place, attr=attr), args=args) if attr in _INTO and args:
-            yield from _at(ways, place, Did.IN, args[-1])
+            yield from _in(ways, place, Did.IN, args[-1])
         case ast.Call(func=ast.Attribute(value=place, attr=attr), args=args) if attr in _OUT_OF:
-            yield from _at(ways, place, Did.OUT, args[0] if args else call)
+            yield from _in(ways, place, Did.OUT, args[0] if args else call)
         case ast.Call(func=ast.Attribute(value=place, attr="get"), args=[]):
-            yield from _at(ways, place, Did.OUT, call)  # of a queue
+            yield from _in(ways, place, Did.OUT, call)  # of a queue
         case ast.Call(func=ast.Attribute(value=place, attr=attr), args=[]) if attr in _HOLDING:
             yield from _at(ways, place, _HOLDING[attr], call)
         case ast.Call(func=ast.Attribute(attr="insort" | "insort_left" | "insort_right"), args=[into, thing]):

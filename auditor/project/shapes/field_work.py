@@ -15,7 +15,7 @@ from auditor.project.shapes.found_in import found_in
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.owners import owners_of, shared_by
-from auditor.project.shapes.pieces import gone_over, is_end_of, joins
+from auditor.project.shapes.pieces import gone_over, is_end_of, joins, left_out
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 from auditor.source.nodes import children, walk
 
@@ -255,6 +255,9 @@ class _Reader:
             self.work.counters.add(target.attr)
         if isinstance(target, ast.Attribute) and (more := raised_by(target, value)) is not None:
             self._changed(target, ast.Add(), more)
+        elif isinstance(target, ast.Attribute) and (gone := left_out(value, target)) is not None:
+            if self.field_of(target) is not None:
+                self._struck(target.attr, gone)
         elif isinstance(target, ast.Attribute) and joins(value, target):
             self.work.put.append(Put(target.attr, None, value))
         if isinstance(target, ast.Name) and name is not None and not isinstance(value, ast.Name):

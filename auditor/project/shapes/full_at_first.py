@@ -84,7 +84,12 @@ def _is_told(value: ast.expr, told: Set[str]) -> bool:
     if isinstance(value, ast.BinOp):
         return False
     parts = list(walk(value))
-    around = all(getattr(part.func, "id", "") in AROUND for part in parts if isinstance(part, ast.Call))
+    chosen = [
+        each.orelse for each in parts if isinstance(each, ast.IfExp)
+    ]  # what it has if it is told nothing
+    instead = {id(part) for each in chosen for part in walk(each)}
+    calls = [part for part in parts if isinstance(part, ast.Call) and id(part) not in instead]
+    around = all(getattr(part.func, "id", "") in AROUND for part in calls)
     return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
 
 

@@ -23,6 +23,7 @@ def marks(work: FieldWork, put: Put) -> bool:
         return False
     names = {each.id for each in walk(put.key) if isinstance(each, ast.Name)}
     found = names.isdisjoint(work.from_told) or any(_looked_for(work, put.field, name) for name in names)
+    found = found or (names.isdisjoint(work.told) and _is_looked_at(work, put.field, put.key))
     handed_out = any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
     return bool(names) and found and handed_out
 
@@ -175,6 +176,19 @@ def _tests(node: ast.AST) -> Iterator[ast.expr]:
             yield test
         case ast.comprehension(ifs=ifs):
             yield from ifs
+
+
+def _is_looked_at(work: FieldWork, field: str, place: ast.expr) -> bool:
+    """`if not self.used[area.window()].any():`, of an area as large as it is told."""
+    nodes = _mentioned(work, field)
+    tests = (test for node in work.method.nodes for test in _tests(node))
+    return any(
+        isinstance(each, ast.Subscript)
+        and mentions(each.value, frozenset(), nodes)
+        and ast.unparse(each.slice) == ast.unparse(place)
+        for test in tests
+        for each in walk(test)
+    )
 
 
 def _looked_for(work: FieldWork, field: str, name: str) -> bool:

@@ -51,8 +51,11 @@ class Mark:
 def marked_by(node: ast.AST) -> Iterator[Mark]:
     """What a statement or a call marks."""
     match node:
+        case ast.Call(func=ast.Attribute(value=container, attr="pop"), args=[place, *_]):
+            if isinstance(place, ast.Name | ast.Attribute | ast.Call):
+                yield Mark(container, place, False)
         case ast.Call(func=ast.Attribute(value=container, attr=way), args=[place]):
-            if way in ENTERING | LEAVING or (way == "pop" and isinstance(place, ast.Name)):
+            if way in ENTERING | LEAVING:
                 yield Mark(container, place, way in ENTERING)
         case ast.Call(
             func=ast.Attribute(value=table, attr="index_fill_"), args=[_, place, ast.Constant(value=value)]

@@ -40,6 +40,32 @@ def joins(value: ast.expr, whole: ast.expr) -> bool:
     return bool(fields) and any(ast.unparse(each) == ast.unparse(whole) for each in fields)
 
 
+def left_out(value: ast.expr, whole: ast.expr) -> ast.expr | None:
+    """`cursor` of `self.open = [each for each in self.open if each is not cursor]`, and of mappings `key` of
+    `{k: v for k, v in self.held.items() if k != key}`."""
+    match value:
+        case ast.ListComp(generators=[one]) | ast.SetComp(generators=[one]) | ast.DictComp(generators=[one]):
+            pass
+        case ast.Call(args=[ast.GeneratorExp(generators=[one])]):
+            pass
+        case _:
+            return None
+    over = (
+        one.iter.func.value
+        if isinstance(one.iter, ast.Call) and isinstance(one.iter.func, ast.Attribute)
+        else one.iter
+    )
+    if ast.unparse(gone_over(over)) != ast.unparse(whole):
+        return None
+    for test in one.ifs:
+        match test:
+            case ast.Compare(
+                left=ast.Name() | ast.Attribute(), ops=[ast.IsNot() | ast.NotEq() | ast.NotIn()]
+            ):
+                return test.comparators[0]
+    return None
+
+
 def is_cut(method: Function, store: str) -> bool:
     """It assigns to the field, or deletes a part of it."""
     return any(

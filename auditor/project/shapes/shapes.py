@@ -42,6 +42,7 @@ from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import cuts_spans, is_cut, is_whole_at_first
 from auditor.project.shapes.registers import registers, strikes
 from auditor.project.shapes.rings import ringed_again
+from auditor.project.shapes.states import states
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
 from auditor.project.shapes.within import only_adds_within, takes_within
@@ -230,7 +231,7 @@ def _undone(
         back = [work for work in givers if work is not taker]
         if back:
             yield Shape(_methods([taker]), _methods(back))  # `unhook()` hands out what `hook(node)` is told
-    for undone in (piled_again, entries):
+    for undone in (piled_again, entries, states):
         for taker, givers in undone(lending, given):
             yield from _shape([taker], [work for work in givers if work is not taker])
     for taker, givers in ringed_again(lending, given, begun):

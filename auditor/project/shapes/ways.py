@@ -28,6 +28,8 @@ _SHOWING = frozenset({"get", "setdefault", "values", "items", "keys", "copy"})
 _GOING_OVER = frozenset({"enumerate", "list", "reversed", "sorted", "tuple", "zip", "iter", "next", "min",
                          "max"})  # fmt: skip
 
+SHOWN = (ast.Return, ast.Yield)
+
 LEADING = (ast.Attribute, ast.Subscript, ast.Call, ast.IfExp, ast.ListComp)
 
 Helpers = Mapping[str, Function]
@@ -67,7 +69,7 @@ class Ways:
                 if isinstance(value, ast.BinOp):
                     self.sums[target.id] = value
                 leads = isinstance(value, LEADING) or (
-                    isinstance(value, ast.Name) and value.id in self.of_module
+                    isinstance(value, ast.Name) and value.id in {*self.of_module, self.function.owner}
                 )
                 way = self.of(value) if leads else None
                 if way is not None:
@@ -87,6 +89,8 @@ class Ways:
                 return self.of(value)
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _SHOWING:
                 return self.of(value)
+            case ast.Call(func=ast.Attribute(value=value, attr="pop"), args=[_, *_]):
+                return self.of(value)  # `record = self.active.pop(key, None)`, which may be put back
             case ast.Call(func=ast.Name(id=name), args=[*_, last]) if name == "filter":
                 return self.of(last)
             case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in _GOING_OVER:
@@ -109,7 +113,7 @@ class Ways:
         if helper is self.function or self.deep >= DEEPEST:
             return None
         own = Ways(helper, self.helpers, self.deep + 1)
-        returned = (node.value for node in helper.statements if isinstance(node, ast.Return) and node.value)
+        returned = (node.value for node in helper.nodes if isinstance(node, SHOWN) and node.value)
         found = {way for value in returned if (way := own.of(value)) is not None and way[0] in (SELF, MODULE)}
         return found.pop() if len(found) == 1 else None
 

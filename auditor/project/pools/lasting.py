@@ -1,0 +1,76 @@
+"""What a method does that lasts beyond it, and whether another method undoes that."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.modules import Function
+from auditor.project.pools.bodies import returns_something
+from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.project.shapes.registers import LISTENERS
+from auditor.project.shapes.ways import MODULE, SELF, Helpers
+from auditor.protocols.vocabulary import undoes
+
+UNDONE = UNDONE_BY | {
+    Did.CLEAR: frozenset({Did.IN}),
+    Did.SET: frozenset({Did.CLEAR}),
+    Did.OUT: UNDONE_BY[Did.OUT] | {Did.SET},
+}
+"""What is free may be marked, as well as what is in use; `slot.host = host`, of a slot among others; `head =
+head.next`, and `head = node` of a node that is told."""
+
+
+def lasting(method: Function, helpers: Helpers) -> Iterator[Change]:
+    """What it does to its object, to what that leads to, and to what it is told of. Who takes a lock and
+    leaves it, holds it for himself."""
+    found = list(all_changes(method, helpers))
+    left = {change.way for change in found if change.did is Did.LEFT}
+    held = {change.way for change in found if change.did is Did.HELD}
+    told = own_parameters(method)
+    for change in found:
+        inside = change.did in (Did.HELD, Did.LEFT) and change.way in left & held
+        lasts = change.way[0] in (SELF, MODULE, *told) and len(change.way) > 1
+        if lasts and not inside:
+            yield change
+
+
+def undoing(
+    begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change]
+) -> list[Change]:
+    """Those that undo something, to the same thing; `slot.worn = False` of a slot that it is told, to one out
+    of `self.slots`."""
+    told = own_parameters(end)
+    named = undoes(end.name, begins.name) and returns_something(begins)  # what is heard by a number, is lent
+    ended = [each for each in ended if named or not LISTENERS.search(each.way[-1])]
+    return [
+        other
+        for other in ended
+        if any(
+            (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
+            and other.did in UNDONE.get(one.did, ())
+            and (one.within is None or other.within is None or one.within is other.within)
+            and (one.did is not Did.SET or _is_of_several(begins, one))
+            and (other.did is not Did.SET or _is_from_told(end, other))
+            and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
+            for one in begun
+        )
+    ]
+
+
+def _is_of_several(begins: Function, change: Change) -> bool:
+    """`slot.host = host` of a slot out of `self.slots`, into which its class looks."""
+    text = begins.cls.text if begins.cls is not None and len(change.way) > 2 else ""
+    several = rf"\bin (?:\w+\()?self\.{change.way[1]}\b|self\.{change.way[1]}\["
+    return bool(text) and re.search(several, text) is not None
+
+
+def _is_from_told(method: Function, change: Change) -> bool:
+    """`self.holes = merged`, of the holes and of the one that it is told."""
+    return isinstance(change.value, ast.Name) and field_work(method).is_from_told(change.value)
+
+
+def _is_told(method: Function, change: Change) -> bool:
+    """`drop(key)` strikes the key off, and `propose(key)` enters something new: that gives nothing back."""
+    return isinstance(change.value, ast.Name) and change.value.id in own_parameters(method)
