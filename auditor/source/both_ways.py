@@ -195,7 +195,7 @@ def _locals_of(fields: set[bytes], data: bytes) -> set[bytes]:
 def _shared_as_fields(text: Searched) -> bytes:
     """With the containers of classes and of the module written as those of an object; their names are still
     among the words of the text."""
-    data = text.data
+    data = text.data.replace(b"type(self).", b"self.").replace(b"self.__class__.", b"self.")
     taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))} - _CALLERS_OWN
     owners = set(_OF_THREAD.findall(data)) if text.has(b"local()") else set()
     stores = _of_module(taken, data) | _of_closures(taken, data) if taken else set()

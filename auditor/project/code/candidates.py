@@ -29,8 +29,15 @@ DEFINITION = re.compile(r"def(?<!\wdef)[ \t]+(\w+)")  # a literal first: searche
 
 
 def may_define_pair(text: str) -> bool:
-    """Whether the file has names that pair, or works on a field as pools do."""
-    return names_pair(text) or names_undo(text) or may_have_shape(text) or may_end_elsewhere(text)
+    """Whether the file has names that pair, or works on a field as pools do, be it that one class undoes what
+    the other does."""
+    return (
+        names_pair(text)
+        or names_undo(text)
+        or may_have_shape(text)
+        or may_end_elsewhere(text)
+        or written_both_ways(text)
+    )
 
 
 def may_end_elsewhere(text: str) -> bool:

@@ -42,6 +42,7 @@ from auditor.project.pools.modes import modes
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.of_two_objects import pairs_of_two_objects
 from auditor.project.pools.parts_lent import with_parts
+from auditor.project.pools.put_back_by_itself import put_back_by_themselves
 from auditor.project.pools.queues import PASSING_ON, is_store, passes_on
 from auditor.project.pools.seen_as_classes import seen_as_classes, seen_in
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
@@ -125,9 +126,11 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     paired = {half.function for pair in found for half in pair.acquires}
     ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
     yield from ending
-    handing = list(called_to_end(model, cls, methods, paired)) if lending else []
+    itself = list(put_back_by_themselves(cls, methods, paired))
+    yield from itself
+    handing = list(called_to_end(model, cls, methods, paired))
     yield from handing
-    paired |= {half.function for pair in (*ending, *handing) for half in pair.acquires}
+    paired |= {half.function for pair in (*ending, *itself, *handing) for half in pair.acquires}
     shaped = [_with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)]
     yield from shaped
     yield from _jointly(cls, methods, methods, [*found, *shaped], paired)

@@ -34,9 +34,11 @@ from auditor.protocols.vocabulary import split, undoes
 WAYS = {
     Did.MORE: re.compile(r"\.(\w+)(?:\[[^\]\n]*\])? \+= "),
     Did.LESS: re.compile(r"\.(\w+)(?:\[[^\]\n]*\])? -= "),
-    Did.IN: re.compile(r"\.(\w+)(?:\[[^\]\n]*\] = |\.(?:add|append|put|setdefault)\(| = True\b)"),
+    Did.IN: re.compile(
+        r"\.(\w+)(?:\[[^\]\n]*\] = |\.(?:add|append|put|setdefault)\(| = True\b| = [\w.]*\b[A-Z]{2,}\n)"
+    ),
     Did.OUT: re.compile(r"\.(\w+)(?:(?:\[[^\]\n]*\])?\.(?:pop|remove|discard)\(|\[[^\]\n]*\](?:\n|$))"),
-    Did.CLEAR: re.compile(r"\.(\w+) = False\b"),
+    Did.CLEAR: re.compile(r"\.(\w+) = (?:False\b|[\w.]*\b[A-Z]{2,}(?:\n|$))"),
 }
 """How a text says what is done to what field."""
 

@@ -21,6 +21,9 @@ ENTERING = frozenset({"add", "update"})
 LEAVING = frozenset({"discard", "remove", "difference_update"})
 BOTH = (True, False)
 
+AT_REST = FREE | {"empty", "off", "initial", "blank"}
+"""Words in the names of states in which nobody uses it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marking:
@@ -104,9 +107,9 @@ def state_of(value: ast.expr) -> bool | None:
     """Whether `State.BUSY`, `State.IDLE`, `"busy"`, `"free"` say that it is in use."""
     match value:
         case ast.Attribute(attr=name) if name.isupper():
-            return FREE.isdisjoint(split(name))
+            return AT_REST.isdisjoint(split(name))
         case ast.Constant(value=str() as name):
-            return FREE.isdisjoint(split(name)) if name else None
+            return AT_REST.isdisjoint(split(name)) if name else None
     return None
 
 

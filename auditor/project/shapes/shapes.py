@@ -231,7 +231,7 @@ def _undone(
         back = [work for work in givers if work is not taker]
         if back:
             yield Shape(_methods([taker]), _methods(back))  # `unhook()` hands out what `hook(node)` is told
-    for undone in (piled_again, entries, states):
+    for undone in (piled_again, states, entries):
         for taker, givers in undone(lending, given):
             yield from _shape([taker], [work for work in givers if work is not taker])
     for taker, givers in ringed_again(lending, given, begun):

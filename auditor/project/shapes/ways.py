@@ -89,6 +89,10 @@ class Ways:
                 return self.of(value)
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _SHOWING:
                 return self.of(value)
+            case ast.Call(func=ast.Name(id="type"), args=[ast.Name(id=owner)]) if (
+                owner == self.function.owner
+            ):
+                return (SELF,)  # what the class has is the object's as well
             case ast.Call(func=ast.Attribute(value=value, attr="pop"), args=[_, *_]):
                 return self.of(value)  # `record = self.active.pop(key, None)`, which may be put back
             case ast.Call(func=ast.Name(id=name), args=[*_, last]) if name == "filter":
