@@ -1,9 +1,11 @@
 """Functions that are handed to a thread, a task or an executor together with what they are to work on."""
 
 import ast
+from collections.abc import Set
 
 from auditor.flow.effects import Position
 from auditor.ir.ops import Call, Path
+from auditor.project.code.bindings import given_to, told_by_position
 from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Function, last_part
@@ -29,7 +31,7 @@ def started(
 ) -> tuple[Function, str, Path] | None:
     """The function of the project that will work on the operand, the parameter it gets it as, and where in
     that the lease lies; None where that cannot be told."""
-    found = _called_when_done(function, call) or _runs(call)
+    found = _called_when_done(function, call) or _runs(call) or _passed_through(model, function, call)
     if found is None:
         return None
     callee, first = found
@@ -52,14 +54,68 @@ def started(
 def as_a_task(
     model: ClassModel, function: Function, call: Call, position: Position
 ) -> tuple[Function, str] | None:
-    """Of `create_task(self.serve(slot))` the coroutine, and the parameter by which it gets the operand."""
+    """Of `create_task(self.serve(slot))`, and of `self.spawn(self.serve(slot))` where that does no more than
+    such a call, the coroutine, and the parameter by which it gets the operand."""
     target = model.callee(function, call.at.func)
     if not isinstance(target, Function) or not isinstance(target.node, ast.AsyncFunctionDef):
         return None
-    if not any(last_part(each.func) in TASKS and call.at in each.args for each in function.calls):
+    if not any(_makes_a_task(model, function, each, call.at) for each in function.calls):
         return None
     parameter = parameter_for(target, position, is_bound(target, call.at))
     return (target, parameter) if parameter is not None else None
+
+
+def _makes_a_task(model: ClassModel, function: Function, around: ast.Call, coroutine: ast.Call) -> bool:
+    """It is one that does, or `def spawn(self, work): task = create_task(work)`, and is told the coroutine,
+    by whatever name."""
+    told = [
+        position
+        for position, given in told_by_position(around)
+        if given is coroutine or (isinstance(given, ast.Name) and coroutine in given_to(function, given.id))
+    ]
+    if not told or last_part(around.func) in TASKS:
+        return bool(told)
+    helper = model.callee(function, around.func)
+    if not isinstance(helper, Function):
+        return False
+    names = {parameter_for(helper, position, is_bound(helper, around)) for position in told}
+    return any(_runs_it(node, names) for node in helper.nodes)
+
+
+def _runs_it(node: ast.AST, names: Set[str | None]) -> bool:
+    match node:
+        case ast.Await(value=ast.Name(id=name)):
+            return name in names
+        case ast.Call(func=func, args=args):
+            return last_part(func) in TASKS and any(getattr(each, "id", None) in names for each in args)
+    return False
+
+
+def _passed_through(model: ClassModel, function: Function, call: Call) -> tuple[ast.expr, int] | None:
+    """`self.work` of `self.run(self.work, slot)`, where `def run(self, work, *told)` leaves both to
+    `self.executor.submit(work, *told)`."""
+    helper = model.callee(function, call.at.func)
+    rest = helper.node.args.vararg if isinstance(helper, Function) and hasattr(helper.node, "args") else None
+    if not isinstance(helper, Function) or rest is None:
+        return None
+    own = is_bound(helper, call.at)
+    first = len(helper.parameters) - own
+    work = helper.parameters[-1] if helper.parameters[own:] else None
+    if len(call.at.args) < first or not any(
+        _has_it_done(each, work, rest.arg) for each in helper.of_kind(ast.Call)
+    ):
+        return None
+    return call.at.args[first - 1], first
+
+
+def _has_it_done(call: ast.Call, work: str | None, rest: str) -> bool:
+    """`submit(work, *told)`, `Thread(target=work, args=told)`, `work(*told)`"""
+    named = [getattr(each, "id", None) for each in (call.func, *call.args)]
+    named += [getattr(each.value, "id", None) for each in call.keywords]
+    starred = any(
+        isinstance(each, ast.Starred) and getattr(each.value, "id", None) == rest for each in call.args
+    )
+    return work in named and (starred or rest in named)
 
 
 def _called_when_done(function: Function, call: Call) -> tuple[ast.expr, int] | None:
