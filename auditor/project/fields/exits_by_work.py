@@ -19,7 +19,7 @@ from auditor.project.fields.exits import (
 )
 from auditor.project.fields.exits_early import is_told_before, is_under_a_test
 from auditor.project.fields.of_the_exception import EXITS, is_of_the_exception
-from auditor.project.fields.set_by_enders import chains, may_end, set_later
+from auditor.project.fields.set_by_enders import beside_the_end, chains, may_end, set_later
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
@@ -132,4 +132,4 @@ def _is_set_by_bystanders(
     if setting is None or begun in setting or (somebody and not setting):
         return False
     told = any(True for each in setting for _ in calls_with(each, field))
-    return not told and not any(may_end(each, ends) for each in setting)
+    return not told and not any(may_end(each, ends) for each in beside_the_end(project, setting, begun, ends))

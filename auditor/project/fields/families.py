@@ -15,6 +15,7 @@ from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.asked_differently import asks_another_setting
+from auditor.project.fields.asks_for_a_sibling import asks_for_a_sibling
 from auditor.project.fields.asks_for_more import asks_for_more
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
@@ -79,6 +80,9 @@ class Families:
             ends = self.recogniser.ending_names(outcome.acquisition.protocol)
             if len(path) == 2 and asks_for_more(method, begun, outcome.call, family, field, ends):
                 return True
+            beside = len(path) == 2 and asks_for_a_sibling(method, begun, outcome.call, family, field)
+            if beside and self._asked(outcome, method, path).sometimes:
+                return True
             if not (_leaves(method) or _ends_by_name(method) or in_turns(begun.name, method.name)):
                 continue
             if self._left_by_a_flag(outcome, method, path):
@@ -88,7 +92,7 @@ class Families:
             answer = self._asked(outcome, method, path)
             if answer.sometimes and self._ended_as_begun(outcome, family, method, path):
                 continue
-            if answer.sometimes and self._told_by_others(method, field, ends):
+            if answer.sometimes and self._told_by_others(method, begun, field, ends):
                 continue
             if method.name in EXITS and (
                 answer.kept_by or (answer.sometimes and _exits_without(method, family, field))
@@ -123,10 +127,10 @@ class Families:
                 return True
         return False
 
-    def _told_by_others(self, method: Function, field: str, ends: frozenset[str]) -> bool:
+    def _told_by_others(self, method: Function, begun: Function, field: str, ends: frozenset[str]) -> bool:
         """What it asks another object, is set by who ends such leases."""
         tests = list(what_decides(method, method.owner or "", field))
-        return set_by_enders(self.project, tests, ends)
+        return set_by_enders(self.project, tests, begun, ends)
 
     def _working(
         self, outcome: Outcome, family: list[Function], ender: Function, path: Path

@@ -11,10 +11,33 @@ from auditor.source.nodes import walk
 _SET = r"\.{0}\s*(?:\[[^\]\n]*\]\s*)?(?:[-+|&*/]|//)?=(?!=)|\.{0}\.(?:append|add|update|extend)\("
 
 
-def set_by_enders(project: Project, tests: Sequence[ast.expr], ends: Set[str]) -> bool:
-    """Whether something that the tests ask of other objects is set by who calls one of these."""
+def set_by_enders(project: Project, tests: Sequence[ast.expr], begun: Function, ends: Set[str]) -> bool:
+    """Whether something that the tests ask of other objects is set by who calls one of these. `begun` takes
+    such leases."""
     asked = {chain[-1] for test in tests for chain in chains(test) if len(chain) > 1}
-    return any(may_end(each, ends) for name in sorted(asked) for each in set_later(project, name) or ())
+    setting = [each for name in sorted(asked) for each in set_later(project, name) or ()]
+    return any(may_end(each, ends) for each in beside_the_end(project, setting, begun, ends))
+
+
+def beside_the_end(
+    project: Project, setting: Sequence[Function], begun: Function, ends: Set[str]
+) -> list[Function]:
+    """Without the end itself, which winds back what it gets: `buffer.used = 0`. Not where somebody who makes
+    such objects may have asked it: `with Staged(pool) as buffer: ... pool.checkin(buffer)`."""
+    if not any(each.name in ends for each in setting) or _is_asked_within(project, begun, ends):
+        return list(setting)
+    return [each for each in setting if each.name not in ends]
+
+
+def _is_asked_within(project: Project, begun: Function, ends: Set[str]) -> bool:
+    name = begun.cls.name if begun.cls is not None else ""
+    modules = [project.module(path) for path, _ in project.mentioning(f"{name}(")] if name else []
+    return not modules or any(
+        f"{name}(" in function.text and any(last_part(call.func) in ends for call in function.calls)
+        for module in modules
+        for function in (list(module.by_node.values()) if module is not None else ())
+        if function.qualname != "<module>"
+    )
 
 
 def set_later(project: Project, name: str) -> list[Function] | None:
