@@ -64,6 +64,8 @@ _LAST_WORD = re.compile(rb"(\w+)$")
 _IS_FIELD = b" = self."
 _LOOKED_INTO = re.compile(rb"(\w+)[\[.\n]")
 _STATED = re.compile(rb" = \(?((?:[A-Z]\w*\.)?[A-Z][A-Z0-9_]+|\"[a-z_]+\"|'[a-z_]+')(?:\n|, |\Z)")
+_OF_STATES = re.compile(rb"state|status|phase|stage")
+"""Fields whose texts say how a thing is, and not of what kind."""
 _ANY_FIELD = re.compile(rb"\.(\w+)(?:\[[^\]\n]*\])?$")
 _ASKED = (b"== ", b" is ", b" in (", b".index(", b"is not ", b"!= ")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
@@ -164,7 +166,8 @@ def _stated(data: bytes) -> bool:
     said: Notes = defaultdict(set)
     for state in _STATED.finditer(data):
         start = data.rfind(b"\n", 0, state.start()) + 1
-        if field := _ANY_FIELD.search(data, start, state.start()):
+        field = _ANY_FIELD.search(data, start, state.start())
+        if field and (state[1][:1] not in b"\"'" or _OF_STATES.search(field[1])):
             said[field[1].decode()].add(state[1])
     return any(
         any(b"%b%b" % (asked, state) in data for asked in _ASKED for state in states)
