@@ -23,29 +23,37 @@ from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.marked_places import marks_back
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.project.shapes.ways import SELF, Helpers, Way
+from auditor.project.shapes.ways import SELF, Way
 
 TOLD = frozenset({Handle.RESULT, Handle.ARGUMENT})
+MARKING = frozenset({Did.IN, Did.CLEAR})
 Undone = frozenset[tuple[Way, Did, str]]
+Begun = list[tuple[Function, list[Change]]]
 
 
 def also_ended(model: ClassModel, cls: Class, pair: Pair, methods: Iterable[Function]) -> Pair:
     """The pair, with those methods among its ends."""
     ends = [half for half in pair.releases if half.handle in TOLD and own_parameters(half.function)]
     known = {half.function for half in (*pair.acquires, *pair.releases)}
+    takers = {half.function.name for half in pair.acquires}
     public = {half.function.name for half in ends if not half.function.name.startswith("_")}
-    others = [each for each in methods if each not in known and _may_end(each) and not _asks(each, public)]
+    others = [
+        each for each in methods if each not in known and _may_end(each) and not _asks(each, public | takers)
+    ]
     if not ends or not others:
         return pair
     helpers = {name: each for base in reversed(model.lineage(cls)) for name, each in base.methods.items()}
     begun = [(half.function, list(lasting(half.function, helpers))) for half in pair.acquires]
     found: dict[Function, Half] = {}
     for half in ends:
-        undone = _undone(begun, half.function, helpers)
+        undone = _undone(begun, half.function, list(lasting(half.function, helpers)))
         for method in others if undone else ():
             at = _told_at(method, half)
             at = 0 if at is None and _is_where_it_is_told(method, undone) else at
-            if method not in found and at is not None and undone <= _undone(begun, method, helpers):
+            if method in found or at is None:
+                continue
+            done = list(lasting(method, helpers))
+            if undone <= _undone(begun, method, done) and not _takes_again(begun, undone, done):
                 found[method] = replace(half, function=method, argument=at)
     return replace(pair, releases=(*pair.releases, *found.values())) if found else pair
 
@@ -64,23 +72,28 @@ def _asks(method: Function, names: Set[str]) -> bool:
     return any(own_attribute(call.func, method.owner or "") in names for call in method.calls)
 
 
-def _undone(begun: list[tuple[Function, list[Change]]], end: Function, helpers: Helpers) -> Undone:
+def _takes_again(begun: Begun, undone: Undone, done: Iterable[Change]) -> bool:
+    """`exists(key)` holds it for a while: it does there what the takers do as well."""
+    ways = {way for way, _, said in undone if not said}
+    taken = {(_place(change), change.did) for _, changed in begun for change in changed}
+    return any(_place(each) in ways and (_place(each), each.did) in taken for each in done)
+
+
+def _place(change: Change) -> Way:
+    return change.way if change.way[0] == SELF else ("", change.way[-1])
+
+
+def _undone(begun: Begun, end: Function, ended: list[Change]) -> Undone:
     """Of what the takers do to the pool and to what it has; or else what it does there: `self.over[at] = 1`
     says that it is over."""
-    ended = list(lasting(end, helpers))
     found = [each for taker, changed in begun for each in undoing(taker, changed, end, ended)]
     said = not found
     if said:
         touched = {change.way for _, changed in begun for change in changed if change.way[0] == SELF}
-        found = [each for each in ended if each.way in touched and isinstance(each.value, ast.Constant)]
-    return frozenset(
-        (
-            each.way if each.way[0] == SELF else ("", each.way[-1]),
-            each.did,
-            _constant(each.value) if said else "",
-        )
-        for each in found
-    )
+        found = [
+            each for each in ended if each.way in touched and each.did in MARKING and _constant(each.value)
+        ]
+    return frozenset((_place(each), each.did, _constant(each.value) if said else "") for each in found)
 
 
 def _constant(value: ast.expr | None) -> str:

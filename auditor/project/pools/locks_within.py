@@ -23,7 +23,7 @@ def locks_through(function: Function, partners: Sequence[Function]) -> bool:
 
 def lock_pairs(methods: Sequence[Function]) -> Iterator[tuple[Function, Function]]:
     """`begin_io(key)` takes the lock that `end_io(key)` leaves: whatever they are called, it stays taken
-    between them."""
+    between them. Who starts what leaves it himself owes nothing."""
     text = methods[0].cls.text if methods and methods[0].cls is not None else ""
     if _LOCKS.search(text) is None:
         return
@@ -31,7 +31,7 @@ def lock_pairs(methods: Sequence[Function]) -> Iterator[tuple[Function, Function
     leaving = [each for each in methods if set(_places(each, LEAVING)) - set(_places(each, TAKING))]
     for begins in methods if leaving else ():
         for ends in leaving:
-            if locks_through(begins, [ends]):
+            if locks_through(begins, [ends]) and not begins.calling(ends.name):
                 yield begins, ends
 
 
