@@ -63,7 +63,7 @@ def proposed_pairs(
     asked = {method: changed for method, changed in asked.items() if changed}
     name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
     found = [
-        (also_ended(model, cls, pair, methods) if cls is not None else pair, begun)
+        (_also_asked(model, cls, pair, methods) if cls is not None else pair, begun)
         for begins, begun in (asked.items() if len(asked) > 1 else ())
         for pair in _pairs_begun(model, f"{name}.{begins.name}()", cls, begins, asked)
     ]
@@ -75,6 +75,14 @@ def proposed_pairs(
         counts = any(change.did in COUNTED for change in begun)
         if counts or not _is_told_what_is_lent(pair, lending):
             yield pair
+
+
+def _also_asked(model: ClassModel, cls: Class, pair: Pair, methods: list[Function]) -> Pair:
+    """With further ends of which those ask who ask for the first half."""
+    begins, known = pair.acquires[0].function, len(pair.releases)
+    more = also_ended(model, cls, pair, methods).releases[known:]
+    asked = (half for half in more if asked_in_turn(model, begins, half.function))
+    return replace(pair, releases=(*pair.releases, *asked))
 
 
 def _pairs_begun(
