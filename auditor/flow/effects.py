@@ -145,6 +145,9 @@ class Effects(Protocol):
     def is_own_end(self, method: str, protocol: str) -> bool:
         """Whether a method of this name ends such leases: `send(data, on_complete=credits.earn)`."""
 
+    def put_on_a_stack(self, call: Call) -> Treatment | None:
+        """`stack.callback(lease.close)`: where a lease lies whose own end the call is given."""
+
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         """Whether `grant.tokens += extra.tokens` makes one lease of two."""
 

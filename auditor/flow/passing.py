@@ -310,8 +310,11 @@ class Passing(Perhaps):
         acquisition = self.acquisition
         if keeps_its_end(call, position, operand) and below(place, operand[:-1]) is not None:
             return TAKEN
-        if acquisition.handle is Handle.RECEIVER and position != -1 and self._is_its_end(operand, place):
+        its_end = position != -1 and self._is_its_end(operand, place)
+        if its_end and acquisition.handle is Handle.RECEIVER:
             return TAKEN  # `response.on_close(gate.release)`: whoever was given the end has it to call
+        if its_end and (put := self.effects.put_on_a_stack(call)) is not None:
+            return put
         rest = below(place, operand)
         if rest is not None and operand[-1] == ANY_ITEM and (named := _under_a_key(call, operand, place)):
             position = named

@@ -119,6 +119,9 @@ class FunctionEffects(OutsideEffects):
             self._known[key] = put_on(call, self._stacks) if stacked else found
         return self._known[key]
 
+    def put_on_a_stack(self, call: Call) -> Treatment | None:
+        return put_on(call, self._stacks) if call.method in PUTTING and call.receiver is not None else None
+
     @cached_property
     def _stacks(self) -> frozenset[Path]:
         return stacks_of(self.function)

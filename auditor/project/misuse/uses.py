@@ -171,6 +171,9 @@ class FunctionUses:
     def is_own_end(self, method: str, protocol: str) -> bool:
         return self.effects.is_own_end(method, protocol)
 
+    def put_on_a_stack(self, call: Call) -> Treatment | None:
+        return self.effects.put_on_a_stack(call)
+
     def is_absorbed(self, added: ast.AST, protocol: str) -> bool:
         return self.effects.is_absorbed(added, protocol)
 
