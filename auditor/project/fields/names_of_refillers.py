@@ -41,6 +41,9 @@ NEW = frozenset(
 """Words in the names of what comes in the old one's place."""
 
 
+LATEST = frozenset({"newest", "latest", "freshest", "last"})
+"""Words in the names of fields and tables of which it is said that the next one takes the place of this."""
+
 LETTING_IN = frozenset({"admit", "enter", "resume", "schedule", "activate", "wake"})
 """What is done again to those who have been let out in between."""
 
@@ -91,6 +94,11 @@ def begins_what_ends(name: str, ending: str) -> bool:
 def is_the_new_one(name: str) -> bool:
     """`replace(request, fresh)`: an object so named has not been there before."""
     return not NEW.isdisjoint(split(name))
+
+
+def keeps_the_latest(field: str) -> bool:
+    """`self.newest[key] = message`, `self.latest = frame`"""
+    return not LATEST.isdisjoint(split(field))
 
 
 def follows_another(name: str, keyed: bool) -> bool:

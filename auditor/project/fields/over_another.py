@@ -30,7 +30,12 @@ from auditor.project.fields.looked_up import (
     leave_no_shells,
     records_looked_up,
 )
-from auditor.project.fields.names_of_refillers import COMING_BACK, OPENED_AGAIN, follows_another
+from auditor.project.fields.names_of_refillers import (
+    COMING_BACK,
+    OPENED_AGAIN,
+    follows_another,
+    keeps_the_latest,
+)
 from auditor.project.fields.outgrown import noted
 from auditor.project.fields.put_over import Way, lent_into
 from auditor.project.fields.reckoning import (
@@ -159,6 +164,7 @@ class OverAnother(Refilling):
         if (
             filled_in_each_round(filling)
             or way.asks()
+            or keeps_the_latest(filling.field)
             or (follows_another(way.method.name, keyed) and (keyed or not tries_until_it_is(filling)))
         ):
             return True

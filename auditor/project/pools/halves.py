@@ -24,7 +24,12 @@ from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.locks_within import locks_through
 from auditor.project.pools.queues import PASSING_ON, POOL_WORDS
 from auditor.project.pools.used_together import is_told_what_it_makes
-from auditor.project.shapes.amounts import returns_the_amount, returns_what_it_adds, takes_an_amount
+from auditor.project.shapes.amounts import (
+    amount_beside_a_name,
+    returns_the_amount,
+    returns_what_it_adds,
+    takes_an_amount,
+)
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import takes_work
 from auditor.project.shapes.marked_places import finds_a_place
@@ -174,6 +179,8 @@ def marking_half(function: Function, name: Name, partners: list[Function]) -> Ha
         return Half(function, name, Handle.RESULT, 0, Value.INDEX)
     if marks_argument and any(struck_off_by_its_answer(function, partner) for partner in partners):
         return Half(function, name, Handle.RESULT, 0, value_of(function))
+    if (beside := amount_beside_a_name(function, partners)) is not None:
+        return Half(function, name, Handle.ARGUMENT, beside, Value.AMOUNT)
     if marks_argument:
         converts = bool(name.kind) and not counts_references(function)  # `pin_memory(tensor)`
         echo = returns_the_same(function) or (not converts and returns_what_it_is_told(function))

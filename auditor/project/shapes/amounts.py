@@ -15,6 +15,23 @@ def takes_an_amount(taker: Function) -> bool:
     return any(isinstance(value, ast.Name) and value.id in told for _, _, value in field_work(taker).amounts)
 
 
+def amount_beside_a_name(taker: Function, partners: Iterable[Function]) -> int | None:
+    """Where `tokens` stands in `charge(tenant, tokens)`, if `credit(tokens)` adds it again, and no more."""
+    told = own_parameters(taker)
+    work = [(field, -way, value) for field, way, value in field_work(taker).amounts]
+    for partner in partners:
+        back = {(field, way) for field, way, value in field_work(partner).amounts if _is_told(partner, value)}
+        if told[:1] and told[0] not in own_parameters(partner):
+            for field, way, value in work:
+                if (field, way) in back and isinstance(value, ast.Name) and value.id in told[1:]:
+                    return told.index(value.id)
+    return None
+
+
+def _is_told(function: Function, value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id in own_parameters(function)[:1]
+
+
 def returns_the_amount(taker: Function) -> bool:
     """`self.left -= granted; return granted`; what is not there is told by a constant."""
     work = field_work(taker)
