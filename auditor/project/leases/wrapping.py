@@ -78,8 +78,12 @@ def lists_what_it_counts(outcome: Outcome) -> bool:
 
 def told_otherwise(made: Source, first: Source) -> bool:
     """`return found, False` on one way and `return created, True` on another: what comes beside it tells its
-    callers which of the two they have, and either way they owe it."""
+    callers which of the two they have, and either way they owe it. So does what they say themselves: `if
+    patient: return pool.wait_for(n)`, and `return pool.request(n)`."""
     sources = (first, *first.also)
     same_place = all(made.rest == other.rest for other in sources)
-    apart = all(any((key, not truth) in other.flags for key, truth in made.flags) for other in sources)
-    return same_place and apart
+    return same_place and all(
+        any((key, not truth) in other.flags for key, truth in made.flags)
+        or any((key, not truth) in other.asked for key, truth in made.asked)
+        for other in sources
+    )

@@ -152,9 +152,17 @@ class Recogniser(Releases):
                 sure = len(targets) == 1 and not self.calls.guessed(function, call)
                 if not sure or not (found.helped or is_owed_here(function, target, call, found)):
                     continue
-            if found is not None and not decided_otherwise(function, target, call, found.unless, found.asked):
+            ways = [] if found is None else [replace(found, also=()), *found.also]
+            ways = [
+                way for way in ways if not decided_otherwise(function, target, call, way.unless, way.asked)
+            ]
+            if found is not None and ways:
                 inner = found.origin == "discovered" and self._is_inner(function, target)
-                return replace(found, inner=inner, given=told_of_arguments(target, call, found.asked))
+                first, *more = (
+                    replace(way, inner=inner, given=told_of_arguments(target, call, way.asked))
+                    for way in ways
+                )
+                return replace(first, also=tuple(more))
         if constructed is not None:
             return self._opened(function, call, constructed)
         handle = entered_by_hand(self.calls, self.contexts, function, call) if self.contexts else None
