@@ -103,7 +103,9 @@ def _pairs_begun(
             Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
             for each in ends
         )
-        yield Pair(name, cls, (half,), tuple(back), proposed=True)
+        alike = (replace(half, function=each) for each in asked if _lends_alike(begins, each, asked))
+        others = tuple(alike) if half.handle is Handle.RESULT else ()
+        yield Pair(name, cls, (half, *others), tuple(back), proposed=True)
         return
     alone = [each for each in undone if cls is not None and _ends_alone(begins, begun, each, asked[each])]
     alone = [each for each in alone if asked_in_turn(model, begins, each)]
@@ -111,6 +113,19 @@ def _pairs_begun(
         half = Half(begins, COUNTING, Handle.RECEIVER, by_shape=True)
         back = (Half(each, RELEASING, Handle.RECEIVER) for each in alone)
         yield Pair(name, cls, (half,), tuple(back), proposed=True)
+
+
+def _lends_alike(begins: Function, other: Function, asked: Mapping[Function, list[Change]]) -> bool:
+    """`at_least(number)` beside `current()`: it does the same, and returns the same, where it may."""
+    did = {(change.way, change.did) for change in asked[begins]}
+    lent, its = _answers(begins), _answers(other)
+    alike = did == {(change.way, change.did) for change in asked[other]}
+    return other is not begins and alike and bool(lent) and lent == its
+
+
+def _answers(method: Function) -> set[str]:
+    returned = field_work(method).returned
+    return {ast.unparse(value) for value in returned if not isinstance(value, ast.Constant)}
 
 
 def _called_so(

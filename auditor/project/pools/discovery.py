@@ -48,7 +48,7 @@ from auditor.project.pools.seen_as_classes import seen_as_classes, seen_in
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
 from auditor.project.pools.told_by_itself import told_by_itself
-from auditor.project.pools.wrapped_leases import with_ends_of_wrappers
+from auditor.project.pools.wrapped_leases import with_ends_of_wrappers, wrapped_pairs
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
 from auditor.project.shapes.pool_state import called, changes_state, own_parameters
@@ -156,6 +156,9 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     taking = paired | {half.function for pair in told for half in pair.acquires}
     yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
     ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
+    wrapped = list(wrapped_pairs(model, cls, methods, taking))
+    yield from wrapped
+    taking |= {half.function for pair in wrapped for half in pair.acquires}
     yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
 
 

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.halves import Half, Pair
+from auditor.project.pools.halves import LENDING, Half, Pair
+from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_objects import goes_straight_on, lent_class, needs_nothing, stored_class
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
@@ -38,6 +39,38 @@ def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
     known = {half.function for half in pair.releases}
     added = tuple(half for end, half in ends.items() if end not in known)
     return replace(pair, acquires=tuple(acquires), releases=(*pair.releases, *added))
+
+
+def wrapped_pairs(
+    model: ClassModel, pool: Class, methods: list[Function], known: Set[Function]
+) -> Iterator[Pair]:
+    """`read(number)` counts one more reader of what it wraps in `ReadLease(self, version)`, and `lease.end()`
+    tells the pool's own `_unread(self.version)`."""
+    helpers = {
+        name: method for each in reversed(model.lineage(pool)) for name, method in each.methods.items()
+    }
+    for begins in methods if "(self" in pool.text else ():
+        if begins in known or begins.is_abstract or not LENDING.isdisjoint(begins.decorators):
+            continue
+        lent = lent_class(model, pool, begins)
+        if lent is None or lent is pool or f"{lent.name}(self" not in begins.text:
+            continue
+        begun = list(lasting(begins, helpers))
+        telling = {each: list(_telling(lent, {each.name})) for each in methods if each is not begins}
+        back = [
+            each
+            for each, tellers in telling.items()
+            if tellers and undoing(begins, begun, each, list(lasting(each, helpers)))
+        ]
+        ends = sorted({end for each in back for end in telling[each]}, key=lambda end: end.name)
+        if back:
+            half = Half(begins, Name("acquire", frozenset()), Handle.RESULT, by_shape=True)
+            releasing = Name("release", frozenset())
+            halves = (
+                *(Half(end, releasing, Handle.RECEIVER) for end in ends),
+                *(Half(each, releasing, Handle.RESULT) for each in back),
+            )
+            yield Pair(f"{pool.name}.{begins.name}()", pool, (half,), halves, proposed=True)
 
 
 def _lent(model: ClassModel, pool: Class, half: Half) -> Class | None:
