@@ -136,6 +136,9 @@ class Effects(Protocol):
     def lends_plain_memory(self, protocol: str) -> bool:
         """Whether its leases are rows of numbers, of which every part is a copy."""
 
+    def end_alike(self, one: str, other: str) -> bool:
+        """Whether what ends leases of the one protocol may end those of the other."""
+
     def is_ended_through(self, field: str, protocol: str) -> bool:
         """Whether somebody who has to do with a field of this name, `.active`, ends such leases."""
 

@@ -62,7 +62,8 @@ class Passing(Perhaps):
         if other is None or held.places.isdisjoint(other.places):
             return held
         again = other.keyed and other.protocol == self.acquisition.protocol  # a pin is ended by no count
-        if not (again or (other.counts and edge not in RAISING)):
+        counts = other.counts and self.effects.end_alike(other.protocol, self.acquisition.protocol)
+        if not (again or (counts and edge not in RAISING)):
             return held
         kept = {
             place for place in held.places if self._outlives(place) and place not in self.acquisition.places

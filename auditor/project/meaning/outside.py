@@ -79,6 +79,12 @@ class OutsideEffects:
     def lends_plain_memory(self, protocol: str) -> bool:
         return self.recogniser.lends_plain_memory(protocol)
 
+    def end_alike(self, one: str, other: str) -> bool:
+        """`pool.unref(page)` ends what `pool.ref(page)` counts, and what `pool.take()` lends; `bus.end_turn()`
+        does not end what `registry.detach(bus)` does."""
+        ends = self.recogniser.ending_names(one), self.recogniser.ending_names(other)
+        return not all(ends) or not ends[0].isdisjoint(ends[1])
+
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return is_ended_through(self.recogniser, field, protocol)
 

@@ -162,6 +162,9 @@ class FunctionUses:
     def lends_plain_memory(self, protocol: str) -> bool:
         return self.effects.lends_plain_memory(protocol)
 
+    def end_alike(self, one: str, other: str) -> bool:
+        return self.effects.end_alike(one, other)
+
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return self.effects.is_ended_through(field, protocol)
 
