@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
-from auditor.project.fields.filling_again import LEAVING, Filling, fillings, is_none
-from auditor.project.fields.reckoning import lent_alike
+from auditor.project.fields.filling_again import LEAVING, Filling, fillings, is_none, made_of, same
+from auditor.project.fields.reckoning import comes_in_pairs, lent_alike, told_by_its_caller
+from auditor.protocols.vocabulary import split
 
 RESUMING = re.compile(r"_*(?:re(?:sume|store|vive|cover|join|turn)|un\w+|wake\w*|continue|try|ensure)(?:_|$)")
 """Methods whose callers come when the first lease has been given back, or when there may be none."""
@@ -81,17 +82,26 @@ def _has_nothing(value: ast.expr) -> bool:
 
 def is_refused_elsewhere(filling: Filling, call: ast.Call, project: Project) -> bool:
     """`if req.lease is not None: return False` in `admit(req)`: who comes with such a request again, and does
-    not say so by its name, has one."""
-    if filling.key is not None or RESUMING.match(filling.method.name):
+    not say so by its name, has one. So has the table of one under a name that its caller tells, where another
+    method refuses `if name in draft.files`."""
+    told = filling.key is None or told_by_its_caller(filling)
+    if not told or RESUMING.match(filling.method.name):
         return False
     attribute = f".{filling.field}"
+    paired = comes_in_pairs(filling.method.name)
     return any(
         _refuses(function, filling.field, call)
         for module in project.parsed()
         if attribute in module.text
         for function in list(module.by_node.values())
         if function is not filling.method and attribute in function.text
+        if not paired or (filling.key is not None and _is_called_alike(function, filling.method))
     )
+
+
+def _is_called_alike(one: Function, other: Function) -> bool:
+    """`attach_existing` and `attach`: whatever comes after these, one of them expects to be too late."""
+    return split(one.name)[:1] == split(other.name)[:1]
 
 
 def _refuses(function: Function, field: str, call: ast.Call) -> bool:
@@ -113,6 +123,9 @@ def _is_full(test: ast.expr, filling: Filling) -> bool:
     match test:
         case ast.BoolOp(op=ast.Or(), values=values):
             return any(_is_full(each, filling) for each in values)
+        case ast.Compare(left=key, ops=[ast.In()], comparators=[table]) if filling.key is not None:
+            its = own_attribute(table, filling.owner) == filling.field
+            return its and same(made_of(filling.method, key), filling.key)
         case ast.Compare(left=asked, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return own_attribute(asked, filling.owner) == filling.field
-    return own_attribute(test, filling.owner) == filling.field
+            return filling.key is None and own_attribute(asked, filling.owner) == filling.field
+    return filling.key is None and own_attribute(test, filling.owner) == filling.field

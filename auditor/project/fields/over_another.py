@@ -179,8 +179,9 @@ class OverAnother(Refilling):
                 return True
             if born_full(filling, outcome.call, way.family, self.model):
                 return True
-            known = is_refused_elsewhere(filling, outcome.call, self.project)
-            known = known or others_look_into_it(filling, outcome.call, way.family)
+            if is_refused_elsewhere(filling, outcome.call, self.project):
+                return True
+            known = others_look_into_it(filling, outcome.call, way.family)
             return known and not comes_in_pairs(way.method.name)
         if filling.key is None:
             return self._is_filled_again(way, outcome)

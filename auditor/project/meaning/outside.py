@@ -80,8 +80,8 @@ class OutsideEffects:
         return self.recogniser.lends_plain_memory(protocol)
 
     def end_alike(self, one: str, other: str) -> bool:
-        """`pool.unref(page)` ends what `pool.ref(page)` counts, and what `pool.take()` lends; `bus.end_turn()`
-        does not end what `registry.detach(bus)` does."""
+        """`pool.unref(page)` ends what `pool.ref(page)` counts, and what `pool.take()` lends; the end of
+        `bus.take_turn()` does not end what `registry.attach()` has counted."""
         ends = self.recogniser.ending_names(one), self.recogniser.ending_names(other)
         return not all(ends) or not ends[0].isdisjoint(ends[1])
 
