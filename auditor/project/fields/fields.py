@@ -63,6 +63,7 @@ from auditor.project.fields.table_entries import lying_in_tables
 from auditor.project.fields.tables_on_records import emptied_on_records
 from auditor.project.fields.told_not_to_own import told_not_to_own
 from auditor.project.fields.told_once import told_where_it_is_put
+from auditor.project.fields.told_when_over import told_when_over
 from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -419,6 +420,7 @@ class Fields(CountsAtEnds):
             )
             if method.owner is None or not mentions(method, attribute):
                 continue
+            escapes = escapes or told_when_over(method, family, attribute)
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
                 escapes = True
             if path[-1] == ANY_ITEM and ends_whom_it_strikes_off(method, attribute, ends):
