@@ -28,6 +28,7 @@ from auditor.project.fields.ended_by_others import (
 )
 from auditor.project.leases.afterwards import Afterwards
 from auditor.project.leases.broken_off import broken_off_at
+from auditor.project.leases.counted_again import noted_once
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ended_beside import ended_beside
 from auditor.project.leases.ends_by_itself import ends_by_itself
@@ -166,7 +167,8 @@ class Follower(Afterwards):
         """What is marked in a turn of a loop that does nothing more about it, or for an answer alone."""
         if acquisition.inner or (all(leak.loss in EXCEPTIONAL for leak in leaks) and not unseen):
             return ()
-        out = only_asked(self.function, op.at, ends)
+        out: ast.AST | None = noted_once(self.function, op.at, ends) if acquisition.keyed else None
+        out = out or only_asked(self.function, op.at, ends)
         recogniser = self.effects.recogniser
         out = out or only_read(recogniser, self.function, op.at, acquisition.protocol)
         if out is not None:
