@@ -48,6 +48,7 @@ from auditor.project.fields.reckoning import (
 from auditor.project.fields.refilling import Refilling, filled
 from auditor.project.fields.replacing import works_first
 from auditor.project.fields.seeing_to_it import sees_to_it
+from auditor.project.fields.siblings_look_first import siblings_look_first
 from auditor.project.fields.stepping_on import is_of_its_own_tables, others_give_it_back, told_the_former
 from auditor.project.fields.what_stays import carries_on, goes_elsewhere, in_its_tables
 from auditor.project.meaning.sites import last_name
@@ -180,6 +181,8 @@ class OverAnother(Refilling):
             if born_full(filling, outcome.call, way.family, self.model):
                 return True
             if is_refused_elsewhere(filling, outcome.call, self.project):
+                return True
+            if siblings_look_first(filling, outcome.call, way.family):
                 return True
             known = others_look_into_it(filling, outcome.call, way.family)
             return known and not comes_in_pairs(way.method.name)
