@@ -136,6 +136,13 @@ SETS = (
     "hosiers",
     "ferrymen",
     "hatmakers",
+    "dowsers",
+    "cellarers",
+    "weirkeepers",
+    "girdlers",
+    "limeburners",
+    "millwrights",
+    "beekeepers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

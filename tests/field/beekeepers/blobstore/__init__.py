@@ -1,0 +1,1 @@
+"""Upload front end of the blob store."""

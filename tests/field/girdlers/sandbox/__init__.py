@@ -1,0 +1,1 @@
+"""Sandboxed runners: ports, workspaces and worker leases for user code."""

@@ -1,0 +1,1 @@
+"""A small paged-attention server: block table, scheduler, engine."""

@@ -1,0 +1,1 @@
+"""Pipeline-parallel stage runner with pooled point-to-point buffers."""
