@@ -94,6 +94,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     yield from _put_elsewhere(lending, named, begun, works)
     lending = [work for work in lending if work.method.name not in queues]
     given = [work for work in named if work.method.name not in queues]
+    for taker, givers in states(lending, given):
+        yield from _shape([taker], givers)
     yield from _places(lending, given)
     yield from _marked(lending, given, begun)
     yield from _undone(lending, given, begun)
@@ -231,7 +233,7 @@ def _undone(
         back = [work for work in givers if work is not taker]
         if back:
             yield Shape(_methods([taker]), _methods(back))  # `unhook()` hands out what `hook(node)` is told
-    for undone in (piled_again, states, entries):
+    for undone in (piled_again, entries):
         for taker, givers in undone(lending, given):
             yield from _shape([taker], [work for work in givers if work is not taker])
     for taker, givers in ringed_again(lending, given, begun):

@@ -63,7 +63,8 @@ def _taken(work: FieldWork, steps: Sequence[Step]) -> Iterator[Step]:
     for step in steps:
         names = {each.id for each in walk(step.place) if isinstance(each, ast.Name)} - {work.method.owner}
         if names and names.isdisjoint(work.told):
-            kin = work.derived(work.of_one_kind(names) - work.told, frozenset())
+            together = (made.bound for made in work.bindings if not made.bound.isdisjoint(names))
+            kin = names.union(*together)  # `i` of `for i, cell in enumerate(self.cells)`
             if any(mentions(value, kin, frozenset()) for value in work.returned):
                 yield step
 
