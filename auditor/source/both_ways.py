@@ -14,7 +14,7 @@ from auditor.source.searched import Searched, ending_before, places
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
     (?:\[(?:[^][\n]|\[[^]\n]*+\])*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
-        \.(?:(?P<first>popitem\()|(?P<taken>pop)|(?P<got>get(?:_nowait)?\((?:\)|block|timeout|True|False))|(?P<queued>put\w*+\()
+        \.(?:(?P<first>popitem\()|(?P<taken>pop(?!\(["']))|(?P<got>get(?:_nowait)?\((?:\)|block|timeout|True|False))|(?P<queued>put\w*+\()
             |(?P<extended>extend\w*+\()|(?P<added>add\()|(?P<put>(?:append\w*+|insert|push)\()|(?P<updated>update\()
             |(?P<struck>(?:discard|remove|difference_update)\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
@@ -139,6 +139,7 @@ def works_both_ways(text: Searched) -> bool:
     if b"self." not in data:
         return False
     notes = _notes(data, text)
+    kept = (notes["raised"] | notes["more"]) & notes["named"]  # `self.top += n`, and `self.top = mark`
     notes["raised"] |= notes["named"] & notes["summed"]  # `after = self.spent + n`, `self.spent = after`
     return (
         any(_both(notes, *ways) for ways in _UNDONE)
@@ -151,7 +152,7 @@ def works_both_ways(text: Searched) -> bool:
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
         or _stated(data)
-        or any(b" = self.%b\n" % mark in data for mark in (notes["raised"] | notes["more"]) & notes["named"])
+        or any(b" = self.%b\n" % mark in data for mark in kept)
         or (text.has(b"notify") and not _set_both_ways(data).isdisjoint(_WAITED_FOR.findall(data)))
     )
 
