@@ -41,7 +41,7 @@ NEW = frozenset(
 """Words in the names of what comes in the old one's place."""
 
 
-LATEST = frozenset({"newest", "latest", "freshest", "last"})
+LATEST = frozenset({"newest", "latest", "freshest"})
 """Words in the names of fields and tables of which it is said that the next one takes the place of this."""
 
 LETTING_IN = frozenset({"admit", "enter", "resume", "schedule", "activate", "wake"})
