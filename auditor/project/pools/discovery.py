@@ -48,6 +48,7 @@ from auditor.project.pools.seen_as_classes import seen_as_classes, seen_in
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
 from auditor.project.pools.told_by_itself import told_by_itself
+from auditor.project.pools.waiting import with_waiting
 from auditor.project.pools.wrapped_leases import with_ends_of_wrappers, wrapped_pairs
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.joint_takers import are_filled, joint_takers, taken_fields
@@ -96,7 +97,8 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     lending = names_pair(module.text) or names_undo(module.text)
     known: set[Function] = set()
     for _, cls in sorted(module.classes.items()):
-        yield from (with_parts(model, pair) for pair in _of_class(model, cls, known, lending=lending))
+        own = (with_waiting(pair, cls) for pair in _of_class(model, cls, known, lending=lending))
+        yield from (with_parts(model, pair) for pair in own)
         yield from across_bases(model, cls, known, partial(_of_class, known=set(), lending=False))
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
