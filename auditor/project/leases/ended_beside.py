@@ -34,6 +34,40 @@ def ended_beside(function: Function, acquire: ast.Call, ends: Set[str]) -> bool:
     return False
 
 
+def latched_beside(function: Function, acquire: ast.Call, ends: Set[str]) -> bool:
+    """The same of two objects: `self.catalog.latch()`, `self.stats.latch()`, and `self.catalog.unlatch()`,
+    where no other method ends what it has not begun there."""
+    suite, whom = _suite_with(function, acquire), _whom(acquire)
+    if not suite or not whom or "." not in whom:
+        return False
+    ended = {_whom(call) for call in _calls_in(suite) if last_name(call) in ends}
+    beside = {
+        _whom(call)
+        for call in _calls_in(suite)
+        if last_name(call) == last_name(acquire) and _whom(call) not in ("", whom)
+    }
+    others = function.cls.methods.values() if function.cls is not None else ()
+    loose = any(
+        last_name(call) in ends and _whom(call) == whom
+        for method in others
+        for call in method.calls
+        if method is function or all(_whom(each) != whom or last_name(each) in ends for each in method.calls)
+    )
+    given = (told for call in function.calls for _, told in told_by_position(call))
+    shown = any(ast.unparse(each) == whom for each in (*given, *_returned(function)))
+    return bool(beside & ended) and not (loose or shown)
+
+
+def _whom(call: ast.Call) -> str:
+    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def _returned(function: Function) -> Iterator[ast.expr]:
+    for node in function.statements:
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield from node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+
+
 def _key(call: ast.Call) -> ast.expr | None:
     return call.args[0] if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant) else None
 

@@ -30,7 +30,7 @@ from auditor.project.leases.afterwards import Afterwards
 from auditor.project.leases.broken_off import broken_off_at
 from auditor.project.leases.counted_again import noted_once
 from auditor.project.leases.dealt_out import dealt_out
-from auditor.project.leases.ended_beside import ended_beside
+from auditor.project.leases.ended_beside import ended_beside, latched_beside
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
@@ -378,6 +378,8 @@ class Follower(Afterwards):
             return True  # of what a helper took and nobody ends it is told there
         ends = self.effects.recogniser.ending_names(acquisition.protocol)
         if acquisition.handle is Handle.ARGUMENT and ended_beside(self.function, op.at, ends):
+            return False
+        if acquisition.handle is Handle.RECEIVER and latched_beside(self.function, op.at, ends):
             return False
         if acquisition.value is Value.AMOUNT:
             return not less_comes_back(self.effects.recogniser, self.function, op.at, acquisition)
