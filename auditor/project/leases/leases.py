@@ -167,7 +167,8 @@ class Follower(Afterwards):
         """What is marked in a turn of a loop that does nothing more about it, or for an answer alone."""
         if acquisition.inner or (all(leak.loss in EXCEPTIONAL for leak in leaks) and not unseen):
             return ()
-        out: ast.AST | None = noted_once(self.function, op.at, ends) if acquisition.keyed else None
+        counted = acquisition.counts and not acquisition.declared
+        out: ast.AST | None = noted_once(self.function, op.at, ends) if counted else None
         out = out or only_asked(self.function, op.at, ends)
         recogniser = self.effects.recogniser
         out = out or only_read(recogniser, self.function, op.at, acquisition.protocol)
