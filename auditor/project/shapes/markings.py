@@ -55,7 +55,7 @@ def marked_by(node: ast.AST) -> Iterator[Mark]:
     """What a statement or a call marks."""
     match node:
         case ast.Call(func=ast.Attribute(value=container, attr="pop"), args=[place, *_]):
-            if isinstance(place, ast.Name | ast.Attribute | ast.Call):
+            if isinstance(place, ast.Name | ast.Attribute):
                 yield Mark(container, place, False)
         case ast.Call(func=ast.Attribute(value=container, attr=way), args=[place]):
             if way in ENTERING | LEAVING:

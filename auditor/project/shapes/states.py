@@ -46,7 +46,7 @@ def states(
         return
     known = {id(work): _compared(work.method) for work in given}
     for taker in lending:
-        if things_to_do(taker.method.cls):
+        if things_to_do(taker.method.cls) or taker.method.name.startswith("_"):
             continue
         for taken in _taken(taker, steps.get(id(taker), [])):
             back = [
@@ -62,7 +62,7 @@ def _taken(work: FieldWork, steps: Sequence[Step]) -> Iterator[Step]:
     """Of places that nobody told it, which it hands out, or what lies there."""
     for step in steps:
         names = {each.id for each in walk(step.place) if isinstance(each, ast.Name)} - {work.method.owner}
-        if names and names.isdisjoint(work.told):
+        if names and names.isdisjoint(work.from_told):
             together = (made.bound for made in work.bindings if not made.bound.isdisjoint(names))
             kin = names.union(*together)  # `i` of `for i, cell in enumerate(self.cells)`
             if any(mentions(value, kin, frozenset()) for value in work.returned):
