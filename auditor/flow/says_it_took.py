@@ -4,6 +4,7 @@ door.accept(lease): pool.put(lease)`."""
 import re
 from collections.abc import Set
 
+from auditor.flow.operands import operands, uses
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Assume, Call, Constant, Edge, EndStatement, Move, Nop
 
@@ -29,7 +30,11 @@ def says_it_took(graph: Graph, node: int, released: Set[int]) -> bool:
     refused = (
         call.receiver is not None and len(answers) == 2 and _straight_on(graph, answers[False]) & released
     )
-    return bool(refused) and not _straight_on(graph, answers[True]) & released
+    if not refused:
+        return False
+    accepted, told = _straight_on(graph, answers[True]), {path for _, path in operands(call)}
+    used = any(path in told for each in accepted for path in uses(graph.ops[each]))
+    return not (used or accepted & released)
 
 
 def _straight_on(graph: Graph, node: int) -> Set[int]:

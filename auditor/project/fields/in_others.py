@@ -56,7 +56,8 @@ def _is_among_given(function: Function, name: str) -> bool:
     over = [loop.iter for loop in function.statements if isinstance(loop, ast.For | ast.AsyncFor)
             if getattr(loop.target, "id", "") == name]  # fmt: skip
     told = set(function.parameters) - {function.owner}
-    return len(over) == 1 and getattr(_root(over[0]), "id", "") in told
+    root = _root(over[0]) if len(over) == 1 else None
+    return root is not None and root is not over[0] and getattr(root, "id", "") in told
 
 
 def _root(value: ast.expr) -> ast.expr:

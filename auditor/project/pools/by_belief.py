@@ -38,7 +38,7 @@ SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load)(?:_
 
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
-    r"|(?:run|execute|process|handle|compute|encode|decode|generate|profile|measure|ingest|manage|on)(?:_|$)"
+    r"|(?:run|execute|process|handle|compute|parse|encode|decode|generate|profile|measure|ingest|manage|on)(?:_|$)"
     r"|call(?:_(?!in$|out$|up$)|$)"
 )
 """Names of what shows everybody the same, and of what works."""

@@ -33,11 +33,19 @@ def with_waiting(pair: Pair, cls: Class) -> Pair:
 
 def _waits(method: Function, half: Half) -> bool:
     told = own_parameters(half.function)
-    return own_parameters(method)[: len(told)] == told and any(
-        all(isinstance(arg, ast.Name) and arg.id == name for arg, name in zip(call.args, told, strict=False))
-        and len(call.args) >= min(1, len(told))
-        for call in _asked_again(method)
-        if own_attribute(call.func, method.owner or "") == half.function.name
+    answers = any(isinstance(each, ast.Return) and each.value is not None for each in method.statements)
+    return (
+        not answers
+        and own_parameters(method)[: len(told)] == told
+        and any(
+            all(
+                isinstance(arg, ast.Name) and arg.id == name
+                for arg, name in zip(call.args, told, strict=False)
+            )
+            and len(call.args) >= min(1, len(told))
+            for call in _asked_again(method)
+            if own_attribute(call.func, method.owner or "") == half.function.name
+        )
     )
 
 
