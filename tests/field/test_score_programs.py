@@ -11,11 +11,11 @@ KEPT = {
     "serving": (472, 171, set[str]()),
     "training": (446, 173, set[str]()),
     "services": (437, 148, set[str]()),
-    "attention": (454, 165, set[str]()),
+    "attention": (454, 166, set[str]()),
     "companies": (565, 196, set[str]()),
     "exam": (566, 195, {"window_cache.py:87"}),
     "practice": (473, 175, set[str]()),
-    "verdicts": (453, 167, {"pipeline_stages.py:187"}),
+    "verdicts": (453, 168, {"pipeline_stages.py:187"}),
     "outsiders": (398, 148, set[str]()),
     "bystanders": (348, 118, set[str]()),
     "passersby": (431, 143, {"pipeline_stage.py:50"}),
@@ -30,7 +30,7 @@ KEPT = {
     "postmortems": (258, 95, set[str]()),
     "backends": (213, 70, set[str]()),
     "runtimes": (224, 71, set[str]()),
-    "labellers": (178, 56, set[str]()),
+    "labellers": (178, 55, set[str]()),
     "platforms": (196, 62, {"grad_buckets.py:75", "speculative_decode.py:128"}),
     "kernels": (217, 67, {"longctx/offload.py:19", "recompute_arena.py:83"}),
     "reviewers": (213, 71, set[str]()),
@@ -63,7 +63,7 @@ KEPT = {
     "chandlers": (192, 71, set[str]()),
     "masons": (199, 66, set[str]()),
     "joiners": (207, 71, {"block_layout.py:60"}),
-    "wrights": (234, 71, {"paged_blocks.py:175"}),
+    "wrights": (234, 68, {"paged_blocks.py:175"}),
     "tanners": (280, 85, set[str]()),
     "weavers": (199, 72, {"spec_decode.py:56"}),
     "saddlers": (211, 70, set[str]()),
@@ -71,10 +71,10 @@ KEPT = {
     "potters": (197, 64, {"collective/bucket.py:43"}),
     "drovers": (196, 71, {"run_tracker/locks.py:25", "run_tracker/store.py:48", "run_tracker/store.py:58"}),
     "porters": (154, 53, {"activation_offload.py:153", "activation_offload.py:169"}),
-    "hatters": (214, 79, {"framekit.py:336", "rpcwire.py:358"}),
-    "tinkers": (204, 81, {"night_watch.py:66"}),
+    "hatters": (214, 80, {"ckptwriter.py:252", "framekit.py:336", "rpcwire.py:358"}),
+    "tinkers": (204, 83, {"night_watch.py:66", "shm_exchange.py:128"}),
     "carters": (254, 80, {"batch_assembler.py:209"}),
-    "turners": (245, 81, {"tp_collectives.py:102", "tp_collectives.py:84"}),
+    "turners": (245, 81, {"tp_collectives.py:84"}),
     "bakers": (228, 72, {"activation_offload.py:163"}),
     "grocers": (160, 48, set[str]()),
     "colliers": (210, 74, set[str]()),
@@ -82,7 +82,7 @@ KEPT = {
     "fletchers": (215, 73, {"lora_slots.py:125", "radix_cache.py:135", "radix_cache.py:146"}),
     "carvers": (222, 77, {"bucket_reducer.py:174", "kv_blocks.py:95"}),
     "dyers": (212, 78, {"admission.py:188", "kv_block_manager.py:88"}),
-    "brewers": (235, 77, {"grad_comm.py:85"}),
+    "brewers": (235, 75, {"grad_comm.py:85"}),
     "smiths": (254, 78, set[str]()),
     "spinners": (225, 74, {"rollout/request.py:33"}),
     "sawyers": (205, 66, {"lora_slots/engine.py:53", "prefix_cache.py:216"}),
@@ -109,7 +109,7 @@ KEPT = {
     "mercers": (221, 78, set[str]()),
     "vintners": (225, 77, set[str]()),
     "cordwainers": (225, 80, set[str]()),
-    "glovers": (159, 55, {"encoder_cache.py:176"}),
+    "glovers": (159, 56, {"encoder_cache.py:176"}),
     "tuckers": (190, 54, {"moe_dispatch.py:90"}),
     "reeves": (118, 32, set[str]()),
     "bailiffs": (160, 53, {"lora_slots.py:135"}),
@@ -126,7 +126,7 @@ KEPT = {
             "pinned_staging.py:145",
         },
     ),
-    "ostlers": (223, 71, {"ulysses/comm.py:58"}),
+    "ostlers": (223, 72, {"ulysses/comm.py:58"}),
     "scriveners": (253, 71, {"checkpoint_store.py:188", "kvserver/engine.py:41", "token_budget.py:137"}),
     "sculptors": (
         175,
@@ -152,15 +152,31 @@ KEPT = {
             "prefix_cache.py:145",
         },
     ),
-    "notaries": (152, 29, {"loader_sources.py:183", "pooled_sessions.py:213", "stage_handoff.py:72"}),
+    "notaries": (152, 29, {"loader_sources.py:183", "stage_handoff.py:72"}),
     "weighers": (180, 49, {"chunk_scan.py:105"}),
-    "hosiers": (222, 73, {"lora_slots.py:228"}),
-    "ferrymen": (221, 70, {"host_offload.py:162", "param_server/client.py:159", "ring_attention.py:159"}),
+    "hosiers": (222, 74, {"lora_slots.py:228"}),
+    "ferrymen": (221, 73, {"host_offload.py:162", "param_server/client.py:159", "ring_attention.py:159"}),
     "hatmakers": (227, 80, {"audio_mixer/voices.py:99", "http_client.py:217", "job_scheduler.py:138"}),
+    "dowsers": (
+        347,
+        150,
+        {"p006.py:49", "p026.py:52", "p027.py:40", "p044.py:47", "p053.py:50", "p075.py:43"},
+    ),
+    "cellarers": (333, 153, {"p123.py:31", "p146.py:37", "p179.py:38"}),
+    "weirkeepers": (223, 74, {"session_kv.py:148"}),
+    "girdlers": (225, 82, set[str]()),
+    "limeburners": (219, 75, set[str]()),
+    "millwrights": (
+        263,
+        68,
+        {"encoder_cache.py:210", "expert_cache.py:76", "grad_buckets.py:111", "kv_transfer/sender.py:131"},
+    ),
+    "beekeepers": (276, 82, {"lock_manager.py:146", "modbus_gateway/gateway.py:100"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
 TOLD_ELSEWHERE = {
+    "p152.py:17",
     "kv_paging.py:243",
     "callback_tickets.py:112",
     "train_io/loader.py:58",
@@ -178,10 +194,15 @@ TOLD_ELSEWHERE = {
 in."""
 
 
-WRONG_BESIDE_LABELS = {"prefix_tree.py:172", "zero_gather.py:204", "job_scheduler.py:143"}
+WRONG_BESIDE_LABELS = {
+    "prefix_tree.py:172",
+    "zero_gather.py:204",
+    "job_scheduler.py:143",
+    "detok/service.py:53",
+}
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 105
+OLDEST = 112
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
