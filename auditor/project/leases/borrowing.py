@@ -41,7 +41,7 @@ def told_together(graph: Graph, lent: Set[int], one: int, other: int) -> bool:
         return False
     for node in lent:
         call = graph.ops[node]
-        if isinstance(call, Call) and not _MAKING.match(call.method):
+        if isinstance(call, Call) and not (_MAKING.match(call.method) or may_keep(call.at)):
             told = {path for _, path in operands(call)}
             if told & _names(graph, first) and told & _names(graph, second):
                 return True

@@ -15,7 +15,7 @@ _HANDING = frozenset(
     {"post", "give", "hand", "pass", "transfer", "move", "donate", "own", "adopt", "take", "queue", "defer",
      "start", "emit", "connect", "open", "bind", "hold", "keep", "track", "note", "retire", "finish", "end",
      "complete", "close", "free", "return", "release", "drop", "ack", "done", "send", "notify", "wrap",
-     "deliver"}
+     "deliver", "exchange", "replace", "swap", "switch"}
 )  # fmt: skip
 """Words of names by which something may go to somebody else, or end."""
 
@@ -43,11 +43,15 @@ class Asks:
                 yield called[0], f"{called[1].rpartition('.')[0]}.*"
 
     def _borrows(self, called: Called, node: int, borrowers: Set[Called]) -> bool:
-        if called in borrowers or isinstance(called, Function):
+        """A class calls its own fields by one name; `book` may be another book in another function."""
+        op = self.function.graph.ops[node]
+        if isinstance(called, Function) or not isinstance(op, Call):
             return called in borrowers
-        op, (scope, text) = self.function.graph.ops[node], called
-        alike = (scope, f"{text.rpartition('.')[0]}.*") in borrowers
-        return alike and isinstance(op, Call) and not may_keep(op.at)
+        scope, text = called
+        if called in borrowers and isinstance(scope, Class):
+            return True
+        alike = called in borrowers or (scope, f"{text.rpartition('.')[0]}.*") in borrowers
+        return alike and not may_keep(op.at)
 
     def _called(self, node: int) -> Set[Called]:
         """Not of somebody unknown whose answer is asked, since that may say what he has done."""
