@@ -62,7 +62,10 @@ class Passing(Perhaps):
         if other is None or held.places.isdisjoint(other.places):
             return held
         again = other.keyed and other.protocol == self.acquisition.protocol  # a pin is ended by no count
-        counts = other.counts and self.effects.end_alike(other.protocol, self.acquisition.protocol)
+        alike = not self._may_refuse(call) or self.effects.end_alike(
+            other.protocol, self.acquisition.protocol
+        )
+        counts = other.counts and alike
         if not (again or (counts and edge not in RAISING)):
             return held
         kept = {
@@ -74,6 +77,10 @@ class Passing(Perhaps):
 
     def _one_of_many(self, held: Held) -> bool:
         return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
+
+    def _may_refuse(self, call: Call) -> bool:
+        """`if not bus.take_turn():`, a lock of the bus and no further count of it."""
+        return any(isinstance(op, Assume) and op.subject == call.target for op in self.graph.ops)
 
     def _pass(self, node: int, call: Call, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The call is given the lease, or is not."""

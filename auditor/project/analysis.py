@@ -30,7 +30,6 @@ from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.closed_early import closed_by_consumers
 from auditor.project.leases.detached import note_detaching
-from auditor.project.leases.ended_nowhere_else import EndedNowhereElse
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.filled_at_first import told_of_what_is_put_over
 from auditor.project.leases.gaps import told_of_gaps
@@ -325,8 +324,6 @@ class Analysis:
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]
-        ended_nowhere_else = EndedNowhereElse(self.recogniser, self.project.sources, outcomes)
-        outcomes = [ended_nowhere_else.told(each) for each in outcomes]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
         leases = with_idle(self.model, self.relevant, decided)

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition
-from auditor.flow.lease import EXCEPTIONAL, Leak, Lease
+from auditor.flow.lease import EXCEPTIONAL, Lease
 from auditor.ir.ops import RESULT, Path
 from auditor.project.code.modules import Function
 
@@ -12,8 +12,7 @@ from auditor.project.code.modules import Function
 @dataclass(slots=True)
 class Outcome:
     """One acquire decided. `returned` (by the ways out `returned_at`) and `stored` are where it went, for
-    wrappers and fields; `returned_too` are other fields of what is returned that are the lease as well;
-    `left` are the ways on which somebody else may be meant to end it."""
+    wrappers and fields; `returned_too` are other fields of what is returned that are the lease as well."""
 
     function: Function
     call: ast.Call
@@ -34,7 +33,6 @@ class Outcome:
     recorded: bool = False
     shown: bool = False  # its object keeps it, whoever gets it
     unknown: bool = False
-    left: tuple[Leak, ...] = ()
 
 
 def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
@@ -50,7 +48,6 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
     one.returned = one.returned or other.returned
     one.stored += other.stored
     one.beside |= other.beside
-    one.left += other.left
     return one
 
 

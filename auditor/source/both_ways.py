@@ -168,7 +168,8 @@ def _stated(data: bytes) -> bool:
     for state in _STATED.finditer(data):
         start = data.rfind(b"\n", 0, state.start()) + 1
         field = _ANY_FIELD.search(data, start, state.start())
-        if field and (state[1][:1] not in b"\"'" or _OF_STATES.search(field[1])):
+        written = field is not None and state[1][:1] in b"\"'" and not field[0].endswith(b"]")
+        if field and (not written or _OF_STATES.search(field[1])):
             said[field[1].decode()].add(state[1])
     return any(
         any(b"%b%b" % (asked, state) in data for asked in _ASKED for state in states)

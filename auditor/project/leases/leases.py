@@ -144,9 +144,7 @@ class Follower(Afterwards):
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
-        others = detached or self._is_others_to_end(op, acquisition, endings, leaks, ended_here)
-        left_held = self._believed(node, op, acquisition, followed, leaks) if elsewhere and not others else ()
-        if elsewhere or others:
+        if elsewhere or detached or self._is_others_to_end(op, acquisition, endings, leaks, ended_here):
             elsewhere, leaks = True, ()
         lease = self._lease(op, acquisition, self._believed(node, op, acquisition, followed, leaks))
         lease = replace(
@@ -156,7 +154,7 @@ class Follower(Afterwards):
             handed_over=endings.handed_over or bool(endings.unknown or refused) or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
-        outcome = Outcome(self.function, op.at, acquisition, lease, left=left_held)
+        outcome = Outcome(self.function, op.at, acquisition, lease)
         left = elsewhere or bool(refused) or not endings.released
         self._tell(outcome, node, op, followed, shown=not detached, left=left)
         return outcome

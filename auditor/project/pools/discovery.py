@@ -103,6 +103,8 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
     yield from pairs_of_two_objects(module, known)
+    for _, cls in sorted(module.classes.items()):
+        yield from wrapped_pairs(model, cls, known)
     plain = [
         f
         for name, f in sorted(module.functions.items())
@@ -158,9 +160,6 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     taking = paired | {half.function for pair in told for half in pair.acquires}
     yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
     ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
-    wrapped = list(wrapped_pairs(model, cls, methods, taking))
-    yield from wrapped
-    taking |= {half.function for pair in wrapped for half in pair.acquires}
     yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
 
 

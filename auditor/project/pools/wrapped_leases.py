@@ -41,14 +41,13 @@ def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
     return replace(pair, acquires=tuple(acquires), releases=(*pair.releases, *added))
 
 
-def wrapped_pairs(
-    model: ClassModel, pool: Class, methods: list[Function], known: Set[Function]
-) -> Iterator[Pair]:
+def wrapped_pairs(model: ClassModel, pool: Class, known: Set[Function]) -> Iterator[Pair]:
     """`read(number)` counts one more reader of what it wraps in `ReadLease(self, version)`, and `lease.end()`
     tells the pool's own `_unread(self.version)`."""
     helpers = {
         name: method for each in reversed(model.lineage(pool)) for name, method in each.methods.items()
     }
+    methods = [method for name, method in sorted(pool.methods.items()) if not name.endswith("=")]
     for begins in methods if "(self" in pool.text else ():
         if begins in known or begins.is_abstract or not LENDING.isdisjoint(begins.decorators):
             continue
