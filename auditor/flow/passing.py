@@ -17,7 +17,7 @@ from auditor.flow.rows import is_copied_out
 from auditor.flow.seen_to_beside import CONVERTING
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
 from auditor.flow.sums import sums
-from auditor.ir.ops import ANY_ITEM, RAISING, Call, Edge, Enter, Move, Path, Store
+from auditor.ir.ops import ANY_ITEM, RAISING, Assume, Call, Edge, Enter, Move, Path, Store
 
 QUEUEING = frozenset({"put", "put_nowait"})
 
