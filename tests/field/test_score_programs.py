@@ -162,8 +162,8 @@ KEPT = {
         150,
         {"p006.py:49", "p026.py:52", "p027.py:40", "p044.py:47", "p053.py:50", "p075.py:43"},
     ),
-    "cellarers": (333, 153, {"p123.py:31", "p146.py:37", "p179.py:38"}),
-    "weirkeepers": (223, 74, {"session_kv.py:148"}),
+    "cellarers": (333, 151, {"p123.py:31", "p146.py:37", "p179.py:38"}),
+    "weirkeepers": (223, 75, {"session_kv.py:148"}),
     "girdlers": (225, 82, set[str]()),
     "limeburners": (219, 75, set[str]()),
     "millwrights": (
