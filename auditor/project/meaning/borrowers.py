@@ -19,6 +19,8 @@ _HANDING = frozenset(
 )  # fmt: skip
 """Words of names by which something may go to somebody else, or end."""
 
+_KEPT = _HANDING.union(each for each in STORING if "_" not in each)
+
 Called = Function | tuple[Class | Module, str]
 """A function of the tree; or what a class or a file calls so, `kernel.*` for whatever it asks the kernel."""
 
@@ -86,6 +88,5 @@ class Asks:
 def may_keep(call: ast.Call) -> bool:
     """Whether its name says that it keeps what it is told, hands it on or ends it."""
     method = last_part(call.func)
-    words = _HANDING.union(each for each in STORING if "_" not in each)
     kept = method in STORING or KEEPING.match(method) is not None or looks_releasing(call)
-    return kept or not words.isdisjoint(split(method))
+    return kept or not _KEPT.isdisjoint(split(method))

@@ -6,7 +6,7 @@ proposed: `leases/belief` asks those who use it."""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position, Value
@@ -14,10 +14,11 @@ from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.also_ended import also_ended
-from auditor.project.pools.bodies import piles_up_what_it_is_told, returns_something, returns_tuples
+from auditor.project.pools.bodies import piles_up_what_it_is_told, returns_something
 from auditor.project.pools.halves import LENDING, STRONG, Half, Pair, acquiring_half
 from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
+from auditor.project.pools.parts_lent import part_lent
 from auditor.project.pools.used_together import Told, asked_in_turn, told_alike, told_of
 from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
@@ -98,7 +99,7 @@ def _pairs_begun(
     told = {each: told_of(model, begins, each) for each in ends}
     half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
     if half is not None:
-        half = replace(half, part=_part_lent(half, told.values()))
+        half = replace(half, part=part_lent(half, told.values()))
         back = (
             Half(each, RELEASING, half.handle, _position(half, each, asked[each], told[each]))
             for each in ends
@@ -190,14 +191,6 @@ def _half(
     if handles == {Handle.ARGUMENT} and not _stores(begins, begun):
         return _marking(begins, begun, ends, [each.at for each in told if each is not None])
     return _by_its_body(begins, begun, ends)
-
-
-def _part_lent(half: Half, told: Iterable[Told | None]) -> int | None:
-    """`node` of `node, used = tree.match(key)`, if that is what they give back."""
-    if half.handle is not Handle.RESULT or not returns_tuples(half.function):
-        return None
-    parts = {each.part for each in told if each is not None and each.handle is Handle.RESULT}
-    return parts.pop() if len(parts) == 1 else None
 
 
 def _returns_what_it_changes(begins: Function) -> bool:

@@ -1,12 +1,13 @@
 """Which part of a tuple is the lease: `tag, body = channel.pull()`, and `channel.ack(tag)`."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from auditor.flow.effects import Handle
 from auditor.project.code.class_model import ClassModel
 from auditor.project.pools.bodies import returns_tuples
 from auditor.project.pools.halves import Half, Pair
-from auditor.project.pools.used_together import told_of
+from auditor.project.pools.used_together import Told, told_of
 
 
 def with_parts(model: ClassModel, pair: Pair) -> Pair:
@@ -15,8 +16,15 @@ def with_parts(model: ClassModel, pair: Pair) -> Pair:
 
 
 def _with_part(model: ClassModel, half: Half, pair: Pair) -> Half:
-    if half.handle is not Handle.RESULT or half.part is not None or not returns_tuples(half.function):
+    if half.part is not None or not returns_tuples(half.function):
         return half
-    told = {told_of(model, half.function, end.function) for end in pair.releases}
+    told = (told_of(model, half.function, end.function) for end in pair.releases)
+    return replace(half, part=part_lent(half, told))
+
+
+def part_lent(half: Half, told: Iterable[Told | None]) -> int | None:
+    """`node` of `node, used = tree.match(key)`, if that is what they give back."""
+    if half.handle is not Handle.RESULT or not returns_tuples(half.function):
+        return None
     parts = {each.part for each in told if each is not None and each.handle is Handle.RESULT}
-    return replace(half, part=parts.pop()) if len(parts) == 1 else half
+    return parts.pop() if len(parts) == 1 else None
