@@ -266,13 +266,18 @@ def _without_prefixes(name: str) -> tuple[str, ...]:
     return words[1:] if len(words) > 1 and words[0] in ("try", "maybe", "async", "do", "force") else words
 
 
+_FREEZING = re.compile(
+    r"_*(?:un)?freeze_\w*(?:back_?bone|encoder|decoder|model|layer|param|weight|norm|embed|tower|expert)"
+)
+"""What keeps parts of a model from being trained, or no longer, of which many a file has both."""
+
 UNDOERS = frozenset().union(*(others for _, others in UNDOING))
 UNDONE = frozenset().union(*(some for some, _ in UNDOING))
 
 
 def some_undo_others(names: Iterable[str]) -> bool:
     """Whether the names of any two say that one undoes the other."""
-    known = [name for name in names if not name.startswith("__")]
+    known = [name for name in names if not name.startswith("__") and not _FREEZING.match(name)]
     undoing = [name for name in known if _may_undo(_without_prefixes(name))]
     return any(undoes(one, other) for one in undoing for other in known)
 

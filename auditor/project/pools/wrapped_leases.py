@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Set
 from dataclasses import replace
 
@@ -17,6 +18,9 @@ from auditor.project.pools.lent_objects import goes_straight_on, lent_class, nee
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import Name
+
+MADE_AROUND = re.compile(r"\b_?[A-Z]\w*\(self\b")
+"""An object that the pool makes around itself."""
 
 WRAPPED = frozenset({Handle.RESULT, Handle.RECEIVER})
 """What is in the object: a number that was handed out, or one of those that the pool counts."""
@@ -44,11 +48,11 @@ def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
 def wrapped_pairs(model: ClassModel, pool: Class, known: Set[Function]) -> Iterator[Pair]:
     """`read(number)` counts one more reader of what it wraps in `ReadLease(self, version)`, and `lease.end()`
     tells the pool's own `_unread(self.version)`."""
-    helpers = {
-        name: method for each in reversed(model.lineage(pool)) for name, method in each.methods.items()
-    }
     methods = [method for name, method in sorted(pool.methods.items()) if not name.endswith("=")]
-    for begins in methods if "(self" in pool.text else ():
+    makers = [method for method in methods if MADE_AROUND.search(method.text)]
+    family = reversed(model.lineage(pool)) if makers else ()
+    helpers = {name: method for each in family for name, method in each.methods.items()}
+    for begins in makers:
         if begins in known or begins.is_abstract or not LENDING.isdisjoint(begins.decorators):
             continue
         lent = lent_class(model, pool, begins)
