@@ -88,7 +88,7 @@ def kept(lease: Lease, stored: StoredField) -> tuple[Step, ...]:
     """From the acquire to the field, and to where the field's entries are dropped."""
     steps = [Step(lease.span.path, lease.span.line, lease.span.column, "acquired here")]
     if stored.at.line != lease.span.line:
-        name = f"{stored.field.root}.{stored.field.path}"
+        name = stored.field.written
         steps.append(Step(stored.at.path, stored.at.line, stored.at.column, f"kept in `{name}`"))
     for drop in stored.drops[:3]:
         how = "taken out here" if drop.trace else "dropped here, not released"

@@ -77,7 +77,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         for stored in lease.fields:
             if "[*]" not in stored.field.path:
                 continue
-            name = f"{stored.field.root}.{stored.field.path.partition('[')[0]}"
+            name = stored.field.written.partition("[")[0]
             drops = [drop for drop in stored.drops if drop.loss in LETTING_GO or not stored.escapes]
             if drops and drops[0].trace:
                 taken, lost = drops[0].at.line, drops[0].trace[-1].line

@@ -56,9 +56,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         for stored in lease.fields:
             plain = "[*]" not in stored.field.path
             if plain and not (stored.released_by or stored.escapes):
-                message = (
-                    f"`{stored.field.root}.{stored.field.path}` holds `{lease.text}`, and {_who(stored)}"
-                )
+                message = f"`{stored.field.written}` holds `{lease.text}`, and {_who(stored)}"
                 yield META.finding(lease.span, lease.symbol, message, kept(lease, stored))
                 break
 

@@ -85,10 +85,8 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         forgotten = next((stored for stored in lease.fields if _forgotten(stored)), None)
         if forgotten is not None and not _told_there(forgotten, overwriting):
-            line, path = forgotten.drops[0].at.line, forgotten.field.path
-            message = (
-                f"`self.{path}` is forgotten at line {line}; `{forgotten.released_by[0]}` would release it"
-            )
+            line, name = forgotten.drops[0].at.line, forgotten.field.written
+            message = f"`{name}` is forgotten at line {line}; `{forgotten.released_by[0]}` would release it"
             yield META.finding(lease.span, lease.symbol, message, kept(lease, forgotten))
 
 

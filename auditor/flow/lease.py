@@ -47,11 +47,17 @@ class Leak:
 @dataclass(frozen=True, slots=True)
 class Field:
     """Where on an object a lease was stored: `owner` is the class's qualified name, `path` such as `buf` or
-    `leases[*]`, `root` what the function that stores it there calls the object."""
+    `leases[*]`, `root` what the function that stores it there calls the object; nothing, and the module's
+    name, of what a module has."""
 
     owner: str
     path: str
     root: str = "self"
+
+    @property
+    def written(self) -> str:
+        """As the function writes it: `self.leases[*]`."""
+        return f"{self.root}.{self.path}" if self.root else self.path
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from auditor.project.code.given_functions import names_given
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.families import Families
-from auditor.project.fields.fields import Fields
+from auditor.project.fields.fields import Fields, is_seen_to
 from auditor.project.fields.handed_on import handed_on
 from auditor.project.fields.taken_again import told_how_taken
 from auditor.project.idle.losses import with_idle
@@ -41,6 +41,7 @@ from auditor.project.leases.once_each import told_of_repeats
 from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
+from auditor.project.leases.seen_as_methods import Found, as_methods, told_as_functions
 from auditor.project.leases.shown_again import keep_what_is_shown
 from auditor.project.leases.wrapping import lists_what_it_counts, told_otherwise, wraps
 from auditor.project.meaning.contexts import ENTERING, words_of
@@ -54,7 +55,7 @@ from auditor.project.meaning.summaries import Summaries
 from auditor.project.meaning.told_ends import ToldEnds
 from auditor.project.misuse.misused import Misused
 from auditor.project.misuse.uses import Endings
-from auditor.project.outcome import Outcome, lie_apart, merged_outcome
+from auditor.project.outcome import Outcome, lie_apart, loses_normally, merged_outcome
 from auditor.project.pools.discovery import discover
 from auditor.project.pools.halves import Pair
 from auditor.project.result import FlowResult
@@ -320,6 +321,7 @@ class Analysis:
         fields = asked.stored(self._in_order())
         self.outcomes = without_kept(self.outcomes, fields)
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
+        fields |= self._shared_fields(asked, fields)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
@@ -352,6 +354,24 @@ class Analysis:
     def _follow_taking(self, function: Function, call: ast.Call, source: Source) -> None:
         self.recogniser.second_hand[call] = source
         self._follow(function, call, source)
+
+    def _shared_fields(self, asked: Fields, known: Found) -> dict[int, tuple[StoredField, ...]]:
+        """Of what no object has, but the functions of a module or a class share."""
+        unsaid = [
+            each
+            for each in self._in_order()
+            if not loses_normally(each.lease) and all(map(is_seen_to, known.get(id(each.call), ())))
+        ]
+        methods = as_methods(unsaid, self.recogniser, self._followed_again)
+        return told_as_functions(asked.stored(methods.values()), methods)
+
+    def _followed_again(self, function: Function, call: ast.Call) -> Outcome | None:
+        """In a copy of its function."""
+        try:
+            source = self.recogniser.source(function, call)
+            return self._follower(function).outcome(call) if source is not None else None
+        except (TooLarge, TooManyStates, RecursionError):
+            return None  # which is said of the function itself
 
     def _left_to_others(self, outcome: Outcome) -> Outcome:
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)

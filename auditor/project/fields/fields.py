@@ -118,7 +118,7 @@ class Fields(CountsAtEnds):
         for outcome in wanted:
             kept = taken_at_birth(outcome.call, outcome.function)
             fields = () if kept else tuple(self._fields_of(outcome))
-            if not kept and all(map(_is_seen_to, fields)):
+            if not kept and all(map(is_seen_to, fields)):
                 fields += (
                     tuple(self._forgotten_by_another_end(outcome))
                     or tuple(self._still_on_it(outcome))
@@ -555,6 +555,6 @@ def _left_by_exits(stored: StoredField) -> bool:
     return names <= EXITS and not stored.released_by
 
 
-def _is_seen_to(stored: StoredField) -> bool:
+def is_seen_to(stored: StoredField) -> bool:
     """Nothing is said of it yet."""
     return stored.escapes or (bool(stored.released_by) and not (stored.drops or stored.overwrite))

@@ -6,6 +6,7 @@ from auditor.project.code.asked_of import is_called_like, listing
 from auditor.project.code.modules import Function, last_part
 from auditor.project.pools.halves import Pair
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, WEAK, singular, split, take_apart
+from auditor.source.nodes import walk
 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
 """Words of classes' names by which no pool is told from another thing."""
@@ -13,14 +14,22 @@ UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", 
 
 def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
     """`self.kv_allocator.alloc` is called like a class KVAllocator."""
-    while isinstance(receiver, (ast.Subscript, ast.Call)):  # `self.pools[size]`, `get_pool()`
+    while isinstance(receiver, (ast.Subscript, ast.Call)) and not _key_of(receiver):
         receiver = receiver.value if isinstance(receiver, ast.Subscript) else receiver.func
-    name = last_part(receiver)
+    name = _key_of(receiver) or last_part(receiver)  # not of `self.pools[size]`, `get_pool()`
     words = {singular(word) for word in split(name)} - {"self", "get"}
     mine = {singular(word) for word in split(pair.name)} - UNSAYING
     if GUARDS & set(split(name)[-1:]) - mine:
         return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
     return bool(words & mine)
+
+
+def _key_of(receiver: ast.expr) -> str:
+    """`pool` of `state["pool"]`."""
+    match receiver:
+        case ast.Subscript(value=ast.Name(), slice=ast.Constant(value=str(key))):
+            return key
+    return ""
 
 
 def says_enough(receiver: ast.expr, method: Function, pair: Pair) -> bool:
@@ -42,8 +51,9 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     asked = ast.unparse(listing(receiver))
     of_own = asked.startswith(f"{function.owner}.") and function.cls is not None
     near = [function, *(function.cls.methods.values() if of_own and function.cls else ())]
-    if isinstance(receiver, ast.Name) and function.cls is None:  # `unsubscribe(tramps, slots)` beside it
-        near += [each for each in function.module.by_node.values() if asked in each.parameters]
+    root = next((node.id for node in walk(receiver) if isinstance(node, ast.Name)), "")
+    if function.cls is None and root:  # `unsubscribe(tramps, slots)` beside it
+        near += [each for each in function.module.by_node.values() if root in each.parameters]
     return any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back
