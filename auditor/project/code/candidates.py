@@ -113,12 +113,22 @@ def called_as(function: Function, sources: Mapping[str, str]) -> set[str]:
     if function.cls is not None and function.name in ITERATORS:
         names.add(function.cls.name)  # who makes such an object goes over it
     imported = re.compile(rf"\b{function.name}[ \t]+as[ \t]+(\w+)")
-    made = None
-    if function.cls is not None and function.name in ("forward", "__call__"):
-        made = re.compile(rf"(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)*{function.cls.name}\(")
     for text in sources.values():
         if f"{function.name} as " in text:
             names.update(imported.findall(text))
-        if made is not None and function.cls is not None and function.cls.name + "(" in text:
-            names.update(made.findall(text))
+    if function.cls is not None and function.name in ("forward", "__call__"):
+        names |= _names_of_objects(function.cls.name, sources.values())
+    return names
+
+
+def _names_of_objects(cls: str, texts: Iterable[str]) -> set[str]:
+    """`up` of `self.up = Linear(n)`, of `up: Linear`, and of `self.layer = up` the layer as well."""
+    made = re.compile(rf"(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)*{cls}\(")
+    said = re.compile(rf"\b(\w+)[ \t]*:[ \t]*(?:\w+\[)?[\"']?(?:\w+\.)*{cls}\b")
+    names = set()
+    for text in texts:
+        if cls in text:
+            told = set(said.findall(text))
+            names |= {*made.findall(text), *told}
+            names.update(*(re.findall(rf"\.(\w+) = {name}\b", text) for name in told))
     return names
