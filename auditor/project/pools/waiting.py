@@ -1,8 +1,8 @@
-"""Methods that ask another way to take until it says yes:
+"""Methods that ask another way to take until it says yes, or once, and answer what that answers:
 
-    async def reserve_wait(self, n):
-        while not self.reserve(n):
-            await self._changed.wait()
+    async def reserve_wait(self, n):                async def activate(self, name):
+        while not self.reserve(n):                      async with self._loading:
+            await self._changed.wait()                      return await self._activate(name)
 
 Whoever comes out of there has what `reserve(n)` gives."""
 
@@ -19,7 +19,7 @@ from auditor.source.nodes import walk
 
 
 def with_waiting(pair: Pair, cls: Class) -> Pair:
-    """The pair with those methods of its class that wait for one of its halves, and are told the same."""
+    """The pair with those methods of its class that ask for one of its halves so, and are told the same."""
     known = {half.function for half in (*pair.acquires, *pair.releases)}
     more = [
         replace(half, function=method)
@@ -33,18 +33,25 @@ def with_waiting(pair: Pair, cls: Class) -> Pair:
 
 def _waits(method: Function, half: Half) -> bool:
     told = own_parameters(half.function)
-    answers = any(isinstance(each, ast.Return) and each.value is not None for each in method.statements)
+    answers = [each.value for each in method.statements if isinstance(each, ast.Return) and each.value]
+    handing_on = (awaited(value) for value in answers if not isinstance(value, ast.Constant))
+    asking = list(handing_on) if answers else list(_asked_again(method))
     return (
-        not answers
+        bool(asking)
         and own_parameters(method)[: len(told)] == told
-        and any(
-            all(
-                isinstance(arg, ast.Name) and arg.id == name
-                for arg, name in zip(call.args, told, strict=False)
-            )
-            and len(call.args) >= min(1, len(told))
-            for call in _asked_again(method)
-            if own_attribute(call.func, method.owner or "") == half.function.name
+        and (all if answers else any)(_asks(call, half, method) for call in asking)
+    )
+
+
+def _asks(call: ast.expr, half: Half, method: Function) -> bool:
+    """For the half, and tells it what the method is told."""
+    told = own_parameters(half.function)
+    return (
+        isinstance(call, ast.Call)
+        and own_attribute(call.func, method.owner or "") == half.function.name
+        and len(call.args) >= min(1, len(told))
+        and all(
+            isinstance(arg, ast.Name) and arg.id == name for arg, name in zip(call.args, told, strict=False)
         )
     )
 
