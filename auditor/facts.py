@@ -93,4 +93,4 @@ def kept(lease: Lease, stored: StoredField) -> tuple[Step, ...]:
     for drop in stored.drops[:3]:
         how = "taken out here" if drop.trace else "dropped here, not released"
         steps += [Step(drop.at.path, drop.at.line, drop.at.column, how), *drop.trace[1:]]
-    return tuple(steps)
+    return tuple(dict.fromkeys(steps))  # `table.pop(key)` drops an entry, and loses what it returns

@@ -52,9 +52,15 @@ RELEASING = Name("release", frozenset())
 
 
 def proposed_pairs(
-    model: ClassModel, cls: Class | None, methods: list[Function], known: Set[Function]
+    model: ClassModel,
+    cls: Class | None,
+    methods: list[Function],
+    known: Set[Function],
+    ends: Set[Function] = frozenset(),
 ) -> Iterator[Pair]:
-    """Of the public methods, or of a module's functions, that are no half of any pair yet."""
+    """Of the public methods, or of a module's functions, that are no half of any pair yet. The `ends` of
+    another pair may be the end of one more: `read_end(i)` counts a reader down, and frees what the last one
+    has read."""
     helpers = _helpers(model, cls)
     halves = [method for method in methods if method not in known and _may_be_half(method, known)]
     texts = (each.text for each in (helpers.values() if cls is not None else methods))
@@ -66,6 +72,7 @@ def proposed_pairs(
     found = [
         (_also_asked(model, cls, pair, methods) if cls is not None else pair, begun)
         for begins, begun in (asked.items() if len(asked) > 1 else ())
+        if begins not in ends
         for pair in _pairs_begun(model, f"{name}.{begins.name}()", cls, begins, asked)
     ]
     begins = {pair.acquires[0].function for pair, _ in found}

@@ -160,7 +160,7 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     taking = paired | {half.function for pair in told for half in pair.acquires}
     yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
     ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
-    yield from proposed_pairs(model, cls, [m for m in methods if m not in ends], taking)
+    yield from proposed_pairs(model, cls, methods, taking, ends)
 
 
 def _with_ends(model: ClassModel, pair: Pair, methods: list[Function]) -> Pair:
