@@ -29,6 +29,7 @@ class Outcome:
     says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
+    noted: frozenset[Path] = frozenset()  # where what was marked has been put
     held_over: Path = ()  # where those who call the function may end what it leaves held
     recorded: bool = False
     shown: bool = False  # its object keeps it, whoever gets it
@@ -48,6 +49,7 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
     one.returned = one.returned or other.returned
     one.stored += other.stored
     one.beside |= other.beside
+    one.noted |= other.noted
     return one
 
 

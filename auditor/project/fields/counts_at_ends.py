@@ -35,14 +35,14 @@ class CountsAtEnds(RefusedAndKept):
         family = list(self.family_of(function.cls)) if tables else []
         names = self.recogniser.ending_names(acquisition.protocol)
         ending = [method for method in family if takes_from(method, tables)]
-        counting = [method for method in ending if _says(method, names, family)]
-        sayers = [method for method in family if _says(method, names, ())]
+        counting = [method for method in ending if says_end(method, names, family)]
+        sayers = [method for method in family if says_end(method, names, ())]
         for method in ending if counting else ():
             forgets = method not in counting and method is not function and split(method.name)[0] in ENDING_IT
             if (
                 not forgets
                 or self._goes_on(method, tables, sayers)
-                or any(_says(caller, names, ()) for caller in callers(self.project, method))
+                or any(says_end(caller, names, ()) for caller in callers(self.project, method))
             ):
                 continue
             if any(
@@ -139,7 +139,7 @@ def _reads(method: Function, fields: Set[str]) -> bool:
     )
 
 
-def _says(method: Function, names: Set[str], family: Sequence[Function]) -> bool:
+def says_end(method: Function, names: Set[str], family: Sequence[Function]) -> bool:
     """It, or a helper of its own, or one of that, calls what gives one back."""
     asked, more = {method.name}, [method]
     while more:

@@ -20,7 +20,7 @@ from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.cleared_beside_others import clears_beside_others
-from auditor.project.fields.counts_at_ends import CountsAtEnds
+from auditor.project.fields.counts_at_ends import CountsAtEnds, says_end
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.ends_without import left_by_an_end
 from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all, noted_in
@@ -43,8 +43,9 @@ from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.making_room import thrown_out
 from auditor.project.fields.moved_to import moved_to, put_over_there
-from auditor.project.fields.noted_marks import places_noting
+from auditor.project.fields.noted_marks import lists_entries, places_noting
 from auditor.project.fields.of_the_exception import EXITS
+from auditor.project.fields.one_end_forgets import callers
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.parked import lost_in, parked_in
@@ -338,9 +339,26 @@ class Fields(CountsAtEnds):
             self.whole[short], self.noted = whole, frozenset({short})
             released_by, escapes, drops = self._fate(outcome, list(self.family_of(cls)), short)
             self.noted = frozenset()
+            drops = [drop for drop in drops if not self._said_otherwise(outcome, drop, short[1][1:])]
             if released_by and drops and not escapes:
                 where = Field(cls.qualname, "".join(short[1:])[1:])
                 yield StoredField(where, outcome.lease.span, tuple(released_by), drops=tuple(drops))
+
+    def _said_otherwise(self, outcome: Outcome, drop: Leak, table: str) -> bool:
+        """`self.live.pop(job.id)`, and `self._end(job)`, which gives back what the job marks; so may whoever
+        calls the method, or gets a list of what goes. Where all entries go, the method itself may give back
+        what they mark."""
+        cls = outcome.function.cls
+        family = list(self.family_of(cls)) if cls is not None else []
+        names = self.recogniser.ending_names(outcome.acquisition.protocol)
+        for method in (each for each in family if each.module.path == drop.at.path):
+            if method in method.module.functions_at([drop.at.line]):
+                own = any(last_name(call) in names for call in method.calls)
+                asking = callers(self.project, method)
+                if lists_entries(method, table) or any(says_end(each, names, ()) for each in asking):
+                    return True
+                return not drop.parted if own else says_end(method, names, family)
+        return False
 
     def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         function = outcome.function

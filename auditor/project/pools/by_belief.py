@@ -73,7 +73,7 @@ def proposed_pairs(
         (_also_asked(model, cls, pair, methods) if cls is not None else pair, begun)
         for begins, begun in (asked.items() if len(asked) > 1 else ())
         if begins not in ends
-        for pair in _pairs_begun(model, f"{name}.{begins.name}()", cls, begins, asked)
+        for pair in _pairs_begun(model, f"{name}.{begins.name}()", cls, begins, _without(asked, begun, ends))
     ]
     begins = {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in halves if each not in begins]
@@ -83,6 +83,14 @@ def proposed_pairs(
         counts = any(change.did in COUNTED for change in begun)
         if counts or not _is_told_what_is_lent(pair, lending):
             yield pair
+
+
+def _without(
+    asked: Mapping[Function, list[Change]], begun: Sequence[Change], ends: Set[Function]
+) -> Mapping[Function, list[Change]]:
+    """Only what was counted has an end of another pair for its own."""
+    counted = any(change.did is Did.MORE for change in begun)
+    return asked if counted else {each: changed for each, changed in asked.items() if each not in ends}
 
 
 def _also_asked(model: ClassModel, cls: Class, pair: Pair, methods: list[Function]) -> Pair:
