@@ -35,6 +35,7 @@ from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
 from auditor.project.leases.given_back_at_times import given_back_at_times
+from auditor.project.leases.given_back_by_number import without_given_back
 from auditor.project.leases.given_back_in_part import given_back_in_part
 from auditor.project.leases.in_turns import ended_in_a_later_turn
 from auditor.project.leases.last_turn import is_of_the_last_turn
@@ -125,6 +126,7 @@ class Follower(Afterwards):
         leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
         leaks += tuple(self._lost_besides(op, acquisition, endings))
         leaks += tuple(self._lost_in_their_turns(node, acquisition, leaks))
+        leaks = without_given_back(self.function, op.at, leaks, ending)
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
         rolled_back = not own and self._only_rolled_back(acquisition, followed)
