@@ -4,6 +4,7 @@ gives the index back. Most tables under a number say something of it, and end no
 import ast
 from collections.abc import Iterator
 
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -18,7 +19,7 @@ def ends_its_keys(recogniser: Recogniser, field: str, protocol: str) -> bool:
         asked = field in module.text and any(f"{name}(" in module.text for name in names)
         for function in module.by_node.values() if asked else ():
             both = field in function.text and any(f"{name}(" in function.text for name in names)
-            keys = set(_keys_of(function, field[1:])) if both else ()
+            keys = _with_listed(function, set(_keys_of(function, field[1:]))) if both else ()
             if keys and any(_is_told(call, keys) for call in function.calls if last_name(call) in names):
                 return True
     return False
@@ -49,6 +50,19 @@ def _keys_of(function: Function, field: str) -> Iterator[str]:
                 yield name
             case ast.Name(id=name) if of_pairs is False:
                 yield name
+
+
+def _with_listed(function: Function, keys: set[str]) -> set[str]:
+    """`done = [key for key in self.waiting if self.is_over(key)]`, and the names of who goes over that."""
+    lists = {
+        to.id
+        for to, value in assignments(function)
+        if isinstance(to, ast.Name) and isinstance(value, ast.ListComp | ast.SetComp)
+        if getattr(value.elt, "id", "") in keys
+    }
+    loops = (node for node in function.nodes if isinstance(node, ast.For | ast.AsyncFor))
+    over = (node.target for node in loops if getattr(node.iter, "id", "") in lists)
+    return keys | {target.id for target in over if isinstance(target, ast.Name)}
 
 
 def _goes_over(over: ast.expr, field: str) -> bool | None:
