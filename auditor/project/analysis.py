@@ -323,7 +323,7 @@ class Analysis:
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         fields |= self._shared_fields(asked, fields)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
-        outcomes = [told_of_gaps(closed_by_consumers(each, self.calls)) for each in outcomes]
+        outcomes = [told_of_gaps(each) for each in closed_by_consumers(outcomes, self.calls)]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)

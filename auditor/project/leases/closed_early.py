@@ -9,35 +9,64 @@ from dataclasses import replace
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import span_of
 from auditor.model import Step
+from auditor.project.code.bindings import assignments, awaited
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
+from auditor.project.leases.consumers import Consumer, asks, calling, consumers
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.outcome import Outcome, loses_normally
 from auditor.source.nodes import walk
 
-ALONGSIDE = frozenset({"enumerate", "zip", "tqdm"})
-"""Calls that go over what they are given, and stop where their own consumer stops."""
 
-FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-LOOPS = ast.For | ast.AsyncFor | ast.While
+def closed_by_consumers(outcomes: list[Outcome], calls: Calls) -> list[Outcome]:
+    """With what is lost because a generator is closed while it holds the lease: that is no accident where a
+    loop of the tree does it."""
+    return [each for outcome in outcomes for each in _closed_by_consumers(outcome, calls)]
 
 
-def closed_by_consumers(outcome: Outcome, calls: Calls) -> Outcome:
-    """That a generator is closed while it holds the lease is no accident where a loop of the tree does it."""
+def _closed_by_consumers(outcome: Outcome, calls: Calls) -> Iterator[Outcome]:
+    """Where others go over it to its end, whoever breaks off is told; else the generator."""
     lease, function = outcome.lease, outcome.function
-    if loses_normally(lease):
-        return outcome
-    lent = _lent_until_asked_again(outcome)
+    lent = [] if loses_normally(lease) else _lent_until_asked_again(outcome)
     closed = any(leak.loss is Loss.CLOSE for leak in lease.leaks)
-    if not (closed or lent):
-        return outcome
-    if function.is_context_manager:
+    if loses_normally(lease) or not (closed or lent):
+        yield outcome
+    elif function.is_context_manager:
         lost = [_lost_at(each, outcome) for each in lent if not closed]
-        return _told(outcome, lost) if _is_survived(function, calls) else outcome
-    stopping = [each for each, _ in _consumers_that_stop(function, calls)]
-    if not stopping or (lent and any(_ends_itself(consumer, outcome) for consumer in stopping)):
-        return outcome
-    return _told(outcome, [_lost_at(each, outcome) for each in lent if not closed])
+        yield _told(outcome, lost) if _is_survived(function, calls) else outcome
+    else:
+        found = list(consumers(function, calls))
+        stopping = [each for each in found if each.stops]
+        seeing_to = [each for each in stopping if any(_sees_to(each, outcome, at) for at in lent)]
+        if len(stopping) < len(found):
+            yield outcome
+            yield from (_broken_off(each, outcome) for each in stopping if each not in seeing_to)
+        else:
+            lost = [_lost_at(each, outcome) for each in lent if not closed]
+            yield _told(outcome, lost) if stopping and not seeing_to else outcome
+
+
+def _broken_off(consumer: Consumer, outcome: Outcome) -> Outcome:
+    """The loop that leaves the generator at its `yield`, as if it had acquired itself."""
+    module = consumer.function.module
+    at = span_of(module.path, consumer.call, module.lines)
+    begun = Step(at.path, at.line, at.column, "goes over it, and stops before its end")
+    lost = Step(
+        outcome.lease.span.path,
+        outcome.lease.span.line,
+        outcome.lease.span.column,
+        "what this acquired is given back behind the `yield` alone",
+    )
+    lease = replace(
+        outcome.lease,
+        span=at,
+        symbol=consumer.function.qualname,
+        text=" ".join(ast.unparse(consumer.call).split()),
+        holder="",
+        leaks=(Leak(Loss.RETURN, at, "", (begun, lost)),),
+        releases=(),
+    )
+    return Outcome(consumer.function, consumer.call, outcome.acquisition, lease)
 
 
 def _told(outcome: Outcome, others: list[Leak]) -> Outcome:
@@ -49,7 +78,7 @@ def _told(outcome: Outcome, others: list[Leak]) -> Outcome:
 
 def _is_survived(manager: Function, calls: Calls) -> bool:
     """`try: with staged(pool) as buffer: send(buffer) except OSError: failed += 1`"""
-    for function in _calling(manager, calls):
+    for function in calling(manager, calls):
         for node in function.statements:
             if isinstance(node, ast.Try) and any(map(_goes_on, node.handlers)):
                 for each in (inner for part in node.body for inner in walk(part)):
@@ -65,31 +94,20 @@ def _goes_on(handler: ast.ExceptHandler) -> bool:
 def _enters(node: ast.With | ast.AsyncWith, function: Function, manager: Function, calls: Calls) -> bool:
     entered = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
     works = any(isinstance(inner, ast.Call) for each in node.body for inner in walk(each))
-    return works and any(_calls(each, function, manager, calls) for each in entered)
-
-
-def _calls(call: ast.Call, function: Function, generator: Function, calls: Calls) -> bool:
-    """For sure, or by the one name that there is."""
-    known = calls.model.callee(function, call.func)
-    return known is generator if known is not None else calls.targets(function, call)[0] == (generator,)
-
-
-def _calling(generator: Function, calls: Calls) -> Iterator[Function]:
-    for module in calls.model.project.parsed():
-        if f"{generator.name}(" in module.text:
-            yield from (each for each in list(module.by_node.values()) if f"{generator.name}(" in each.text)
+    return works and any(asks(each, function, manager, calls) for each in entered)
 
 
 def _lent_until_asked_again(outcome: Outcome) -> list[ast.Yield]:
     """`yield block`, and `give_back(block)` behind it, in no `finally` and no `with`: the one way it ends."""
     lease, function = outcome.lease, outcome.function
-    if lease.handed_over or not (lease.releases and lease.holder):
+    if lease.handed_over or not lease.releases:
         return []
-    found = [
-        node
-        for node in function.nodes
-        if isinstance(node, ast.Yield) and _holder_of(node.value) == lease.holder
-    ]
+    names = {
+        target.id
+        for target, value in assignments(function)
+        if isinstance(target, ast.Name) and awaited(value) is outcome.call
+    }
+    found = [node for node in function.of_kind(ast.Yield) if not names.isdisjoint(_holders_of(node.value))]
     guarded = {
         id(inner)
         for node in function.statements
@@ -100,18 +118,36 @@ def _lent_until_asked_again(outcome: Outcome) -> list[ast.Yield]:
     return found if behind and guarded.isdisjoint(map(id, found)) else []
 
 
-def _holder_of(value: ast.expr | None) -> str:
-    """`slot` of `yield slot`, and of `yield slot.store(data)`, which shows it."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        value = value.func.value
-    return value.id if isinstance(value, ast.Name) else ""
+def _holders_of(value: ast.expr | None) -> Iterator[str]:
+    """`slot` of `yield slot`, of `yield name, slot`, and of `yield slot.store(data)`, which shows it."""
+    for each in value.elts if isinstance(value, ast.Tuple) else [value]:
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+            each = each.func.value
+        yield each.id if isinstance(each, ast.Name) else ""
 
 
-def _ends_itself(consumer: Function, outcome: Outcome) -> bool:
-    """Some call in it is called like the ends in the generator."""
+def _sees_to(consumer: Consumer, outcome: Outcome, lent: ast.Yield) -> bool:
+    """Some call in it is called like the ends in the generator, or it hands on what came out."""
+    function = consumer.function
     lines = {end.line for end in outcome.lease.releases}
     ends = {last_part(call.func) for call in outcome.function.calls if call.lineno in lines}
-    return any(last_part(call.func) in ends for call in consumer.calls)
+    if any(last_part(call.func) in ends for call in function.calls):
+        return True
+    if consumer.each is None:
+        return isinstance(consumer.at, ast.Call) and last_part(consumer.at.func) in ("next", "anext")
+    name = _called_there(lent, outcome.lease.holder, consumer.each)
+    returned = (node.value for node in function.of_kind(ast.Return))
+    parts = (part for value in returned for part in getattr(value, "elts", [value]))
+    return any(isinstance(part, ast.Name) and part.id == name for part in parts)
+
+
+def _called_there(lent: ast.Yield, holder: str, each: ast.expr) -> str:
+    """What the loop over `yield name, slot` calls the slot: the last of `for number, (name, place) in ...`"""
+    yielded = list(_holders_of(lent.value))
+    names = [node.id for node in walk(each) if isinstance(node, ast.Name)][-len(yielded) :]
+    if holder in yielded and len(names) == len(yielded):
+        return names[yielded.index(holder)]
+    return names[-1] if names else ""
 
 
 def _lost_at(lent: ast.Yield, outcome: Outcome) -> Leak:
@@ -120,51 +156,3 @@ def _lost_at(lent: ast.Yield, outcome: Outcome) -> Leak:
     begun = Step(lease.span.path, lease.span.line, lease.span.column, "acquired here")
     lost = Step(at.path, at.line, at.column, LAST_WORDS[Loss.CLOSE])
     return Leak(Loss.RETURN, at, lease.holder, (begun, lost))
-
-
-def _consumers_that_stop(generator: Function, calls: Calls) -> Iterator[tuple[Function, ast.AST]]:
-    for function in _calling(generator, calls):
-        for node, source in _left_early(function):
-            if any(_calls(call, function, generator, calls) for call in _gone_over(source)):
-                yield function, node
-
-
-def _left_early(function: Function) -> Iterator[tuple[ast.AST, ast.expr]]:
-    """What is gone over by loops that may stop, and by `any()`, `all()` and `next()`, which do."""
-    for node in function.nodes:
-        match node:
-            case ast.For(iter=source, body=body) | ast.AsyncFor(iter=source, body=body) if _stops(body):
-                yield node, source
-            case ast.Call(func=ast.Name(id="any" | "all" | "next"), args=[given, *_]):
-                match given:
-                    case ast.GeneratorExp(generators=[ast.comprehension(iter=source), *_]):
-                        yield node, source
-                    case _:
-                        yield node, given
-
-
-def _gone_over(source: ast.expr) -> Iterator[ast.Call]:
-    """`stage(outputs)` itself, and in `enumerate(stage(outputs))`."""
-    if not isinstance(source, ast.Call):
-        return
-    if isinstance(source.func, ast.Name) and source.func.id in ALONGSIDE:
-        for given in source.args:
-            yield from _gone_over(given)
-    else:
-        yield source
-
-
-def _stops(body: list[ast.stmt], ways: tuple[type[ast.stmt], ...] = (ast.Break, ast.Return)) -> bool:
-    """The loop is left by `break`, or by `return`, before the generator has come to its end."""
-    for statement in body:
-        if isinstance(statement, ways):
-            return True
-        if isinstance(statement, FUNCTIONS):
-            continue
-        inner = (ast.Return,) if isinstance(statement, LOOPS) else ways  # a `break` there leaves that one
-        blocks = [getattr(statement, "body", []), getattr(statement, "orelse", [])]
-        blocks += [getattr(statement, "finalbody", [])]
-        blocks += [each.body for each in getattr(statement, "cases", [])]
-        if any(_stops(block, inner) for block in blocks):
-            return True
-    return False
