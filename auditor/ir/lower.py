@@ -29,6 +29,7 @@ CONSTRUCTORS = frozenset(
     {"list", "dict", "set", "tuple", "sorted", "deque", "defaultdict", "OrderedDict", "ExitStack",
      "AsyncExitStack", "open"}
 )  # fmt: skip
+OWN_OBJECT = ("self", "cls")
 
 
 def lower(function: FunctionNode) -> Graph:
@@ -99,6 +100,9 @@ def _gathers(op: Call) -> bool:
 
 
 def _constructs(op: Call) -> bool:
+    """But for `self.open(name)` and `self.house.open(name)`, which may hand out what is there."""
+    if op.receiver and (len(op.receiver) > 1 or op.receiver[0] in OWN_OBJECT) and op.method == "open":
+        return False
     return op.method in CONSTRUCTORS or op.method[:1].isupper() or op.method.lstrip("_")[:1].isupper()
 
 

@@ -37,6 +37,7 @@ from auditor.project.fields.forgetting import (
     shared,
     strikes_off_what_it_freed,
 )
+from auditor.project.fields.in_its_hands import stays_in_its_hands
 from auditor.project.fields.in_others import only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lists_on_records import cut_on_records
@@ -446,8 +447,10 @@ class Fields(CountsAtEnds):
                 continue
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
-                drops += self._cut_off(method, path)
+                drops += self._cut_off(outcome, method, path)
                 drops += self._lost_entries(outcome, family, method, path)
+            if answer.fate is not Fate.RELEASE:
+                drops += self._emptied_inside(outcome, method, path)
             if answer.fate is Fate.RELEASE:
                 drops += self._rest_dropped(outcome, family, method, path)
                 if self._reachable(method, family):
@@ -457,7 +460,8 @@ class Fields(CountsAtEnds):
                 drops += passed_over
                 left = self._left_where_it_is_moved(outcome, family, method, path)
                 drops += left
-                escapes = escapes or not (passed_over or left or method is outcome.function)
+                stays = len(path) > 2 and stays_in_its_hands(method, answer, path)
+                escapes = escapes or not (passed_over or left or stays or method is outcome.function)
             elif answer.fate is Fate.UNKNOWN and (
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):

@@ -12,10 +12,11 @@ from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function
 from auditor.project.fields.by_word import comes_back_by_word
 from auditor.project.fields.cutting import cut_off
+from auditor.project.fields.emptied_inside import emptied_inside
 from auditor.project.fields.entry_ends import Ends, forgotten_by
 from auditor.project.fields.families import Families
 from auditor.project.fields.flags_left_down import set_at_birth
-from auditor.project.fields.forgetting import INITIAL, for_good
+from auditor.project.fields.forgetting import INITIAL, for_good, gives_back_by_name
 from auditor.project.fields.half_emptied import HalfEnd, half_emptied
 from auditor.project.fields.noted_keys import tables_noting
 from auditor.project.fields.only_refilled import closes_without, only_for_the_next
@@ -33,17 +34,41 @@ from auditor.project.fields.starred_away import goes_through, starred_away
 from auditor.project.fields.swept_in_part import swept_in_part
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.several_taken import hands_out_things_in_a_list
+from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 
 
 class InPart(Families):
     """Asks of each method of a family what of the lease's field it leaves to nobody."""
 
-    def _cut_off(self, method: Function, path: Path) -> list[Leak]:
-        found = [*cut_off(self.project, method, path[1][1:])]
-        if self.whole.get(path, path)[2:4] == (ANY_ITEM, ANY_ITEM):
+    def _cut_off(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
+        found, whole = [*cut_off(self.project, method, path[1][1:])], self.whole.get(path, path)
+        of_lists = len(whole) == 3 and not outcome.acquisition.foreign and self._are_lists(outcome, whole)
+        if whole[2:4] == (ANY_ITEM, ANY_ITEM) or of_lists:
             found += rows_cut(self.project, method, path[1][1:])
         return [self._dropped_at(method, at) for at in found]
+
+    def _emptied_inside(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
+        """Of what the tree's own pools lent, and what lies nowhere else."""
+        whole, acquisition = self.whole.get(path, path), outcome.acquisition
+        apart = acquisition.foreign or acquisition.keyed or outcome.unknown or outcome.returned is not None
+        if apart or {place[:2] for place in outcome.beside} - {path[:2]} or len(whole) < 4:
+            return []
+        inner = whole[3][1:] if whole[3].startswith(".") and whole[4:5] == (ANY_ITEM,) else ""
+        if not (inner or whole[3] == ANY_ITEM):
+            return []
+        found = list(emptied_inside(method, path[1][1:], inner))
+        good = found and self._ends_nothing_beside(outcome, method)
+        return [replace(self._dropped_at(method, at), parted=True) for at in found if good]
+
+    def _ends_nothing_beside(self, outcome: Outcome, method: Function) -> bool:
+        """Nor do those who call it, by names of the pool's ends."""
+        ends = self.recogniser.ending_names(outcome.acquisition.protocol)
+
+        def gives_back(function: Function) -> bool:
+            return gives_back_by_name(function) or any(last_name(call) in ends for call in function.calls)
+
+        return for_good(self.project, method, gives_back)
 
     def _rest_dropped(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path

@@ -1,5 +1,7 @@
 """Lists that a method has from a table of its object: `pages = self.spare.setdefault(key, [])`, and
-`pages.append(pool.take())`. What is put into such a list lies in the table."""
+`pages.append(pool.take())`. What is put into such a list lies in the table; so does what is put into a table
+of one of its records: `nics = self.machines[name].nics`, `nics[network] = pool.take()`, and
+`session = self.connect(name)`, which hands out an entry of `self.sessions`."""
 
 import ast
 from dataclasses import replace
@@ -17,7 +19,7 @@ def lying_in_tables(outcome: Outcome) -> Outcome:
 
 
 def _path_by_table(function: Function, path: Path) -> Path:
-    if len(path) != 2 or path[1] != ANY_ITEM or function.owner is None or path[0] in function.parameters:
+    if ANY_ITEM not in path[1:] or function.owner is None or path[0] in function.parameters:
         return path
     bound = [
         node
@@ -27,8 +29,38 @@ def _path_by_table(function: Function, path: Path) -> Path:
     values = list(given_to(function, path[0]))
     if len(bound) != 1 or len(values) != 1:
         return path
+    if path[1:] != (ANY_ITEM,) or isinstance(values[0], ast.Attribute):
+        return (*_in_a_record(function, values[0], path), *path[1:])
     field = _table_of(values[0], function.owner) or _of_which_it_is_put_back(function, path[0], values[0])
     return (function.owner, f".{field}", ANY_ITEM, ANY_ITEM) if field is not None else path
+
+
+def _in_a_record(function: Function, value: ast.expr, path: Path) -> Path:
+    """Where the name's record lies, or the table of one: its own name where nobody knows."""
+    own = function.owner or ""
+    match value:
+        case ast.Attribute(value=record, attr=field) if path[1] == ANY_ITEM:
+            inner: Path = (f".{field}",)
+        case _ if path[1].startswith("."):
+            record, inner = value, ()
+        case _:
+            return path[:1]
+    table = _table_of(record, own) or _handed_out_by(function, record)
+    return (own, f".{table}", ANY_ITEM, *inner) if table is not None else path[:1]
+
+
+def _handed_out_by(function: Function, value: ast.expr) -> str | None:
+    """The table of which `self.connect(name)` returns an entry, whatever way it goes."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=own), attr=name)) if own == function.owner:
+            helper = function.cls.methods.get(name) if function.cls is not None else None
+        case _:
+            return None
+    if helper is None or helper.owner is None:
+        return None
+    answers = [node.value for node in helper.statements if isinstance(node, ast.Return)]
+    tables = {_table_of(answer, helper.owner) if answer is not None else None for answer in answers}
+    return tables.pop() if len(tables) == 1 else None
 
 
 def _of_which_it_is_put_back(function: Function, name: str, value: ast.expr) -> str | None:

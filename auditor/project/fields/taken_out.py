@@ -15,6 +15,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
+from auditor.project.code.bindings import told_by_position
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.one_way import on_one_way
@@ -215,7 +216,7 @@ class TakenOut(InPart):
             return  # `[(work, buffer)]`: the buffer, which the work knows too
         for loss, node, held in followed.endings.lost:
             if loss is not Loss.RAISE:
-                yield WayOut(method, followed, node, held, (own, path[1]))
+                yield WayOut(method, followed, node, held, (own, path[1]), _inner_table(whole))
         yields = any(isinstance(node, ast.Yield) for node in method.nodes)  # its caller gets it before that
         for node in followed.endings.stored:
             op = method.graph.ops[node]
@@ -223,7 +224,7 @@ class TakenOut(InPart):
                 of_others = any(place[0] in method.parameters or place[0][0] in "@%" for place in held.places)
                 out_of_hand = not yields and goes_out_of_hand(method, op, held)
                 if not of_others and (isinstance(op, Leave) or out_of_hand):
-                    yield WayOut(method, followed, node, held, (own, path[1]))
+                    yield WayOut(method, followed, node, held, (own, path[1]), _inner_table(whole))
 
     def _alone(self, outcome: Outcome, method: Function, path: Path) -> bool:
         """The method gives nothing back itself, and neither do its callers; nor is the pool made anew, or the
@@ -232,6 +233,7 @@ class TakenOut(InPart):
         pools = {node.attr for node in walk(outcome.call.func) if isinstance(node, ast.Attribute)}
         parts = self._fields_beside(outcome, path)
         beside = {field[1:] for field in parts} | {*unpacked_from(method, attribute, parts)}
+        beside |= _fields_told(method, self.whole.get(path, path))
         of_others = [call for call, _ in self._of_other_parts(outcome, method, path)]
         releases = [
             each
@@ -345,6 +347,21 @@ class TakenOut(InPart):
             for each in others
             if each is not method and each.name not in INITIAL and names & set(_changed(each))
         )
+
+
+def _inner_table(whole: Path) -> str:
+    """`.nics` of `self.machines[*].nics[*].mac`: a table that each record has."""
+    inner = whole[2:5]
+    return inner[1] if len(inner) == 3 and inner[0] == inner[2] == ANY_ITEM and inner[1][0] == "." else ""
+
+
+def _fields_told(method: Function, whole: Path) -> set[str]:
+    """`snapshot` of `release(session.snapshot)`: that says nothing of a table which the session has."""
+    told = (each for call in method.calls for _, each in told_by_position(call))
+    fields = {
+        each.attr for each in told if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name)
+    }
+    return {each for each in fields if f".{each}" not in whole} if _inner_table(whole) else set()
 
 
 def _may_end(call: ast.Call) -> bool:

@@ -29,14 +29,18 @@ ANSWERING = frozenset({"cancel", "set_result", "set_exception"})
 
 
 class WayOut:
-    """One way on which a method loses an entry of `container`."""
+    """One way on which a method loses an entry of `container`, or of the table that one of its records has in
+    the field `inner`."""
 
-    def __init__(self, method: Function, followed: Followed, node: int, held: Held, container: Path) -> None:
+    def __init__(
+        self, method: Function, followed: Followed, node: int, held: Held, container: Path, inner: str = ""
+    ) -> None:
         self.method = method
         self.followed = followed
         self.node = node
         self.held = held
         self.container = container
+        self.inner = inner
         self.ops = method.graph.ops
         self.names = {place[0] for place in held.places} - set(_keys(method, container))
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
@@ -62,10 +66,17 @@ class WayOut:
         match op:
             case Call(method=method, args=args, receiver=receiver):
                 taken = args[0][0] if method in OUT_OF_HEAPS and args else receiver
-                return method in TAKING | OUT_OF_HEAPS and taken == self.container
+                takes = method in TAKING | OUT_OF_HEAPS
+                return takes and (taken == self.container or self._is_inner(taken))
+            case Delete(target=(*table, _)) if self._is_inner(tuple(table)):
+                return True
             case Delete(target=target) | Store(target=target):
                 return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
         return False
+
+    def _is_inner(self, table: Path | None) -> bool:
+        """`self.machines[name].nics`, also by way of a local name."""
+        return table is not None and table[1:] != () and table[-1] == self.inner
 
     def _takes_the_next(self, call: int) -> bool:
         """`job = self.jobs.get()` in the next turn, where the one before has lost its name by that."""
