@@ -57,7 +57,7 @@ class Endings:
     unknown: set[int] = field(default_factory=set)
     shown: dict[int, Path] = field(default_factory=dict)  # of those unknown: what is returned may lead to it
     kept: set[int] = field(default_factory=set)  # what others can reach is put where others can find it
-    noted: set[Path] = field(default_factory=set)  # where that is
+    noted: set[tuple[int, Path]] = field(default_factory=set)  # where that is
     going_on: dict[int, Path] = field(default_factory=dict)  # where it lies when the acquire runs again
 
     @property

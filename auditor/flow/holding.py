@@ -350,7 +350,7 @@ class Holding:
                 return held
             self.endings.unknown.add(node)  # others can reach the object now
             self.endings.kept.add(node)
-            self.endings.noted |= sure
+            self.endings.noted.update((node, place) for place in sure)
             return None
         inside = (place for place in held.places - sure if place[: len(target)] == target != place)
         if sure and any(map(self._outlives, inside)):

@@ -272,7 +272,7 @@ class Passing(Perhaps):
                 return held
             self.endings.unknown.add(node)
             self.endings.kept.add(node)
-            self.endings.noted.add(treatment.moved_to)
+            self.endings.noted.add((node, treatment.moved_to))
             return None
         if treatment.moved_to is not None:
             if self._watched.get(treatment.moved_to[:1], node) < node:

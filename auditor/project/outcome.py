@@ -29,7 +29,7 @@ class Outcome:
     says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
-    noted: frozenset[Path] = frozenset()  # where what was marked has been put
+    noted: frozenset[tuple[int, Path]] = frozenset()  # where what was marked has been put, and by which node
     held_over: Path = ()  # where those who call the function may end what it leaves held
     recorded: bool = False
     shown: bool = False  # its object keeps it, whoever gets it

@@ -340,7 +340,9 @@ class Fields(CountsAtEnds):
             self.whole[short], self.noted = whole, frozenset({short})
             released_by, escapes, drops = self._fate(outcome, list(self.family_of(cls)), short)
             self.noted = frozenset()
-            drops = [drop for drop in drops if not self._said_otherwise(outcome, drop, short[1][1:])]
+            otherwise = {drop.at for drop in drops if self._said_otherwise(outcome, drop, short[1][1:])}
+            drops = [drop for drop in drops if drop.at not in otherwise]
+            self.takings = [each for each in self.takings if each.span not in otherwise]
             if released_by and drops and not escapes:
                 where = Field(cls.qualname, "".join(short[1:])[1:])
                 yield StoredField(where, outcome.lease.span, tuple(released_by), drops=tuple(drops))
@@ -355,10 +357,10 @@ class Fields(CountsAtEnds):
         for method in (each for each in family if each.module.path == drop.at.path):
             if method in method.module.functions_at([drop.at.line]):
                 own = any(last_name(call) in names for call in method.calls)
+                if own or says_end(method, names, family):
+                    return not (own and drop.parted)
                 asking = callers(self.project, method)
-                if lists_entries(method, table) or any(says_end(each, names, ()) for each in asking):
-                    return True
-                return not drop.parted if own else says_end(method, names, family)
+                return lists_entries(method, table) or any(says_end(each, names, ()) for each in asking)
         return False
 
     def _describe(self, outcome: Outcome, node: int, path: Path) -> StoredField:

@@ -16,7 +16,25 @@ def places_noting(outcome: Outcome) -> Iterator[Path]:
     own = outcome.function.owner
     if not outcome.acquisition.keyed or own is None or _is_bound_again(outcome):
         return
-    yield from (path for path in outcome.noted if path[0] == own and ANY_ITEM in path)
+    for node, path in outcome.noted:
+        if path[0] == own and ANY_ITEM in path and not _is_once_for_many(outcome, node):
+            yield path
+
+
+def _is_once_for_many(outcome: Outcome, node: int) -> bool:
+    """`if key not in self.stamp: cache.pin(key)`, and behind that each time `self.heap.append(key)`."""
+    note = outcome.function.graph.ops[node].at
+    return any(
+        isinstance(choice, ast.If)
+        and _has(choice.body, outcome.call)
+        and not _has([choice], note)
+        and not isinstance((choice.orelse or choice.body)[-1], ast.Return | ast.Raise | ast.Continue)
+        for choice in outcome.function.statements
+    )
+
+
+def _has(body: list[ast.stmt], wanted: ast.AST) -> bool:
+    return any(node is wanted for statement in body for node in walk(statement))
 
 
 def _is_bound_again(outcome: Outcome) -> bool:
