@@ -10,13 +10,14 @@ from functools import lru_cache
 
 from auditor.source.on_others import works_on_others
 from auditor.source.searched import Searched, ending_before, places
+from auditor.source.undone_otherwise import undone_otherwise
 
 _DONE = re.compile(
     rb"""self\.(\w++)(?:
     (?:\[(?:[^][\n]|\[[^]\n]*+\])*+\]|\.(?:get|setdefault)\([^\n]*?\))?(?:
         \.(?:(?P<first>popitem\()|(?P<taken>pop(?!\(["']))|(?P<got>get(?:_nowait)?\((?:\)|block|timeout|True|False))|(?P<queued>put\w*+\()
             |(?P<extended>extend\w*+\()|(?P<added>add\()|(?P<put>(?:append\w*+|insert|push)\()|(?P<updated>update\()
-            |(?P<struck>(?:discard|remove|difference_update)\())
+            |(?P<struck>(?:discard|remove|difference_update)\()|(?P<added_to>add_\()|(?P<lessened>sub_\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
             |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )|(?P<summed>[+-]\ )))
     |(?:\[(?:[^][\n]|\[[^]\n]*+\])*+\])++\ =\ (?:
@@ -41,7 +42,7 @@ _UNDONE = (
     (("got",), ("queued",)),
     (("first",), (*_ENTERED, "emptied")),
     (("emptied", "spanned"), _ENTERED),
-    (("fewer", "less", "minus"), ("raised", "more", "plus")),
+    (("fewer", "less", "minus", "lessened"), ("raised", "more", "plus", "added_to")),
     (("fewer",), _ENTERED),
     (("taken",), _ENTERED),
     (("struck",), _PUT),
@@ -67,6 +68,10 @@ _STATED = re.compile(rb" = \(?((?:[A-Z]\w*\.)?[A-Z][A-Z0-9_]+|\"[a-z_]+\"|'[a-z_
 _OF_STATES = re.compile(rb"state|status|phase|stage")
 """Fields whose texts say how a thing is, and not of what kind."""
 _ANY_FIELD = re.compile(rb"\.(\w+)(?:\[[^\]\n]*\])?$")
+_OF_RECORD = re.compile(rb"\.\w+\[[^\]\n]*\]\[[\"'](\w+)[\"']\]$")
+"""`self.ring[at]["owner"]`, of an array of records, or a list of them."""
+_RECKONED = re.compile(rb"self\.(\w+) (?:-|[<>]=?) self\.(\w+)")
+"""What has begun, without what is over."""
 _ASKED = (b"== ", b" is ", b" in (", b".index(", b"is not ", b"!= ")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
@@ -133,7 +138,7 @@ def written_both_ways(text: str) -> bool:
 
 def works_both_ways(text: Searched) -> bool:
     """Whether what it does to one field it undoes somewhere."""
-    if works_on_others(text):
+    if works_on_others(text) or undone_otherwise(text):
         return True
     data = _shared_as_fields(text) if any(map(text.has, _TAKING + _STRIKING)) else text.data
     if b"self." not in data:
@@ -152,6 +157,7 @@ def works_both_ways(text: Searched) -> bool:
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
         or _stated(data)
+        or any({*pair} <= notes["raised"] and pair[0] != pair[1] for pair in _RECKONED.findall(data))
         or any(b" = self.%b\n" % mark in data for mark in kept)
         or (text.has(b"notify") and not _set_both_ways(data).isdisjoint(_WAITED_FOR.findall(data)))
     )
@@ -168,6 +174,7 @@ def _stated(data: bytes) -> bool:
     for state in _STATED.finditer(data):
         start = data.rfind(b"\n", 0, state.start()) + 1
         field = _ANY_FIELD.search(data, start, state.start())
+        field = field or (_OF_RECORD.search(data, start, state.start()) if state[1][:1].isalpha() else None)
         written = field is not None and state[1][:1] in b"\"'" and not field[0].endswith(b"]")
         if field and (not written or _OF_STATES.search(field[1])):
             said[field[1].decode()].add(state[1])

@@ -24,6 +24,8 @@ _COUNTED = re.compile(
     rb"= (?:(?P<less>(?<= -= )(?:1\n|self\.))|(?P<more>(?<= \+= )self\.)|(?P<back>(?<=\w = )self\.\w+\n))"
 )
 
+_BITS = re.compile(rb"(?:[|^]= |&= ~\(?)1 << (?P<bits>self\.)")
+
 _PRIVATE = re.compile(rb"\._(?<!self\._)(?=(\w+)\()")
 _MADE_OF_ITSELF = re.compile(rb"\b[A-Z]\w*\((?:self|[^()\n]*=self)[,)]")
 _OWN_FIELD = re.compile(rb"\bself\.\w+$")
@@ -35,6 +37,7 @@ _BEFORE = {
     "put": rb"\b%b\.(?:pop|get_nowait|remove|discard)|heappop\([^\n]*\b%b\)",
     "back": rb"\.%b \+= ",
     "less": rb"\.%b(?:\[[^\n]*?\])? (?:\+= |= [^\n]*\+)",
+    "bits": rb"\.%b (?:[|^]|&)= ",
     "more": rb"\.%b(?:\[[^\n]*?\])? (?:-= |= [^\n]*-)",
 }
 """What must stand elsewhere, by what is done in the end."""
@@ -72,7 +75,7 @@ def _ended(text: Searched) -> Iterator[tuple[str, bytes]]:
             if (found := _FIELD.match(data, start) or _OF_MODULE.match(data, start)) and found.end() == at:
                 yield "taken", found[1]
             at = data.find(removing, at + 1)
-    for told in (_TOLD, _KEYED, _COUNTED):
+    for told in (_TOLD, _KEYED, _COUNTED, _BITS):
         for done in told.finditer(data):
             start = data.rfind(b"\n", 0, done.start()) + 1
             if (found := _FIELD.match(data, start) or _OF_MODULE.match(data, start)) and done.lastgroup:

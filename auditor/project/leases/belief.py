@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence, Set
 
 from auditor.flow.effects import Handle
 from auditor.project.code.bindings import TEST_FILE, own_attribute
-from auditor.project.code.modules import Class
+from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome, loses_normally
 from auditor.project.pools.by_type import MAKING
+from auditor.project.shapes.changes import Did, all_changes
 from auditor.protocols.vocabulary import split, undoes
 
 AT_MOST = 2
@@ -91,8 +92,31 @@ def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
     always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in kept)
     sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
-    few = never < always + bool(sometimes) if never <= AT_MOST else OUTNUMBERED * never <= always
+    even = always + bool(sometimes) + (always > 0 and _runs_dry(recogniser, users))
+    few = never < even if never <= AT_MOST else OUTNUMBERED * never <= always
     return few and sometimes <= AT_MOST * always
+
+
+def _runs_dry(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
+    """What is lent is taken out of something, or there may be none: then as many may forget it as do not."""
+    asked = {user.acquisition.protocol for user in users}
+    return any(
+        half.handle is Handle.RESULT and (_takes_out(function) or _may_refuse(function))
+        for function, (pair, half) in recogniser.acquiring.items()
+        if pair.name in asked
+    )
+
+
+def _takes_out(function: Function) -> bool:
+    return any(change.did is Did.OUT for change in all_changes(function))
+
+
+def _may_refuse(function: Function) -> bool:
+    answers = [node.value for node in function.statements if isinstance(node, ast.Return)]
+    none = [
+        each for each in answers if each is None or (isinstance(each, ast.Constant) and each.value is None)
+    ]
+    return 0 < len(none) < len(answers)
 
 
 def _is_ended_by_its_class(recogniser: Recogniser, user: Outcome) -> bool:

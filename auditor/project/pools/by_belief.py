@@ -15,6 +15,7 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.also_ended import also_ended
 from auditor.project.pools.bodies import piles_up_what_it_is_told, returns_something
+from auditor.project.pools.counterparts import Moves, answers
 from auditor.project.pools.halves import LENDING, STRONG, Half, Pair, acquiring_half
 from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
@@ -29,13 +30,19 @@ from auditor.protocols.vocabulary import RELEASE_WORDS, Name, pairs_with, take_a
 ENDING = re.compile(
     r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
     r"|\.get(?:_nowait)?\((?:\)|timeout|block)"
+    r"|\.sub_\(| = \((?:0|None|-1)\b| = -1\b| = (?:\w+\.)?[A-Z][A-Z_]+\b|\^= | [<>]=? self\.\w"
+    r"|replace\(|\.(?:set|subtract|lpop|rpop|spop|decr|decrby)\(| = \"\"|\] - \{"
 )
 """What some method of such a class does, asked of its text before its methods are read."""
 
 ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
-SHOWING = re.compile(r"(?:get|is|has|make|create|build|set|update|init|load)(?:_|$)")
-"""Names of what shows something, or makes it, and gives nothing back; but `load(shell)` may put it back."""
+SHOWING = re.compile(
+    r"(?:get(?!_(?:up|off|out|rid|down|away)(?:_|$))|set(?!_(?:free|down|loose|back)(?:_|$))"
+    r"|make(?!_(?:free|available|room|way)(?:_|$))|is|has|create|build|update|init|load)(?:_|$)"
+)
+"""Names of what shows something, or makes it, and gives nothing back; but `load(shell)` may put it back, and
+`get_up(desk)`, `set_free(slot)` do."""
 
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
@@ -68,12 +75,15 @@ def proposed_pairs(
         return
     asked = {method: list(lasting(method, helpers)) for method in halves}
     asked = {method: changed for method, changed in asked.items() if changed}
+    moves = Moves(helpers)
     name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
     found = [
         (_also_asked(model, cls, pair, methods) if cls is not None else pair, begun)
         for begins, begun in (asked.items() if len(asked) > 1 else ())
         if begins not in ends
-        for pair in _pairs_begun(model, f"{name}.{begins.name}()", cls, begins, _without(asked, begun, ends))
+        for pair in _pairs_begun(
+            model, f"{name}.{begins.name}()", cls, begins, _without(asked, begun, ends), moves
+        )
     ]
     begins = {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in halves if each not in begins]
@@ -102,13 +112,19 @@ def _also_asked(model: ClassModel, cls: Class, pair: Pair, methods: list[Functio
 
 
 def _pairs_begun(
-    model: ClassModel, name: str, cls: Class | None, begins: Function, asked: Mapping[Function, list[Change]]
+    model: ClassModel,
+    name: str,
+    cls: Class | None,
+    begins: Function,
+    asked: Mapping[Function, list[Change]],
+    moves: Moves,
 ) -> Iterator[Pair]:
     begun = asked[begins]
     undone = [
         each
         for each, ended in asked.items()
-        if each is not begins and begins.name not in EVERYDAY and undoing(begins, begun, each, ended)
+        if each is not begins and begins.name not in EVERYDAY
+        if undoing(begins, begun, each, ended) or answers(begins, begun, each, ended, moves)
     ]
     ends = [each for each in undone if _may_end(begins, each) and asked_in_turn(model, begins, each)]
     told = {each: told_of(model, begins, each) for each in ends}
@@ -295,13 +311,26 @@ def _of_each(begins: Function, amount: str, ends: list[Function]) -> bool:
 
 def _stores(begins: Function, begun: list[Change]) -> bool:
     """`put(key, value)`, beside `delete(key)`: what is stored stays, whatever is counted by the way. A pool
-    may refuse."""
+    may refuse; who waits until the key is not there locks it."""
     told = own_parameters(begins)
+    entered = {change.way[-1]: change.value for change in begun if change.did is Did.IN}
+    if any(_is_waited_for(begins, field, value) for field, value in entered.items()):
+        return False
     answers = {value.value for value in field_work(begins).returned if isinstance(value, ast.Constant)}
     if {True, False} <= answers:
         return False
     values = (change.value for change in begun if change.did is Did.IN)
     return any(isinstance(value, ast.Name) and value.id in told for value in values)
+
+
+def _is_waited_for(begins: Function, field: str, value: ast.expr | None) -> bool:
+    """`await self.bell.wait_for(lambda: key not in self.busy)`, `while key in self.busy: self.bell.wait()`"""
+    if not isinstance(value, ast.Name) or "wait" not in begins.text:
+        return False
+    asked = rf"\b{value.id} (?:not )?in self\.{field}\b"
+    return (
+        re.search(rf"wait_for\(\s*lambda: {asked}|while {asked}[^\n]*:\n[^\n]*wait", begins.text) is not None
+    )
 
 
 def _may_end(begins: Function, ends: Function) -> bool:

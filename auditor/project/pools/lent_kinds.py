@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Value
-from auditor.project.code.bindings import own_attribute, ways
+from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.modules import Function, last_part
+from auditor.project.shapes.markings import is_nothing
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.project.shapes.pool_state import called, cut_short
 from auditor.protocols.vocabulary import split
@@ -73,7 +74,44 @@ def value_of(function: Function) -> Value:
         return Value.INDEX
     if not text and (any(name in TENSOR_MAKERS for name in called(function)) or _cuts_memory(function)):
         return Value.TENSOR
+    if not text and _reckons_a_number(function):
+        return Value.INDEX
     return Value.OBJECT if text else _in_the_store(function)
+
+
+def _reckons_a_number(function: Function) -> bool:
+    """`tag = (self.hint + k) % self.depth`, `row = int(free[0])`, `for i in range(n): ... return i`: nothing
+    else is returned, but for what says that there is none."""
+    values = [node.value for node in function.statements if isinstance(node, ast.Return) and node.value]
+    found = [each for value in values for each in ways(value) if not is_nothing(each)]
+    names = {each.id for each in found if isinstance(each, ast.Name) and not each.id.isupper()}
+    if len(names) != 1 or any(not isinstance(each, ast.Name) for each in found):
+        return False
+    given = [way for name in names for value in given_to(function, name) for way in ways(value)]
+    turns = any(_is_a_turn(node, names) for node in function.statements)
+    return bool(given or turns) and all(map(_is_number, given))
+
+
+def _is_number(value: ast.expr) -> bool:
+    match value:
+        case (
+            ast.Call(func=ast.Name(id="int" | "len"))
+            | ast.BinOp(op=ast.Mod() | ast.FloorDiv() | ast.BitAnd())
+        ):
+            return not isinstance(getattr(value, "left", None), ast.Constant | ast.JoinedStr)
+    return False
+
+
+def _is_a_turn(node: ast.stmt, names: Set[str]) -> bool:
+    """`for i in range(n)`, `for i, slot in enumerate(self.slots)`"""
+    match node:
+        case ast.For(target=ast.Name(id=turn), iter=ast.Call(func=ast.Name(id="range"))):
+            return turn in names
+        case ast.For(
+            target=ast.Tuple(elts=[ast.Name(id=turn), _]), iter=ast.Call(func=ast.Name(id="enumerate"))
+        ):
+            return turn in names
+    return False
 
 
 def _keeps_objects(function: Function) -> bool:

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from auditor.flow.effects import Handle, Position
-from auditor.project.code.bindings import TEST_FILE, own_attribute, told_by_position, ways
+from auditor.project.code.bindings import (
+    TEST_FILE,
+    assignments,
+    given_to,
+    own_attribute,
+    told_by_position,
+    ways,
+)
 from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Function, Module
+from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import returns_itself
 from auditor.project.shapes.pool_state import own_parameters
 
@@ -72,7 +79,48 @@ def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
         _mostly(by_functions)
         or (alike and _mostly(_by_classes(model, begins, ends)))
         or passed_through(model, begins, ends)
+        or kept_and_told(model, begins, ends)
     )
+
+
+def kept_and_told(model: ClassModel, begins: Function, ends: Function) -> bool:
+    """A class keeps what the first returns, `self.seat = self.hall.usher()`, and tells the second what it has
+    kept: `self.hall.see_out(self.seat)`."""
+    asking = (f"{begins.name}(", f"{ends.name}(")
+    return any(
+        not {*_kept(cls, begins)}.isdisjoint(_told_of_kept(cls, ends))
+        for module in _modules(model, begins, ends)
+        if not TEST_FILE.search(module.path)
+        for cls in module.classes.values()
+        if all(each in cls.text for each in asking)
+    )
+
+
+def _kept(cls: Class, begins: Function) -> Iterator[str]:
+    """Fields, or tables, that are given it."""
+    for method in cls.methods.values():
+        calls = [call for _, call in _calls(method, begins)]
+        names = {name for given, _ in _names_given(method, calls) for name in given} if calls else set()
+        for target, value in assignments(method) if calls else ():
+            value = value.value if isinstance(value, ast.Await) else value
+            if _is_one_of(value, calls, names) and (field := _field(method, target)) is not None:
+                yield field
+
+
+def _told_of_kept(cls: Class, ends: Function) -> Iterator[str]:
+    for method in cls.methods.values():
+        for _, call in _calls(method, ends):
+            for _, told in told_by_position(call):
+                given = given_to(method, told.id) if isinstance(told, ast.Name) else (told,)
+                yield from (field for each in given if (field := _field(method, each)) is not None)
+
+
+def _field(method: Function, node: ast.expr) -> str | None:
+    """`seats` of `self.seats[who]` and `self.seats.pop(who)`"""
+    match node:
+        case ast.Subscript(value=inner) | ast.Call(func=ast.Attribute(value=inner, attr="pop" | "get")):
+            return own_attribute(inner, method.owner or "")
+    return own_attribute(node, method.owner or "")
 
 
 def passed_through(model: ClassModel, begins: Function, ends: Function) -> bool:

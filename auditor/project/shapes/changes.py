@@ -8,16 +8,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from auditor.project.code.bindings import assigned_by
-from auditor.project.code.modules import Function
-from auditor.project.shapes.markings import state_of
+from auditor.project.code.modules import Function, last_part
+from auditor.project.shapes.born_as import is_born_as
+from auditor.project.shapes.markings import is_nothing, state_of
 from auditor.project.shapes.pieces import joins, left_out
 from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Helpers, Way, Ways, given_by
 from auditor.source.nodes import walk
 
 Target = ast.Attribute | ast.Subscript | ast.Name
 
-_INTO = frozenset({"add", "append", "appendleft", "insert", "push", "put", "put_nowait", "extend", "update"})
-_OUT_OF = frozenset({"remove", "discard", "pop", "popleft", "popitem", "get_nowait", "difference_update"})
+_INTO = frozenset({"add", "append", "appendleft", "insert", "push", "put", "put_nowait", "extend", "update",
+                   "lpush", "rpush", "sadd", "zadd", "hset"})  # fmt: skip
+_OUT_OF = frozenset({"remove", "discard", "pop", "popleft", "popitem", "get_nowait", "difference_update",
+                     "subtract", "lpop", "rpop", "spop", "srem", "zrem", "hdel"})  # fmt: skip
+"""With what Redis calls them, for a store of another process."""
 
 
 class Did(Enum):
@@ -45,7 +49,9 @@ CONTAINERS = (ast.List, ast.ListComp, ast.Set, ast.SetComp)
 
 _HOLDING = {"acquire": Did.HELD, "release": Did.LEFT}
 
-EVENTS = frozenset({"wait", "clear", "set"})
+EVENTS = frozenset({"wait", "clear", "set", "is_set"})
+
+_COUNTING = {"incr": Did.MORE, "incrby": Did.MORE, "decr": Did.LESS, "decrby": Did.LESS}
 
 OTHER_WAY = {Did.MORE: Did.LESS, Did.LESS: Did.MORE}
 
@@ -88,7 +94,7 @@ def _events(ways: Ways, function: Function) -> Iterator[Change]:
         for call in function.calls
         if isinstance(call.func, ast.Attribute) and call.func.attr in EVENTS and not call.args
     ]
-    waited = {way for way, attr, _ in called if attr == "wait"}
+    waited = {way for way, attr, _ in called if attr in ("wait", "is_set")}
     for way, attr, call in called:
         if way is not None and attr == "clear" and way in waited:
             yield Change(way, Did.HELD, call)
@@ -145,6 +151,9 @@ def _of_statement(ways: Ways, node: ast.stmt, calls: Iterable[ast.Call]) -> Iter
             yield from _at(ways, target, Did.IN, value)
         case ast.AugAssign(target=target, op=ast.BitAnd(), value=ast.UnaryOp(op=ast.Invert(), operand=value)):
             yield from _at(ways, target, Did.OUT, value)
+        case ast.AugAssign(target=target, op=ast.BitXor(), value=value):
+            for did in (Did.IN, Did.OUT):  # whichever of the two it is
+                yield from _at(ways, target, did, value)
         case ast.Delete(targets=targets):
             for gone in targets:
                 if isinstance(gone, ast.Subscript):
@@ -153,11 +162,23 @@ def _of_statement(ways: Ways, node: ast.stmt, calls: Iterable[ast.Call]) -> Iter
             for written, given in assigned_by(node):
                 place = _lasting(ways, written)
                 if place is not None:
+                    yield from _replaced(ways, place, given)
                     of_part = isinstance(place, ast.Subscript) and isinstance(place.value, ast.Attribute)
                     for change in _at(ways, place, *_given(ways, place, given)):
                         yield replace(change, within=False) if of_part else change
     for call in calls:
         yield from _called(ways, call)
+
+
+def _replaced(ways: Ways, place: Target, given: ast.expr) -> Iterator[Change]:
+    """`self.slots[at] = replace(slot, busy=True)`, and `slot._replace(busy=False)` of a record that nobody
+    changes."""
+    way = ways.of(place)
+    if way is None or not isinstance(given, ast.Call) or last_part(given.func) not in ("replace", "_replace"):
+        return
+    for each in given.keywords:
+        if each.arg is not None:
+            yield Change((*way, each.arg), Did.CLEAR if is_nothing(each.value) else Did.IN, each.value)
 
 
 def _is_its_own(ways: Ways, name: str, value: ast.expr) -> bool:
@@ -208,6 +229,8 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=more) if _shows(ways, left, target):
             if isinstance(more, ast.List | ast.Tuple):
                 return Did.IN, more
+            if isinstance(more, ast.Set):
+                return (Did.IN if isinstance(op, ast.Add) else Did.OUT), more
             return (Did.MORE if isinstance(op, ast.Add) else Did.LESS), more
         case ast.BinOp(left=left, op=ast.BitOr(), right=more) if _shows(ways, left, target):
             return Did.IN, more
@@ -223,6 +246,8 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
             return Did.OUT, first  # `at = self.head; self.head = self.next[at]`
         case ast.Constant(value=None | False | 0):
             return Did.CLEAR, value
+        case _ if isinstance(target, ast.Subscript) and _is_emptied(ways, target, value):
+            return Did.CLEAR, value
         case ast.Tuple(elts=ends) | ast.Call(args=ends) if _is_what_is_left(ways, target, ends):
             return Did.OUT, value
         case _ if (gone := left_out(value, target)) is not None:
@@ -234,6 +259,14 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
     if (used := state_of(value)) is not None:
         return (Did.IN if used else Did.CLEAR), value
     return Did.SET, value
+
+
+def _is_emptied(ways: Ways, target: ast.Subscript, value: ast.expr) -> bool:
+    """`self.state[at] = State.IDLE`, as it was made; `self.rows[at] = (0, -1)`, a record of nothing."""
+    if isinstance(value, ast.Tuple) and len(value.elts) > 1:
+        return all(map(is_nothing, value.elts))
+    way = ways.of(target)
+    return way is not None and len(way) == 2 and is_born_as(ways.function.cls, way[1], value)
 
 
 def _is_what_is_left(ways: Ways, target: Target, ends: Sequence[ast.expr]) -> bool:
@@ -271,5 +304,16 @@ def _called(ways: Ways, call: ast.Call) -> Iterator[Change]:
             yield from _in(ways, place, Did.OUT, call)  # of a queue
         case ast.Call(func=ast.Attribute(value=place, attr=attr), args=[]) if attr in _HOLDING:
             yield from _at(ways, place, _HOLDING[attr], call)
+        case ast.Call(func=ast.Attribute(value=place, attr="add_" | "sub_" as attr), args=[value]):
+            yield from _at(ways, place, Did.MORE if attr == "add_" else Did.LESS, value)
+        case ast.Call(func=ast.Attribute(value=place, attr=attr), args=[_, *_]) if attr in _COUNTING:
+            yield from _at(ways, place, _COUNTING[attr], call)
+        case ast.Call(func=ast.Attribute(value=place, attr="zero_"), args=[]):
+            yield from _at(ways, place, Did.CLEAR, call)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Attribute(attr="add" | "subtract" as attr), attr="at"),
+            args=[place, _, value],
+        ):
+            yield from _at(ways, place, Did.MORE if attr == "add" else Did.LESS, value)  # of numpy
         case ast.Call(func=ast.Attribute(attr="insort" | "insort_left" | "insort_right"), args=[into, thing]):
             yield from _at(ways, into, Did.IN, thing)

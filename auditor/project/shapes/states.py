@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, ways
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.full_at_first import things_to_do
@@ -44,7 +44,7 @@ def states(
     steps = {id(work): list(_steps(work)) for work in given}
     if sum(map(bool, steps.values())) < 2:
         return
-    known = {id(work): _compared(work.method) for work in given}
+    known = {id(work): compared(work.method) for work in given}
     for taker in lending:
         if things_to_do(taker.method.cls) or taker.method.name.startswith("_"):
             continue
@@ -157,6 +157,11 @@ def _of(target: ast.expr, state: str, method: Function) -> Iterator[Step]:
             yield Step(own, place, state)
 
 
+def states_of(value: ast.expr) -> Set[str]:
+    """`PENDING if again else FAILED` says either."""
+    return {state for way in ways(value) if (state := _state(way))}
+
+
 def _state(value: ast.expr) -> str:
     """`State.BUSY`, `BUSY`, `"busy"`, alone or with whose it is."""
     match value:
@@ -169,7 +174,7 @@ def _state(value: ast.expr) -> str:
     return ""
 
 
-def _compared(method: Function) -> Set[str]:
+def compared(method: Function) -> Set[str]:
     """States for which it looks."""
     found = set()
     for node in method.nodes:

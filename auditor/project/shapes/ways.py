@@ -30,7 +30,7 @@ _GOING_OVER = frozenset({"enumerate", "list", "reversed", "sorted", "tuple", "zi
 
 SHOWN = (ast.Return, ast.Yield)
 
-LEADING = (ast.Attribute, ast.Subscript, ast.Call, ast.IfExp, ast.ListComp)
+LEADING = (ast.Attribute, ast.Subscript, ast.Call, ast.IfExp, ast.ListComp, ast.BoolOp)
 
 Helpers = Mapping[str, Function]
 """Methods that a method may call on its own object."""
@@ -85,6 +85,9 @@ class Ways:
             case ast.Attribute(value=value, attr=attr):
                 way = self.of(value)
                 return (*way, attr) if way is not None and len(way) < LONGEST else None
+            case ast.Subscript(value=value, slice=ast.Constant(value=str() as key)):
+                way = self.of(value)  # `job["status"]` of a record
+                return (*way, key) if way is not None and len(way) < LONGEST else None
             case ast.Subscript(value=value) | ast.Starred(value=value):
                 return self.of(value)
             case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in _SHOWING:
@@ -104,6 +107,8 @@ class Ways:
                 | ast.ListComp(elt=ast.Name(id=name), generators=[one])
             ) if isinstance(one.target, ast.Name) and one.target.id == name:
                 return self.of(one.iter)
+            case ast.BoolOp(op=ast.Or(), values=[one, *_]):
+                return self.of(one)
             case ast.IfExp(body=one) | ast.Tuple(elts=[one, *_]) | ast.List(elts=[one, *_]):
                 return self.of(one)  # the others being alike
             case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) if (
