@@ -30,7 +30,13 @@ from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.meaning.used_as_tensor import used_as_tensor
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
-from auditor.project.pools.called_like import called_like_pool, given_back_near, says_enough
+from auditor.project.pools.called_like import (
+    asked_for_both,
+    called_like_pool,
+    given_back_near,
+    names_an_amount,
+    says_enough,
+)
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
@@ -175,6 +181,8 @@ class Recogniser(Releases):
             return None
         if not targets and dotted is None and (like := self.called_like(call)) is not None:
             return _discovered(*like)
+        if not targets and dotted is None and (like := self._given_back_in_kind(function, call)) is not None:
+            return _discovered(*like)
         return self._by_pattern(self.built_in, names_of(targets, None, dotted), text, call)
 
     def _opened(
@@ -259,6 +267,21 @@ class Recogniser(Releases):
             if distinct and called_like_pool(call.func.value, pair) and accepts(half.function, call):
                 return pair, half
         return None
+
+    def _given_back_in_kind(self, function: Function, call: ast.Call) -> tuple[Pair, Half] | None:
+        """`gate.acquire(weight)`, where the file asks something so called for `gate.release(weight)` as well:
+        no lock is told anything in both, and one class of the tree is."""
+        if not isinstance(call.func, ast.Attribute) or not names_an_amount(call):
+            return None
+        told = [
+            (pair, half)
+            for pair, half in self._names.get(call.func.attr, ())
+            if half.value is Value.AMOUNT and half.handle is Handle.ARGUMENT and accepts(half.function, call)
+        ]
+        known = len(told) == 1 and asked_for_both(
+            function.module, call.func.value, told[0][0], names_an_amount
+        )
+        return told[0] if known else None
 
     def acquisition(self, function: Function, call: Call, source: Source | None = None) -> Acquisition | None:
         source = source or self.source(function, call.at)

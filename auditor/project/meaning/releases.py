@@ -11,7 +11,7 @@ from auditor.project.code.aliases import Aliases
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import Calls, accepts, is_bound, parameter_for
 from auditor.project.code.modules import Class, Function
-from auditor.project.pools.called_like import called_like_pool
+from auditor.project.pools.called_like import asked_for_both, called_like_pool, names_an_amount
 from auditor.project.pools.halves import Half, Pair
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import called
@@ -157,7 +157,7 @@ class Releases:
             return None
         if not targets and self._put_back_by_hand(function, call, position, protocol):
             return True
-        if not targets and dotted is None and self._ended_like(call, position, protocol):
+        if not targets and dotted is None and self._ended_like(function, call, position, protocol):
             return True
         names = names_of(targets, None, dotted)
         return True if self._release_pattern(self.built_in, names, text, call, position, protocol) else None
@@ -192,7 +192,7 @@ class Releases:
                 return called_like_pool(pool, pair) if known is None else known is pair.owner
         return False
 
-    def _ended_like(self, call: ast.Call, position: Position, protocol: str) -> bool:
+    def _ended_like(self, function: Function, call: ast.Call, position: Position, protocol: str) -> bool:
         """`self.watchdog.stop(key)` of an unknown receiver that is called like the pool that lent it: whoever
         is believed to have lent by that is believed to take back by it."""
         if not isinstance(call.func, ast.Attribute) or position == -1:
@@ -203,7 +203,14 @@ class Releases:
             and half.handle in (Handle.RESULT, Handle.ARGUMENT)
             and accepts(half.function, call)
             and is_told_of_it(half, call, position)
-            and called_like_pool(receiver, pair)
+            and (
+                called_like_pool(receiver, pair)
+                or (
+                    half.handle is Handle.ARGUMENT
+                    and names_an_amount(call)
+                    and asked_for_both(function.module, receiver, pair, names_an_amount)
+                )
+            )
             for pair, half in self._ends_of.get(protocol, ())
         )
 

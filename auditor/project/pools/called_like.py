@@ -1,9 +1,10 @@
 """Whether a name, or what is given back to it, says that it stands for a certain pool."""
 
 import ast
+from collections.abc import Callable, Set
 
 from auditor.project.code.asked_of import is_called_like, listing
-from auditor.project.code.modules import Function, last_part
+from auditor.project.code.modules import Function, Module, last_part
 from auditor.project.pools.halves import Pair
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, WEAK, singular, split, take_apart
 from auditor.source.nodes import walk
@@ -54,10 +55,40 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
     root = next((node.id for node in walk(receiver) if isinstance(node, ast.Name)), "")
     if function.cls is None and root:  # `unsubscribe(tramps, slots)` beside it
         near += [each for each in function.module.by_node.values() if root in each.parameters]
-    return any(
+    return asked_for_both(function.module, receiver, pair) or any(
         isinstance(other.func, ast.Attribute)
         and other.func.attr in ways_back
         and (other.func.attr in telling | of_lent or ast.unparse(listing(other.func.value)) == asked)
         for each in near
         for other in each.calls
+    )
+
+
+def asked_for_both(
+    module: Module, receiver: ast.expr, pair: Pair, fits: Callable[[ast.Call], bool] = lambda call: True
+) -> bool:
+    """`arenas.draw()` in a file where somebody asks for `self.arenas.draw()`, and gives back to
+    `self.arenas.stow(arena)`: what goes by one name there is one kind of thing. `fits` is asked of the
+    calls."""
+    name = last_part(listing(receiver))
+    takes, back = ({half.function.name for half in side} for side in (pair.acquires, pair.releases))
+    if not name or not any(f"{name}.{each}(" in module.text for each in back):
+        return False
+    return any(
+        _asks(function, name, takes, fits) and _asks(function, name, back, fits)
+        for function in module.by_node.values()
+    )
+
+
+def names_an_amount(call: ast.Call) -> bool:
+    """It is told one thing, and no mere yes or no."""
+    given = call.args[0] if len(call.args) == 1 and not call.keywords else None
+    return given is not None and not (isinstance(given, ast.Constant) and isinstance(given.value, bool))
+
+
+def _asks(function: Function, name: str, methods: Set[str], fits: Callable[[ast.Call], bool]) -> bool:
+    return any(
+        isinstance(call.func, ast.Attribute) and last_part(listing(call.func.value)) == name and fits(call)
+        for method in methods
+        for call in function.calling(method)
     )
