@@ -34,6 +34,7 @@ from auditor.flow.plain_answers import answers_plainly, is_measured, names_of
 from auditor.flow.seen_to_beside import (
     assigned_in,
     holds_no_number,
+    is_an_answer,
     is_another_thing,
     is_seen_to_beside,
 )
@@ -422,6 +423,7 @@ class Ownership(Yielding):
         value, assigned = getattr(self.graph.ops[node].at, "value", None), assigned_in(self.graph.ops[0].at)
         numbered = self.acquisition.value not in (Value.OBJECT, Value.TENSOR)
         made = (holds_no_number if numbered else is_another_thing)(value, assigned)
+        made = made or is_an_answer(value, self.graph.ops[0].at, numbered)
         ends = self._ended_by(held.places)
         if not made or self._goes_to_others(held.places, ends):
             return False

@@ -89,6 +89,45 @@ def is_another_thing(value: ast.expr | None, assigned: Mapping[str, Sequence[ast
             return False
 
 
+def is_an_answer(value: ast.expr | None, function: ast.AST, numbered: bool) -> bool:
+    """`rc = work(cores)`, `if rc != 0: return rc`: what is compared with a number or a text, or with
+    what else there is to hear, stands for nothing that is lent; a number may be compared with one that is."""
+    nodes = list(walk(function)) if isinstance(value, ast.Name) else []
+    return _is_a_list_of_findings(value, nodes) or any(
+        isinstance(node, ast.Compare)
+        and ast.dump(node.left) == ast.dump(value)
+        and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.Lt | ast.Gt | ast.LtE | ast.GtE)
+        and _is_heard(node.comparators[0], numbered)
+        for node in nodes
+        if value is not None
+    )
+
+
+def _is_a_list_of_findings(value: ast.expr | None, nodes: Sequence[ast.AST]) -> bool:
+    """`if problems: return problems`, and `return []` elsewhere."""
+    name = getattr(value, "id", None)
+    asked = any(isinstance(node, ast.If) and getattr(node.test, "id", None) == name for node in nodes)
+    return asked and any(
+        isinstance(node, ast.Return)
+        and isinstance(node.value, ast.List | ast.Dict)
+        and not _parts(node.value)
+        for node in nodes
+    )
+
+
+def _parts(literal: ast.List | ast.Dict) -> Sequence[ast.expr]:
+    return literal.elts if isinstance(literal, ast.List) else literal.values
+
+
+def _is_heard(other: ast.expr, numbered: bool) -> bool:
+    match other:
+        case ast.Constant(value=int() | float() | str() | bytes()):
+            return True
+        case ast.Name() | ast.Attribute():
+            return not numbered
+    return False
+
+
 def holds_no_number(value: ast.expr | None, assigned: Mapping[str, Sequence[ast.expr]]) -> bool:
     """Whether it is new memory, whatever it was made of: `q @ rows.T`, `(memory[slot].copy(), n)`."""
     match value:

@@ -22,7 +22,8 @@ _HANDING = frozenset(
 _KEPT = _HANDING.union(each for each in STORING if "_" not in each)
 
 Called = Function | tuple[Class | Module, str]
-"""A function of the tree; or what a class or a file calls so, `kernel.*` for whatever it asks the kernel."""
+"""A function of the tree; or what a class or a file calls so, `kernel.*` for whatever it asks the kernel,
+`*.run` for whoever is asked to run."""
 
 
 class Asks:
@@ -41,8 +42,14 @@ class Asks:
         """Of which borrowers the call speaks, if it has only borrowed."""
         for called in self._called(node):
             yield called
+            if isinstance(called, tuple):
+                yield self._by_its_last_name(called[1])
             if isinstance(called, tuple) and "." in called[1]:
                 yield called[0], f"{called[1].rpartition('.')[0]}.*"
+
+    def _by_its_last_name(self, text: str) -> Called:
+        """`engine.step(row)`, where a method of the same file has its `self.step(row)` borrow it."""
+        return self.function.module, f"*.{text.rpartition('.')[2]}"
 
     def _borrows(self, called: Called, node: int, borrowers: Set[Called]) -> bool:
         """A class calls its own fields by one name; `book` may be another book in another function."""
@@ -53,6 +60,7 @@ class Asks:
         if called in borrowers and isinstance(scope, Class):
             return True
         alike = called in borrowers or (scope, f"{text.rpartition('.')[0]}.*") in borrowers
+        alike = alike or self._by_its_last_name(text) in borrowers
         return alike and not may_keep(op.at)
 
     def _called(self, node: int) -> Set[Called]:
