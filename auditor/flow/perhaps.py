@@ -16,6 +16,9 @@ from auditor.ir.ops import ANY_ITEM, Await, Call, Lookup, Move, Path, Unpack
 MAKING = re.compile(r"_*(?:make|build|create|wrap|new|view|handle|as|to|from|open|get|bind)(?:_|$)")
 """Functions whose result stands for what they are given."""
 
+COPYING_OUT = frozenset({"copy", "clone", "tolist", "tobytes", "item"})
+"""Methods of memory whose result shares none with it."""
+
 
 class Perhaps(Amounts):
     """Places of which nobody can tell whether the lease is there."""
@@ -141,16 +144,18 @@ class Perhaps(Amounts):
         return treatment.fate in (Fate.BORROW, Fate.UNKNOWN) and treatment.moved_to is None
 
     def _made_of_contents(self, call: Call, held: Held) -> bool:
-        """A view of what lies under the number, or an object made around it; not what a model, or whatever it
-        is, makes of a tensor's rows."""
+        """A view of what lies under the number, or an object made around it; no copy, nor what a model, or
+        whatever it is, makes of a tensor's rows."""
         return any(
-            self._shows(self._of_contents(call, position), operand, position)
+            self._shows(self._of_contents(call, position), operand, position, call.method)
             or (MAKING.match(call.method) is not None and position != -1)
             for position, operand in operands(call)
             if (*operand, AT) in held.maybe
         )
 
-    def _shows(self, treatment: Treatment, operand: Path, position: Position) -> bool:
+    def _shows(self, treatment: Treatment, operand: Path, position: Position, method: str) -> bool:
+        if position == -1 and method in COPYING_OUT:
+            return False
         made = treatment.maybe and position != -1 and operand in self._rows
         return treatment.result is not None and not made
 

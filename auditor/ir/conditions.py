@@ -130,11 +130,18 @@ def _comparison(test: ast.Compare, names: frozenset[str]) -> Condition:
     key = f"{ast.unparse(left)} {_SYMBOL.get(kind, kind.__name__)} {ast.unparse(right)}"
     if kind in (ast.Is, ast.Eq) and SENTINEL.fullmatch(called_name(right)):
         return Condition(key, positive, names, left, "absent")
+    if kind in (ast.Is, ast.Eq) and _is_a_constant(left, right):
+        return Condition(key, positive, names, left, "absent", right)
     if kind is ast.Is or (kind is ast.Eq and _held_by_another(left, right)):
         return Condition(key, positive, names, left, "same", right)
     stream = asks_for_a_stream(test)
     among = right if isinstance(right, ast.Name | ast.Attribute) else None
     return Condition(key, positive, names, left, stream, among) if stream else Condition(key, positive, names)
+
+
+def _is_a_constant(left: ast.expr, right: ast.expr) -> bool:
+    """`slot == END` of a whole name: of all that may be lent none is a constant."""
+    return isinstance(left, ast.Name) and isinstance(right, ast.Name) and right.id.isupper()
 
 
 def _held_by_another(left: ast.expr, right: ast.expr) -> bool:

@@ -208,7 +208,8 @@ class Assume(Op):
     """This branch is taken because the condition `key` is `value`.
 
     `subject` is set for tests of one object: `kind` "truth", "none" (`subject is None`), "absent" (`subject
-    < 0`), "granted" and "refused" (`subject.is_ok()`, `subject.failed()`), "typed" and "error"
+    < 0`, `subject == END` of an `other` that the module has), "granted" and "refused" (`subject.is_ok()`,
+    `subject.failed()`), "typed" and "error"
     (`isinstance(subject, Slot)`, `isinstance(subject, Exception)`), "zero" (`subject == 0`), "some"
     (`subject > 0`) or "same" (`subject is other`) or one of `standing.ENDS`.
     `names` are the roots and `.attributes` that the condition reads.
@@ -226,6 +227,8 @@ class Assume(Op):
         """Whether on this branch there is nothing in the subject."""
         if self.kind in ("same", "zero", "some") or self.kind in ENDS:
             return False
+        if self.kind == "absent" and self.other is not None and not self.other[0].startswith("@"):
+            return False  # `slot == LAST` of a parameter
         return (self.kind not in ("truth", "granted", "typed")) == self.value
 
     @property

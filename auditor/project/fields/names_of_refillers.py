@@ -66,6 +66,39 @@ AROUND = (
 """First words of methods that are called around a step."""
 
 
+ANSWERED = (
+    ("enable", "disable"),
+    ("campaign", "resign"),
+    ("offload", "onload"),
+    ("park", "unpark"),
+    ("suspend", "resume"),
+    ("arm", "disarm"),
+)
+"""First words of methods of which the second undoes the first, and comes before the first comes again."""
+
+TOLD = frozenset(
+    {"request", "begin", "start", "open", "connect", "enter", "attach", "accept", "up", "press", "subscribe"}
+)
+"""Words of handlers: `on_request` is told of what `on_response` is told the end of."""
+
+SENDING = frozenset({"send", "transmit", "submit", "ask", "call", "request", "issue"})
+ARRIVED = frozenset(
+    {"ack", "acked", "reply", "response", "answer", "sent", "delivered", "completion", "complete", "done"}
+)
+"""What is sent under a number, and what is heard of it: `on_ack(seq)`."""
+
+
+def is_answered(name: str, ending: str) -> bool:
+    """`enable()` and `disable()`, `on_request()` and `on_response()`, `send(seq)` and `on_ack(seq)`."""
+    words, others = split(name), split(ending)
+    if not words or not others:
+        return False
+    if others[0] == "on":
+        heard = words[0] == "on" and not TOLD.isdisjoint(words[1:])
+        return heard or (words[0] in SENDING and not ARRIVED.isdisjoint(others[1:]))
+    return (words[0], others[0]) in ANSWERED and words[1:] == others[1:]
+
+
 FORWARD = frozenset({"forward", "fwd"})
 BACKWARD = frozenset({"backward", "bwd", "grad", "dgrad", "wgrad"})
 """Words of the passes through a layer, of which the second needs what the first has kept."""

@@ -34,6 +34,7 @@ from auditor.project.fields.names_of_refillers import (
     COMING_BACK,
     OPENED_AGAIN,
     follows_another,
+    is_answered,
     keeps_the_latest,
 )
 from auditor.project.fields.outgrown import noted
@@ -232,6 +233,8 @@ class OverAnother(Refilling):
         nobody has read their text says so."""
         name = filling.method.name
         ending = {ender.name for ender in enders} - {name}
+        if any(is_answered(name, each) for each in ending):
+            return True
         speaks = re.compile(
             rf"\.{filling.field}\b|\.(?:{'|'.join(sorted(ending | {filling.field}))})\("
         ).search

@@ -273,7 +273,10 @@ def lent_alike(other: Filling, call: ast.Call) -> bool:
         return False
     if any(_marks(each, call, names_in(stored)) for each in other.method.calls):
         return True
-    values = [stored, *(value for name in names_in(stored) for value in given_to(other.method, name))]
+    names = (
+        () if isinstance(stored, ast.BinOp) else names_in(stored)
+    )  # of `total + start.elapsed(stop)` no lease
+    values = [stored, *(value for name in names for value in given_to(other.method, name))]
     return any(
         isinstance(each, ast.Call) and _pool_of(each) == _pool_of(call)
         for value in values

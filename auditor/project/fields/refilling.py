@@ -69,6 +69,7 @@ from auditor.project.fields.names_of_refillers import (
     follows_another,
     goes_forward,
     in_turns,
+    is_answered,
 )
 from auditor.project.fields.new_each_time import (
     is_another_one_each_time,
@@ -279,10 +280,13 @@ class Refilling(ForgottenFields):
         return names_a_place(filling, family) and not drawn_by_its_callers(filling, self.project)
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
-        """Some caller sees to the end, or to the field, himself, or runs once for each object. Of files that
+        """Some caller sees to the end, or to the field, himself, or runs once for each object; or the names
+        say that they come in turns. Of files that
         nobody has read their text says so."""
         method, field = filling.method, filling.field
         ending = {ender.name for ender in enders}
+        if any(is_answered(method.name, name) for name in ending):
+            return True
         looks = rf"\.{field}\b(?!\.(?!\w*(?:{ENDING.pattern}))\w+\()"
         speaks = re.compile(rf"{looks}|\.(?:{'|'.join(sorted(ending - {method.name}))})\(").search
         again = follows_another(method.name, filling.key is not None)

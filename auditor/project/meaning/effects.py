@@ -17,6 +17,7 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import ON_EXIT, OVER
 from auditor.flow.operands import PROCESS_POSITION, operands
+from auditor.flow.perhaps import COPYING_OUT
 from auditor.flow.spelled import SHARED_POSITION
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path, is_temporary
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
@@ -53,9 +54,6 @@ TAKING_APART = frozenset({"list", "tuple", "set", "frozenset", "sorted", "revers
                           "map", "enumerate", "zip", "zip_longest", "next", "chain", "from_iterable",
                           "islice"})  # fmt: skip
 """Functions that go over what they are given, and hand on its items."""
-
-COPYING_OUT = frozenset({"clone", "copy", "tolist", "tobytes", "item"})
-"""Methods of a tensor whose result shares no memory with it."""
 
 
 class FunctionEffects(OutsideEffects):

@@ -1,5 +1,6 @@
 """Tables whose keys are leases: `self.waiting[index] = job`, and elsewhere `for index in list(self.waiting):`
-gives the index back. Most tables under a number say something of it, and end nothing."""
+gives the index back, or `self.waiting.pop(index)` of an index that somebody says again. Most tables under a
+number say something of it, and end nothing."""
 
 import ast
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def _is_told(call: ast.Call, keys: set[str]) -> bool:
 
 
 def _keys_of(function: Function, field: str) -> Iterator[str]:
-    """Names that a loop, or `popitem()`, gives to keys of the table."""
+    """Names that a loop, or `popitem()`, gives to keys of the table, and of keys that are struck off."""
     for node in function.nodes:
         match node:
             case ast.For(target=target, iter=over) | ast.AsyncFor(target=target, iter=over):
@@ -43,6 +44,15 @@ def _keys_of(function: Function, field: str) -> Iterator[str]:
                 value=ast.Call(func=ast.Attribute(value=ast.Attribute(attr=table), attr="popitem")),
             ) if table == field:
                 of_pairs = True
+            case (
+                ast.Call(
+                    func=ast.Attribute(value=ast.Attribute(attr=table), attr="pop"),
+                    args=[ast.Name(id=key), *_],
+                )
+                | ast.Subscript(value=ast.Attribute(attr=table), slice=ast.Name(id=key), ctx=ast.Del())
+            ) if table == field:
+                yield key
+                continue
             case _:
                 continue
         match target:
