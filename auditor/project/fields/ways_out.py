@@ -54,7 +54,7 @@ class WayOut:
         self.in_hand = [*self.path[self._begins(taking[-1]) : taking[-1]], *self.since] if taking else []
 
     def _begins(self, taking: int) -> int:
-        """Where the method has got it: `for job in self.jobs.values():` stands before `self.jobs.clear()`, and
+        """Where the method has got it: `for job in self.jobs.values():` before `self.jobs.clear()`, and
         `stay = self.stays[plate]` before `del self.stays[plate]`."""
         for index in range(min(taking, len(self.path) - 1), -1, -1):
             op, edge = self.ops[self.path[index].node], self.path[index].edge
