@@ -143,6 +143,14 @@ SETS = (
     "limeburners",
     "millwrights",
     "beekeepers",
+    "wellsinkers",
+    "storekeepers",
+    "messengers",
+    "salters",
+    "fowlers",
+    "bowyers",
+    "harpers",
+    "lockkeepers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

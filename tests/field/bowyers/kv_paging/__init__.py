@@ -1,0 +1,1 @@
+"""Paged key/value cache of the generation server."""

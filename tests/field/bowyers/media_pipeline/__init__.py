@@ -1,0 +1,1 @@
+"""Video decoding for multimodal training data."""

@@ -1,0 +1,1 @@
+"""Elastic membership of a training job: registry, barriers, agents."""

@@ -1,0 +1,1 @@
+"""Transfer of KV blocks from prefill to decode workers."""

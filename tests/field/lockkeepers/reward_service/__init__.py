@@ -1,0 +1,1 @@
+"""Reward model service: permits for the scorer's GPU, request objects, batcher."""

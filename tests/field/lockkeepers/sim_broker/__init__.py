@@ -1,0 +1,1 @@
+"""Broker between rollout workers and external simulators: ports, licences, processes."""

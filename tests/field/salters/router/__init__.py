@@ -1,0 +1,1 @@
+"""Router in front of the replicas: connections, hedged requests and retries."""
