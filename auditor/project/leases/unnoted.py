@@ -29,7 +29,7 @@ def lines_without_a_note(
     tests = [each.test for each in function.statements if isinstance(each, ast.If)]
     named = set() if _is_in_a_loop(function, acquire) else _names_of(function, acquire)
     denied = any(_says_that_there_is_none(node, acquire, named) for test in tests for node in walk(test))
-    denied = denied or any(test is acquire or getattr(test, "id", "") in named for test in tests)
+    denied = denied or any(getattr(test, "id", "") in named for test in tests)
     answers = [node.value for node in function.statements if isinstance(node, ast.Return)]
     tells = any(value is not None and ast.unparse(value) not in NOTHING for value in answers)
     if not denied or not tells or any(last_name(call) in ends for call in function.calls):

@@ -60,7 +60,8 @@ class Asks:
         if called in borrowers and isinstance(scope, Class):
             return True
         alike = called in borrowers or (scope, f"{text.rpartition('.')[0]}.*") in borrowers
-        alike = alike or self._by_its_last_name(text) in borrowers
+        if not isinstance(scope, Class):  # of another class nobody knows what it has under this name
+            alike = alike or self._by_its_last_name(text) in borrowers
         return alike and not may_keep(op.at)
 
     def _called(self, node: int) -> Set[Called]:
