@@ -90,10 +90,11 @@ def held_over(
     if not left:
         return (), NOTHING
     says = said_by(graph, followed.solution, left)
-    without = _said_without_it(graph, node, known, {leave for leave, _ in left})
+    without = list(_said_without_it(graph, node, known, {leave for leave, _ in left}))
     told = all(any((key, not truth) in said for key, truth in says) for said in without)
-    if not acquisition.declared:  # callers of the tree's own pools are told by `True`, as by its `try_take()`
-        return (place if told and ("", True) in says else ()), says
+    if not acquisition.declared:  # `True` tells callers of the tree's own pools; or there is no other way
+        sure = ("", True) in says or not without
+        return (place if told and sure else ()), says
     return (place if told or _goes_with_its_object(function, known) else ()), says
 
 
