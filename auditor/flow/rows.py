@@ -9,7 +9,7 @@ from auditor.ir.ops import Call, Path
 
 COPYING = frozenset({"list", "tuple", "set", "frozenset", "sorted", "reversed", "deque", "filter", "islice",
                      "nlargest", "nsmallest", "copy", "deepcopy", "zip", "enumerate", "map", "chain", "dict",
-                     "sum", "extend", "extendleft"})  # fmt: skip
+                     "sum", "extend", "extendleft", "array", "bytes", "bytearray"})  # fmt: skip
 """What makes something of the numbers in a row, whichever they are, or puts them elsewhere."""
 
 VIEWING = frozenset({"memoryview", "frombuffer", "from_buffer", "asarray", "cast", "toreadonly"})

@@ -31,12 +31,14 @@ def lends_plain_memory(function: Function) -> bool:
 
 
 def is_row(made: ast.expr) -> bool:
-    """`bytearray(size)`, `[0.0] * size`, `[0.0 for _ in range(size)]`"""
+    """`bytearray(size)`, `array("f", [0.0]) * size`, `[0.0] * size`, `[0.0 for _ in range(size)]`"""
     match made:
         case ast.Call(func=maker):
             return last_part(maker) in ROWS
         case ast.BinOp(op=ast.Mult(), left=ast.List(elts=[ast.Constant(value=int() | float())])):
             return True
+        case ast.BinOp(op=ast.Mult(), left=ast.Call() as one):
+            return is_row(one)
         case ast.ListComp(elt=ast.Constant(value=int() | float())):
             return True
     return False
