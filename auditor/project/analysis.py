@@ -44,7 +44,7 @@ from auditor.project.leases.second_hand import believe_receivers, second_hands, 
 from auditor.project.leases.seen_as_methods import Found, as_methods, told_as_functions
 from auditor.project.leases.shown_again import keep_what_is_shown
 from auditor.project.leases.wrapping import lists_what_it_counts, told_otherwise, wraps
-from auditor.project.meaning.contexts import ENTERING, words_of
+from auditor.project.meaning.contexts import ENTERING, entering_methods, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.giving_back import giving_back, returns_several
@@ -209,7 +209,9 @@ class Analysis:
             found := openers(outcomes, self.model, self.summaries, pools, ending)
         ) != self.recogniser.openers:
             self.recogniser.add_openers(found)
-            words = self._with_aliases(made_as(found, self.model))
+            entered = entering_methods(found.values())
+            self.recogniser.contexts = lending | entered
+            words = self._with_aliases(made_as(found, self.model)) | words_of(entered)
             self._wave(sorted(self.called.calling(self.project.sources, words)), words)
         keep_lost(self.outcomes)
 

@@ -1,13 +1,15 @@
 """Context managers of the tree that lend, entered without a `with`: whoever enters them leaves them."""
 
 import ast
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from auditor.flow.effects import Handle
 from auditor.project.code.bindings import given_to
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.exit_stacks import CONTEXTS, MAKING
+from auditor.project.meaning.opener import Opener
+from auditor.project.pools.bodies import returns_something
 
 BY_HAND = frozenset({"__enter__", "__aenter__"})
 ENTERING = CONTEXTS | BY_HAND
@@ -28,7 +30,8 @@ def entered_by_hand(
             way in CONTEXTS
         ):
             owed = _is_made_here(function, stack) and call is _first_on(function, stack)
-            return Handle.RECEIVER if owed and _lends(calls, lending, function, made) else None
+            entered = _entered(calls, lending, function, made) is not None
+            return Handle.RECEIVER if owed and (entered or _lends(calls, lending, function, made)) else None
     names = {
         each.func.value.id
         for each in function.calls
@@ -43,6 +46,35 @@ def entered_by_hand(
 def _lends(calls: Calls, lending: Set[Function], function: Function, made: ast.Call) -> bool:
     targets = calls.targets(function, made)[0]
     return bool(targets) and all(target in lending for target in targets)
+
+
+def says_when_entered(
+    calls: Calls, lending: Set[Function], function: Function, call: ast.Call
+) -> frozenset[tuple[str, bool]]:
+    """`seat = stack.enter_context(Seat(seats))` is not None where a seat was taken."""
+    made = call.args[0] if call.args else None
+    enter = _entered(calls, lending, function, made) if isinstance(made, ast.Call) else None
+    answers = enter is not None and returns_something(enter)
+    return frozenset({(" is None", False)}) if answers else frozenset()
+
+
+def entering_methods(openers: Iterable[Opener]) -> frozenset[Function]:
+    """Those of the classes whose objects hold something as soon as they are entered."""
+    return frozenset(
+        each.cls.methods[name]
+        for each in openers
+        for name in each.opening & BY_HAND
+        if name in each.cls.methods
+    )
+
+
+def _entered(calls: Calls, lending: Set[Function], function: Function, made: ast.Call) -> Function | None:
+    """The method that takes something when what is made there is entered."""
+    constructed = calls.targets(function, made)[1]
+    if constructed is None:
+        return None
+    methods = (calls.model.method(constructed, name) for name in sorted(BY_HAND))
+    return next((method for method in methods if method in lending), None)
 
 
 def _is_made_here(function: Function, stack: str) -> bool:

@@ -13,7 +13,7 @@ from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
 from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.borrowers import Called
-from auditor.project.meaning.contexts import entered_by_hand
+from auditor.project.meaning.contexts import entered_by_hand, says_when_entered
 from auditor.project.meaning.filling import (
     given_as,
     is_owed_here,
@@ -173,7 +173,8 @@ class Recogniser(Releases):
             return self._opened(function, call, constructed)
         handle = entered_by_hand(self.calls, self.contexts, function, call) if self.contexts else None
         if handle is not None:
-            return Source("contexts", "discovered", handle, Value.OBJECT, opened=True)
+            says = says_when_entered(self.calls, self.contexts, function, call)
+            return Source("contexts", "discovered", handle, Value.OBJECT, flags=says, opened=True)
         for target in targets:
             if (found := self._opened(function, call, target.cls, by=target)) is not None:
                 return found
