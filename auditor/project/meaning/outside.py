@@ -142,6 +142,8 @@ class OutsideEffects:
             return BORROWED
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):
             return BORROWED
+        if position == 0 and value is Value.OBJECT and _joins_text(call.at.func):
+            return BORROWED
         if position != -1 and dotted is None and answers_as_a_borrower(self.recogniser, self.function, call):
             return UNKNOWN
         if call.method == "next" and gives_a_key(self.function, call.at):
@@ -334,3 +336,11 @@ class OutsideEffects:
             return False
         held = self.recogniser.calls.model.type_of(self.function, owner)
         return isinstance(held, str) and ".nn." in held
+
+
+def _joins_text(function: ast.expr) -> bool:
+    """`b"".join(views)` copies what they show, and `", ".join(names)` spells it."""
+    match function:
+        case ast.Attribute(value=ast.Constant(value=str() | bytes()), attr="join"):
+            return True
+    return False
