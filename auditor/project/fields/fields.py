@@ -224,7 +224,10 @@ class Fields(CountsAtEnds):
             return
         family = list(self.family_of(cls))
         for place in sorted({to for _, _, to in moved_to(family, outcome.function, path[1][1:])}):
-            released_by, escapes, drops = self._fate(outcome, family, (path[0], *place[1:]))
+            there = (path[0], *place[1:])
+            self.noted = frozenset({there})  # it is in the field no more
+            released_by, escapes, drops = self._fate(outcome, family, there)
+            self.noted = frozenset()
             if released_by and drops and not escapes:
                 where = Field(cls.qualname, "".join(place[1:])[1:])
                 yield StoredField(where, outcome.lease.span, tuple(released_by), drops=tuple(drops))

@@ -59,6 +59,12 @@ class FurtherOn(TakenOut):
             if not self._hands_out(outcome, method, whole)
             for drop in self._lost_entries(outcome, family, method, short)
         ]
+        drops += [
+            drop
+            for method in enders
+            for drop in self._rest_dropped(outcome, family, method, short)
+            if whole[2:] == (ANY_ITEM,)
+        ]
         if drops:
             field = Field(cls.qualname, "".join(short[1:])[1:])
             names = tuple(method.qualname for method in enders)

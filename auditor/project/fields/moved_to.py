@@ -1,11 +1,12 @@
 """Where another method of the object moves what lies in a field: `self.ready[group] = self.current`,
-`self.current, self.next = self.next, None`. What is lost there is lost as well."""
+`self.current, self.next = self.next, None`; or the same one before it puts another one there,
+`self.full.append(self.current)`, `self.current = pool.take()`. What is lost there is lost as well."""
 
 import ast
 from collections.abc import Iterator, Sequence
 
 from auditor.ir.ops import ANY_ITEM, Path
-from auditor.project.code.bindings import assigned_by, own_attribute
+from auditor.project.code.bindings import assigned_by, own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import Filling
 from auditor.project.fields.forgetting import INITIAL
@@ -16,14 +17,17 @@ ADDING = frozenset({"append", "appendleft", "add"})
 def moved_to(
     family: Sequence[Function], storing: Function, field: str
 ) -> Iterator[tuple[Function, ast.stmt, Path]]:
-    """The method, the statement, and where it lies then; the field is emptied by that method."""
+    """The method, the statement, and where it lies then; the field is emptied by that method, or gets another
+    one right behind that."""
     for method in family:
         own = method.owner
-        if own is None or method is storing or method.name in INITIAL or f".{field}" not in method.text:
+        if own is None or method.name in INITIAL or f".{field}" not in method.text:
             continue
-        if not any(_is_emptied(node, own, field) for node in method.statements):
-            continue
+        emptied = any(_is_emptied(node, own, field) for node in method.statements)
+        before = {id(node) for node in _before_another(method, own, field)}
         for node in method.statements:
+            if id(node) not in before and (not emptied or method is storing):
+                continue
             for target, value in assigned_by(node):
                 if own_attribute(value, own) == field and (place := _place(target, own)) is not None:
                     yield method, node, place
@@ -32,6 +36,18 @@ def moved_to(
                     its = way in ADDING and own_attribute(given, own) == field
                     if its and (name := own_attribute(into, own)) is not None:
                         yield method, node, (own, f".{name}", ANY_ITEM)
+
+
+def _before_another(method: Function, own: str, field: str) -> Iterator[ast.stmt]:
+    """Statements with a later one in the same suite that puts what a call answers into the field."""
+    for suite in suites_of(method.node):
+        filled = [
+            at
+            for at, node in enumerate(suite)
+            for target, value in assigned_by(node)
+            if own_attribute(target, own) == field and isinstance(value, ast.Call | ast.Await)
+        ]
+        yield from suite[: max(filled, default=0)]
 
 
 def put_over_there(family: Sequence[Function], storing: Function, field: str) -> Iterator[Filling]:
