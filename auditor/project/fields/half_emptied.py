@@ -99,7 +99,9 @@ def _is_another(test: ast.expr, end: HalfEnd, told: set[str]) -> bool:
     """It reads what the method is told, and fields of its object, and nothing else."""
     nodes = [node for node in walk(test) if isinstance(node, ast.expr)]
     asked = {name for node in nodes if (name := own_attribute(node, end.own)) is not None}
-    names = {node.id for node in nodes if isinstance(node, ast.Name)} - {end.own}
+    constants = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and _is_constant(node)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in constants}
+    names -= {end.own}
     plain = (
         names <= set(parameters_of(end.method.node)) and not _calls(test) and not _looks_into(test, end.own)
     )
@@ -113,7 +115,15 @@ def _calls(test: ast.expr) -> bool:
 
 def _looks_into(test: ast.expr, own: str) -> bool:
     """`job.state`, `self.pool.closed`: what others say of themselves."""
-    return any(isinstance(node, ast.Attribute) and own_attribute(node, own) is None for node in walk(test))
+    return any(
+        isinstance(node, ast.Attribute) and own_attribute(node, own) is None and not _is_constant(node)
+        for node in walk(test)
+    )
+
+
+def _is_constant(node: ast.Attribute) -> bool:
+    """`Phase.IDLE`, of an enumeration."""
+    return isinstance(node.value, ast.Name) and node.value.id[:1].isupper() and node.attr.isupper()
 
 
 def _told_with_it(end: HalfEnd, storing: Function, family: Sequence[Function]) -> set[str]:

@@ -29,6 +29,7 @@ from auditor.project.fields.partial import (
     taken_apart,
 )
 from auditor.project.fields.passed_over import passed_over_and_cleared
+from auditor.project.fields.renamed_over import renamed_over
 from auditor.project.fields.rows_cut import rows_cut
 from auditor.project.fields.starred_away import goes_through, starred_away
 from auditor.project.fields.swept_in_part import swept_in_part
@@ -52,8 +53,11 @@ class InPart(Families):
         """Of what the tree's own pools lent, and what lies nowhere else."""
         whole, acquisition = self.whole.get(path, path), outcome.acquisition
         apart = acquisition.foreign or acquisition.keyed or outcome.unknown or outcome.returned is not None
-        if apart or {place[:2] for place in outcome.beside} - {path[:2]} or len(whole) < 4:
+        if apart or {place[:2] for place in outcome.beside} - {path[:2]}:
             return []
+        over = [self._dropped_at(method, at) for at in renamed_over(self.project, method, path[1][1:])]
+        if len(whole) < 4 or over:
+            return [replace(each, parted=True) for each in over]
         inner = whole[3][1:] if whole[3].startswith(".") and whole[4:5] == (ANY_ITEM,) else ""
         if not (inner or whole[3] == ANY_ITEM):
             return []

@@ -50,6 +50,7 @@ from auditor.project.fields.given_objects import (
     tables_filled_with,
 )
 from auditor.project.fields.in_others import Uses
+from auditor.project.fields.known_by_callers import refilled_by_who_knows
 from auditor.project.fields.known_keys import (
     known_elsewhere,
     known_under_it,
@@ -127,6 +128,8 @@ class Refilling(ForgottenFields):
         if replaces_what_it_saw(filling, enders, self._ends(outcome)):
             emptied = empty_a_record(family, fields_inside(outcome, path[:2]))
             return None if emptied or self._in_step(filling, enders) else filling
+        if refilled_by_who_knows(filling, self._ends(outcome), family):
+            return filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
         known = known or swapped_away(filling) or self._only_fills(filling, family, enders)
