@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 
+from auditor.project.code.default_factories import names_of_factories
 from auditor.project.code.modules import Function, called_in
+from auditor.project.code.spelled_out import names_behind
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     RELEASE_WORDS,
@@ -81,7 +83,8 @@ class CalledNames:
 
     def of(self, path: str) -> frozenset[str]:
         if path not in self._names:
-            self._names[path] = frozenset(called_in(self.sources[path]))
+            text = self.sources[path]
+            self._names[path] = frozenset((*called_in(text), *names_behind(text), *names_of_factories(text)))
         return self._names[path]
 
     def calling(self, paths: Iterable[str], words: Iterable[str]) -> Iterator[str]:

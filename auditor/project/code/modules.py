@@ -275,6 +275,7 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
     classes: dict[str, Class] = field(default_factory=dict)
     assigned: dict[str, ast.expr] = field(default_factory=dict)
+    written: list[tuple[int, str]] = field(default_factory=list)  # calls that its text says in other words
     by_node: dict[int, Function] = field(default_factory=dict)
     _lines: list[str] | None = None
     _called: list[tuple[int, str]] | None = None
@@ -289,7 +290,7 @@ class Module:
                 for number, line in enumerate(self.lines, 1)
                 if "(" in line
                 for name in called_in(line)
-            ]
+            ] + self.written
         return self._called
 
     def makers(self, name: str) -> list[tuple["Function", ast.Call]]:
