@@ -207,6 +207,8 @@ TAKING_BACK = frozenset({
 UNDOING: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (HANDING_OUT, TAKING_BACK),
     (frozenset({"lease"}), frozenset({"end"})),
+    (frozenset({"lease", "borrow", "take", "rent", "hire", "fetch", "grab", "pick", "claim", "seize"}),
+     frozenset({"park", "stow", "shelve", "rack"})),
     (frozenset({"begin", "start", "enter", "open", "join"}),
      frozenset({"end", "finish", "stop", "leave", "quit", "exit", "done", "close", "seal", "abort",
                 "complete", "cancel", "part", "terminate"})),
