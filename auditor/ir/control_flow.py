@@ -8,7 +8,7 @@ from auditor.ir.conditions import Condition, called_name, condition
 from auditor.ir.further_turns import FURTHER, further_turn_tests
 from auditor.ir.iterations import part_of
 from auditor.ir.ops import ITERATED, Assume, Constant, Define, Edge, Havoc, Move, Nop, Path
-from auditor.ir.patterns import asked_by, bound, sorts_alone, subject_of
+from auditor.ir.patterns import asked_by, bound, sorts_alone, subject_of, told_from_none
 from auditor.ir.turns import FLAG, OWN, counts_ranks, first_turn_tests, own_turn, ruled_out_at_first
 from auditor.source.nodes import walk
 
@@ -35,8 +35,8 @@ class ControlFlowLowering(AssignmentLowering):
             self.builder.emit(Move(node.subject, (self.root(subject.id),), place))
             place = (self.root(subject.id),)
         after: list[End] = []
-        for case in node.cases:
-            test = asked_by(case.pattern, subject)
+        for number, case in enumerate(node.cases, 1):
+            test = told_from_none(case, node.cases[number:], subject) or asked_by(case.pattern, subject)
             self.builder.ends, missed = (self.builder.ends, []) if test is None else self.branch(test)
             if case is node.cases[-1] and case.guard is None and sorts_alone(case.pattern):
                 missed = []

@@ -71,6 +71,19 @@ def sorts_alone(pattern: ast.pattern) -> bool:
     return False
 
 
+def told_from_none(
+    case: ast.match_case, later: Sequence[ast.match_case], subject: ast.expr
+) -> ast.expr | None:
+    """`subject is not None` of `case (address, _):`, where nothing but `case None:` comes after it."""
+    rest = bool(later) and all(
+        isinstance(each.pattern, ast.MatchSingleton) and each.pattern.value is None and each.guard is None
+        for each in later
+    )
+    if not rest or case.guard is not None or not sorts_alone(case.pattern):
+        return None
+    return _compared(case.pattern, subject, ast.IsNot(), ast.Constant(None))
+
+
 def _parts(pattern: ast.pattern) -> Iterator[tuple[str, ast.pattern]]:
     """As pieces of paths: `.ticket`, `[0]`."""
     match pattern:
