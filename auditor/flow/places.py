@@ -113,9 +113,10 @@ def together(results: list[Path]) -> Path:
 
 def fields_beside(results: list[Path]) -> frozenset[Path]:
     """`return Staged(buf, buf[:n])`: fields of one object of which each is or has the lease, without the
-    first."""
+    first. `return source, off`: closures that end it, beside it."""
     fields = any(all(place and place[end][0] == "." for place in results) for end in (0, -1))
-    return frozenset(results[1:]) if fields else frozenset()
+    beside = results if fields else [each for each in results if any(piece[0] == "<" for piece in each)]
+    return frozenset(beside) - {results[0]}
 
 
 def _unsliced(operand: Path) -> Path:
