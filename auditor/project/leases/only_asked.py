@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.ir.calls import LOGGING
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import names_in
 from auditor.project.meaning.sites import last_name
@@ -33,13 +34,17 @@ def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | 
     counters = set(_counters(function))
     if words[:1] and words[0] in QUESTIONS:
         found = [node for node in answers if node.value is not None and _is(node.value, call)]
+        found = found or _said_yes(function, call, answers)
     elif any(call in walk(test) for test in _tests(function)) and counters:
         told = [node.value for node in answers if node.value is not None]
         counted = all(isinstance(each, ast.Constant) or names_in(each) & counters for each in told)
         found = [node for node in answers if counted and node.value and names_in(node.value) & counters]
     else:
         found = [
-            node for node in answers if node.value is not None and _only_counts(function, node.value, call)
+            node
+            for node in answers
+            if node.value is not None
+            and (_only_counts(function, node.value, call) or _only_denied(function, node.value, call))
         ]
     return found[0] if found else None
 
@@ -47,6 +52,32 @@ def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | 
 def _is(value: ast.expr, call: ast.Call) -> bool:
     """`return pool.take(n)`, `return pool.take(n) is not None`, `return not lock.acquire(timeout=0)`"""
     return call in (value, getattr(value, "operand", None), getattr(value, "left", None))
+
+
+def _said_yes(function: Function, call: ast.Call, answers: list[ast.Return]) -> list[ast.Return]:
+    """`if book.draw(channel, cost): return True` of a function that else answers False."""
+    plain = all(
+        isinstance(each.value, ast.Constant) and isinstance(each.value.value, bool) for each in answers
+    )
+    return [
+        inner
+        for node in function.of_kind(ast.If)
+        if plain and call in walk(node.test)
+        for inner in node.body
+        if isinstance(inner, ast.Return) and isinstance(inner.value, ast.Constant) and inner.value.value
+    ]
+
+
+def _only_denied(function: Function, value: ast.expr, call: ast.Call) -> bool:
+    """`free = budget.try_grant()` and `return {"congested": not free}`: nobody is told of the permit."""
+    names = [
+        target.id for target, given in assignments(function) if given is call and isinstance(target, ast.Name)
+    ]
+    if len(names) != 1:
+        return False
+    reads = [node for node in function.of_kind(ast.Name) if node.id == names[0]]
+    denied = [node.operand for node in walk(value) if isinstance(node, ast.UnaryOp)]
+    return len(reads) == 2 and any(read in denied for read in reads)
 
 
 def _only_counts(function: Function, value: ast.expr, call: ast.Call) -> bool:
