@@ -36,6 +36,7 @@ from auditor.project.leases.gaps import told_of_gaps
 from auditor.project.leases.held_over import ended_by_callers, note_held_over
 from auditor.project.leases.leases import Follower
 from auditor.project.leases.left_to_others import lost_by_who_has_it
+from auditor.project.leases.left_to_the_idle import LeftToTheIdle
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.once_each import told_of_repeats
 from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
@@ -97,6 +98,7 @@ class Analysis:
         self.recogniser = Recogniser(self.calls, in_force(settings), self._discover())
         self.summaries = Summaries(self.calls, self.effects)
         self.never_ended = NeverEnded(self.recogniser, sources)
+        self.left_to_the_idle = LeftToTheIdle(self.model)
         self.outcomes: dict[int, Outcome] = {}
         self.received: dict[Function, list[Outcome]] = {}  # leases that callers got from each function
         self.unfollowed: list[Failure] = []
@@ -377,7 +379,8 @@ class Analysis:
 
     def _left_to_others(self, outcome: Outcome) -> Outcome:
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
-        return lost_by_who_has_it(outcome, self.model, self.effects, ends)
+        outcome = lost_by_who_has_it(outcome, self.model, self.effects, ends)
+        return self.left_to_the_idle.told(outcome, ends)
 
     def _decided(self, outcome: Outcome, fields: tuple[StoredField, ...], custom: Mapping[str, str]) -> Lease:
         unasked = self.never_ended.of(outcome)
