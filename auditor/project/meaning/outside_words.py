@@ -34,7 +34,8 @@ ITSELF = frozenset({"copy", "__await__", "__enter__", "__iter__", "resolve", "ab
 USING = re.compile(
     r"_*(?:copy|read|write|run|compute|forward|prefill|decode|encode|generate|fill|dump|print|log|check|valid|verif|is"
     r"|has|can|should|count|hash|format|parse|gather|memcpy|memset|extract(?:all)?|compare|assert|measure|ping|query|probe|warm"
-    r"|score|reward|metric|grade|judge|eval|evaluate|rank|report|display|show|describe|inspect|debug|warn|announce)"
+    r"|score|reward|metric|grade|judge|eval|evaluate|rank|report|display|show|describe|inspect|debug|warn|announce"
+    r"|size|length|exists|checksum|digest|fingerprint|estimate|weigh)"
     r"(?:_|$|[a-z]*_)"
 )
 """Names of functions that work with what they are given and hand it to nobody."""
