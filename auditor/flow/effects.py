@@ -126,6 +126,9 @@ class Effects(Protocol):
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         """What the call does to a lease found at `rest` inside the operand at `position`."""
 
+    def forget(self) -> None:
+        """What calls do has to be asked again: more is known of recursive functions."""
+
     def ends_itself(self, protocol: str) -> bool:
         """Whether a method of the lease ends it: then it is no list, and what a loop over it yields is not
         it."""
@@ -157,8 +160,9 @@ class Effects(Protocol):
     def is_memory(self, table: ast.AST) -> bool:
         """Whether `table[slot]` is a row of a tensor, which does not say which slot it is."""
 
-    def owed_behind_its_with(self, protocol: str) -> bool:
-        """Whether `with lease:` leaves it to whoever took it to give it back."""
+    def owed_behind_its_with(self, context: ast.AST, inside: Path, value: Value, protocol: str) -> bool:
+        """Whether `with lease:`, or `with Timed(lease):` in which it lies, leaves it to its taker to give
+        it back."""
 
     def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
         """Whether the call ends, by the same key, what the other one lent."""

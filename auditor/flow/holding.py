@@ -100,14 +100,15 @@ class Holding:
             below(place, operand) is not None for place in held.maybe
         )
 
-    def _ended_behind(self, held: Held, context: Path) -> bool:
+    def _ended_behind(self, held: Held, context: Path, at: ast.AST) -> bool:
         """Whether `with context:` gives the lease back where it ends."""
         if stays_open(self.graph, self.acquisition.text, context) or context in OWN_OBJECT:
             return False
         inside = self._inside(held, context)
         if inside is None or OVER in inside:
             return False
-        return not self.effects.owed_behind_its_with(self.acquisition.protocol)
+        value, protocol = self.acquisition.value, self.acquisition.protocol
+        return not self.effects.owed_behind_its_with(at, inside, value, protocol)
 
     def _copied(self, held: Held, target: Path, source: Path) -> tuple[Places, Places]:
         """Places, and maybe-places, that `target = source` adds."""

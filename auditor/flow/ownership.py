@@ -131,8 +131,8 @@ class Ownership(Yielding):
                 if again or self._on_exit(context, held):
                     self.endings.released.setdefault(node, held)
                     return None  # taken again inside `with lock:`, whose end releases it
-            case Enter(context=context):
-                if self._ended_behind(held, context):
+            case Enter(context=context, at=at):
+                if self._ended_behind(held, context, at):
                     self.endings.released.setdefault(node, held)
                     return None
         return held

@@ -29,6 +29,13 @@ class CleanupLowering(ControlFlowLowering):
             self.body(node.body)
             return
         item = items[0]
+        if (plain := _does_nothing(item.context_expr)) is not None:
+            value = self.value(plain)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, value)
+            self._end(item.context_expr)
+            self._with_items(node, items[1:])
+            return
         asynchronous = isinstance(node, ast.AsyncWith)
         frame = self._enter(node, item, asynchronous)
         self.builder.frames.append(frame)
@@ -139,6 +146,14 @@ def _caught(handler: ast.ExceptHandler) -> tuple[str, ...] | None:
     if handler.type is None:
         return None
     return _listed(handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type])
+
+
+def _does_nothing(context: ast.expr) -> ast.expr | None:
+    """`with nullcontext(tool) as pen:` is `pen = tool`."""
+    match context:
+        case ast.Call(args=[given], keywords=[]) if called_name(context) == "nullcontext":
+            return given
+    return None
 
 
 def _listed(types: list[ast.expr]) -> tuple[str, ...]:

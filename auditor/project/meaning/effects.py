@@ -38,12 +38,16 @@ from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import Constants, constants_of_record
 from auditor.project.meaning.shared_objects import SharedObjects
-from auditor.project.meaning.summaries import Summaries
+from auditor.project.meaning.summaries import NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
 from auditor.project.pools.bodies import contains_failures, own_exceptions, returns_itself
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
+
+STARTED = ("run",)
+LEFT = ("__exit__", "__aexit__")
+"""Methods that run by themselves, of a thread and of what is entered."""
 
 COPYING = frozenset(
     {"list", "tuple", "set", "frozenset", "dict", "bytes", "bytearray", "str", "float", "int"}
@@ -113,9 +117,32 @@ class FunctionEffects(OutsideEffects):
         if key not in self._known:
             found = self._treat(call, position, rest, value, protocol)
             kept = found.fate is Fate.TAKE or (found.fate is Fate.RELEASE and call.receiver in self._stacks)
+            if position == -1 and call.method == "start" and rest and found.fate is Fate.TAKE:
+                of = getattr(call.at.func, "value", None)
+                found = BORROWED if self._left_alone(of, STARTED, rest, value, protocol) else found
             stacked = kept and position != -1 and call.method in PUTTING
             self._known[key] = put_on(call, self._stacks) if stacked else found
         return self._known[key]
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def owed_behind_its_with(self, context: ast.AST, inside: Path, value: Value, protocol: str) -> bool:
+        left = bool(inside) and self._left_alone(context, LEFT, inside, value, protocol)
+        return left or super().owed_behind_its_with(context, inside, value, protocol)
+
+    def _left_alone(
+        self, of: ast.AST | None, methods: Sequence[str], rest: Path, value: Value, protocol: str
+    ) -> bool:
+        """Whether the method of this object, whose class is known, does nothing with the lease in it: `with
+        Timed(slot):`, `Checker(slot).start()`."""
+        model = self.recogniser.calls.model
+        cls = model.type_of(self.function, of) if isinstance(of, ast.expr) else None
+        found = [model.method(cls, name) for name in methods] if isinstance(cls, Class) else []
+        method = next((each for each in found if each is not None and each.owner is not None), None)
+        if method is None or method.owner is None:
+            return False
+        return self.summaries.answer(Question(method, (method.owner, *rest), value, protocol)) == NOTHING
 
     def put_on_a_stack(self, call: Call) -> Treatment | None:
         return put_on(call, self._stacks) if call.method in PUTTING and call.receiver is not None else None
@@ -279,6 +306,8 @@ class FunctionEffects(OutsideEffects):
         graph = self.function.graph
         unasked = answer.fate is Fate.TAKE and ignored(graph, call)
         telling = answer.telling and (unasked or asked_of(graph, call))
+        if unasked and answer.handed_back and not asked_of(graph, call):
+            return replace(answer.treatment, split=True)  # `drone.accept(pad)` may return it
         chained = position == -1 and rest and returns_itself(target) and not self._counts_another(call)
         if chained and answer.treatment == BORROWED:
             return Treatment(result=rest)  # `work.then(log).then(pool.free)`

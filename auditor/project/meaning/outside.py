@@ -103,7 +103,7 @@ class OutsideEffects:
             return held in MEMORY
         return is_table_of_memory(model, self.function, table)
 
-    def owed_behind_its_with(self, protocol: str) -> bool:
+    def owed_behind_its_with(self, context: ast.AST, inside: Path, value: Value, protocol: str) -> bool:
         return owed_behind_its_with(self.recogniser, protocol)
 
     def never_runs(self, node: ast.Call) -> bool:

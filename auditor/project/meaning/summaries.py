@@ -65,6 +65,7 @@ class Answer:
     kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
     leaves: bool = False  # whoever gets the result has it, and the object it lay in no longer
     left: bool = False  # it is stored on some ways, and on others nobody has it
+    handed_back: bool = False  # it is stored on some ways, and on others returned
 
     @property
     def treatment(self) -> Treatment:
@@ -113,12 +114,32 @@ class Summaries:
     def _solve_component(self, component: list[Question]) -> None:
         for asked in component:
             self.answers[asked] = NOTHING
+        if len(component) == 1:
+            self.answers[component[0]] = self._ask(component[0])
+            self._suppose(component[0])
+            return
         for _ in range(ROUNDS):
             before = [self.answers[asked] for asked in component]
             for asked in component:
-                self.answers[asked] = self._ask(asked)
-            if len(component) == 1 or [self.answers[asked] for asked in component] == before:
+                self.answers[asked] = self._ask_again(asked)
+            if [self.answers[asked] for asked in component] == before:
                 return
+
+    def _suppose(self, asked: Question) -> None:
+        """That a function which gives the lease back, or asks itself to, always does: `if not links:
+        pool.put(buf)`, `else: self.walk(buf, links[1:])`. So it does where nothing but that is to be
+        supposed, for sometime it comes to its end."""
+        first = self.answers[asked]
+        if first.fate is Fate.RELEASE and first.sometimes and asked in needed(asked, self.calls):
+            self.answers[asked] = always = Answer(Fate.RELEASE)
+            if self._ask_again(asked) != always:
+                self.answers[asked] = first
+                self._effects_of(asked.function).forget()
+
+    def _ask_again(self, asked: Question) -> Answer:
+        """Of a function that may be remembered as asking others which were not asked yet."""
+        self._effects_of(asked.function).forget()
+        return self._ask(asked)
 
     def _ask(self, question: Question) -> Answer:
         function = question.function
@@ -290,7 +311,9 @@ def _conclude(question: Question, followed: Followed) -> Answer:
         says = said_by(graph, followed.solution, unchanged)
         telling = tells_apart(graph, followed.solution, says, unchanged, bool(endings.taken))
         partly = bool(kept) and not endings.taken
-        return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling, left=partly)
+        refused = {node for node, path in endings.returned.items() if path == ()} - endings.stored.keys()
+        back = bool(refused) and not endings.taken
+        return Answer(Fate.TAKE, stored=elsewhere, says=says, telling=telling, left=partly, handed_back=back)
     if endings.unknown:
         shown = {*endings.shown.values(), *endings.returned.values()}  # `return self.buffer[:size]`
         if not (endings.unknown <= endings.shown.keys() and shown <= {(AT,), ()}):

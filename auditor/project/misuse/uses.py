@@ -186,8 +186,11 @@ class FunctionUses:
     def is_memory(self, table: ast.AST) -> bool:
         return self.effects.is_memory(table)
 
-    def owed_behind_its_with(self, protocol: str) -> bool:
-        return self.effects.owed_behind_its_with(protocol)
+    def forget(self) -> None:
+        self.effects.forget()
+
+    def owed_behind_its_with(self, context: ast.AST, inside: Path, value: Value, protocol: str) -> bool:
+        return self.effects.owed_behind_its_with(context, inside, value, protocol)
 
     def only_releases(self, call: Call) -> bool:
         return self.effects.only_releases(call)
