@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from auditor.flow.lease import StoredField
+from auditor.flow.lease import Field, StoredField
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.meaning.not_owning import asked_at_birth
@@ -24,7 +24,7 @@ def overwritten_as_well(
     begun = (each for each in outcomes if each.function.name in making and id(each.call) in found)
     return {
         id(outcome.call): tuple(
-            replace(each, overwrite=overwrites.get(each.field))
+            replace(each, overwrite=overwrites.get(each.field) or overwrites.get(_container(each.field)))
             if each.released_by
             and not _changes_places(outcome.function, each.field.path)
             and not any(asked_at_birth(outcome.function, f".{each.field.path}"))  # ended by that flag
@@ -33,6 +33,11 @@ def overwritten_as_well(
         )
         for outcome in begun
     }
+
+
+def _container(field: Field) -> Field:
+    """`states` of `states[*]`, a record of which another method puts one over."""
+    return replace(field, path=field.path.removesuffix("[*]"))
 
 
 def _changes_places(maker: Function, field: str) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Sequence, Set
 
 from auditor.flow.follow import known_at_nodes
 from auditor.ir.ops import Call
+from auditor.project.code.bindings import assignments, root_of
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import looks_releasing
 from auditor.project.code.scripts import ends_before_another, is_of_another_class, is_script
 from auditor.project.fields.filling_again import Filling
 from auditor.project.fields.forgetting import INITIAL
@@ -37,12 +39,55 @@ def sees_to_it(caller: Function, filling: Filling, ending: Set[str]) -> bool:
         for node in caller.own_nodes
         if isinstance(node, ast.Attribute) and node.attr == filling.field and isinstance(node.ctx, ast.Load)
     ]
+
+    def only_looks(table: ast.expr) -> bool:
+        return caller.name not in ending and _goes_over_them(caller, told, table)
+
     return (
         caller.name in INITIAL
         or any(not comes_after_all_rounds(caller, told, end) for end in ends)
-        or any(keyed or not uses.is_worked_with(node) for node in reads)
+        or any(
+            (keyed and (caller.name in ending or not _goes_over_them(caller, told, node)))
+            or not (keyed or uses.is_worked_with(node))
+            for node in reads
+        )
         or (bool(reads) and _has_found_none(caller, told, filling.field))
     )
+
+
+def _goes_over_them(caller: Function, told: Sequence[ast.Call], table: ast.expr) -> bool:
+    """`for at, state in enumerate(self.states):`, of which it only asks what they say before it tells the
+    number of one that is there."""
+    for loop in caller.statements:
+        match loop:
+            case ast.For(
+                target=ast.Tuple(elts=[ast.Name(id=key), ast.Name(id=entry)]),
+                iter=ast.Call(func=ast.Name(id="enumerate"), args=[over])
+                | ast.Call(func=ast.Attribute(value=over, attr="items"))
+                | ast.Call(
+                    func=ast.Name(id="list"), args=[ast.Call(func=ast.Attribute(value=over, attr="items"))]
+                ),
+            ) if over is table:
+                its = all(any(getattr(each, "id", "") == key for each in call.args) for call in told)
+                return its and _is_only_read(caller, entry)
+    return False
+
+
+def _is_only_read(caller: Function, name: str) -> bool:
+    """Nothing is done to its fields, none gets a name of its own, and no call is one that ends things."""
+    read = {id(node.value) for node in caller.nodes if isinstance(node, ast.Attribute) and _is_load(node)}
+    loads = (n for n in caller.nodes if isinstance(n, ast.Name) and n.id == name and _is_load(n))
+    ending = any(looks_releasing(call) or _is_of(call.func, name) for call in caller.calls)
+    given = any(root_of(value) == name for _, value in assignments(caller))
+    return not (ending or given) and all(id(node) in read for node in loads)
+
+
+def _is_of(called: ast.expr, name: str) -> bool:
+    return isinstance(called, ast.Attribute) and root_of(called) == name
+
+
+def _is_load(node: ast.Name | ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Load)
 
 
 def _is_a_position(key: ast.expr) -> bool:
