@@ -264,8 +264,10 @@ class Fields(CountsAtEnds):
     def _judged(self, outcome: Outcome, node: int, path: Path) -> StoredField:
         """By the field that is released, where two hold it: a stream's reader and its writer."""
         first = self._describe(outcome, node, path)
-        if first.released_by or first.escapes or (len(path) != 2 and path[2:] != (ANY_ITEM,)):
+        if first.released_by or first.escapes:
             return first
+        if len(path) != 2 and path[2:] != (ANY_ITEM,):
+            return self._by_its_records(outcome, node, path) or first
         if path[2:] == (ANY_ITEM,):
             return self._by_another_table(outcome, node, path) or first
         if RESULT in outcome.beside and LOCKING.match(outcome.function.name):
@@ -281,6 +283,13 @@ class Fields(CountsAtEnds):
                 if described.released_by or described.escapes:
                     return described
         return first
+
+    def _by_its_records(self, outcome: Outcome, node: int, path: Path) -> StoredField | None:
+        """`self.by_name[name] = entry`, `self.newest = entry`: who ends those of the table sees to it."""
+        own = [each for each in outcome.beside if own_field(outcome.function, each) and each[-1] == path[-1]]
+        tables = {shortened(each): each for each in own if each[2:3] == (ANY_ITEM,)}
+        self.whole |= tables
+        return self._by_another_table(outcome, node, path) if tables else None
 
     def _by_another_table(self, outcome: Outcome, node: int, path: Path) -> StoredField | None:
         """`self.rows[key] = cell`, `self.order.append(cell)`: who goes over the one sees to those of both."""
@@ -474,7 +483,7 @@ class Fields(CountsAtEnds):
             elif (
                 answer.dropped and method is not outcome.function and self._throws_away(outcome, method, path)
             ):
-                found = self._drops(method, (method.parameters[0], *path[1:]), outcome.acquisition)
+                found = self._drops(method, self._under_its_key(method, path), outcome.acquisition)
                 declared = outcome.acquisition.foreign
                 sure = not numbers or declared or self._for_good(outcome, method)
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
@@ -485,6 +494,12 @@ class Fields(CountsAtEnds):
         if path[2:] == (ANY_ITEM,) and released_by and not escapes:
             drops += [self._dropped_at(m, at) for m in family for at in thrown_out(m, attribute, ends)]
         return released_by, escapes, drops
+
+    def _under_its_key(self, method: Function, path: Path) -> Path:
+        """`self.legs["near"]`, of which nothing goes where another one is put under `"far"`."""
+        whole = self.whole.get(path, path)
+        constant = len(whole) > 2 and whole[2][:1] == "[" and whole[2] != ANY_ITEM
+        return (method.parameters[0], *(whole[1:3] if constant else path[1:]))
 
     def _left_where_it_is_moved(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path
