@@ -3,7 +3,7 @@ gives the index back, or `self.waiting.pop(index)` of an index that somebody say
 number say something of it, and end nothing."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
@@ -84,4 +84,21 @@ def _goes_over(over: ast.expr, field: str) -> bool | None:
             return way == "items" if table == field else None
         case ast.Attribute(attr=table) if table == field:
             return False
+        case ast.Starred(value=inner):
+            return _goes_over(inner, field)
+        case ast.BinOp(left=left, op=ast.Add() | ast.BitOr(), right=right):
+            return _of_any((left, right), field)
+        case (
+            ast.Call(func=ast.Name(id="chain") | ast.Attribute(attr="chain"), args=parts)
+            | ast.Tuple(elts=parts)
+        ):
+            return _of_any(parts, field)
+        case ast.List(elts=parts) | ast.Set(elts=parts):
+            return _of_any(parts, field)
     return None
+
+
+def _of_any(parts: Sequence[ast.expr], field: str) -> bool | None:
+    """`list(self.sent) + list(self.waiting)`, `(*self.sent, *self.waiting)`"""
+    found = [way for each in parts if (way := _goes_over(each, field)) is not None]
+    return found[0] if found else None
