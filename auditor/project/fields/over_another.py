@@ -250,11 +250,14 @@ class OverAnother(Refilling):
 
 def _lies_elsewhere(outcome: Outcome, filling: Filling) -> bool:
     """`self.every.append(arena)` beside it: what is put over is in the list all the same. Not
-    `self.sessions[s.sid] = s` beside `s.pages = ...`, which leads to the same field."""
+    `self.sessions[s.sid] = s` beside `s.pages = ...`, which leads to the same field, or to a list there."""
     its = (f".{filling.field}",) if filling.key is None else (f".{filling.field}", ANY_ITEM)
     places = {*(path for _, path in outcome.stored), *outcome.beside}
     return any(
-        path[:2] != (filling.owner, its[0]) and path[-len(its) :] != its and path[:1] != RESULT
+        path[:2] != (filling.owner, its[0])
+        and path[-len(its) :] != its
+        and path[-len(its) - 1 :] != (*its, ANY_ITEM)
+        and path[:1] != RESULT
         for path in places
     )
 
