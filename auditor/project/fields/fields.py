@@ -352,17 +352,22 @@ class Fields(CountsAtEnds):
             self.whole[short], self.noted = whole, frozenset({short})
             released_by, escapes, drops = self._fate(outcome, list(self.family_of(cls)), short)
             self.noted = frozenset()
-            otherwise = {drop.at for drop in drops if self._said_otherwise(outcome, drop, short[1][1:])}
+            by_itself = not any(piece.startswith(".") for piece in whole[2:])
+            otherwise = {
+                drop.at
+                for drop in drops
+                if self._said_otherwise(outcome, drop, short[1][1:], by_itself=by_itself)
+            }
             drops = [drop for drop in drops if drop.at not in otherwise]
             self.takings = [each for each in self.takings if each.span not in otherwise]
             if released_by and drops and not escapes:
                 where = Field(cls.qualname, "".join(short[1:])[1:])
                 yield StoredField(where, outcome.lease.span, tuple(released_by), drops=tuple(drops))
 
-    def _said_otherwise(self, outcome: Outcome, drop: Leak, table: str) -> bool:
+    def _said_otherwise(self, outcome: Outcome, drop: Leak, table: str, *, by_itself: bool) -> bool:
         """`self.live.pop(job.id)`, and `self._end(job)`, which gives back what the job marks; so may whoever
-        calls the method, or gets a list of what goes. Where all entries go, the method itself may give back
-        what they mark."""
+        calls the method, or gets a list of what goes. Where all entries go, or records of which each may say
+        whether it marks anything, the method itself may give back what they mark."""
         cls = outcome.function.cls
         family = list(self.family_of(cls)) if cls is not None else []
         names = self.recogniser.ending_names(outcome.acquisition.protocol)
@@ -370,7 +375,7 @@ class Fields(CountsAtEnds):
             if method in method.module.functions_at([drop.at.line]):
                 own = any(last_name(call) in names for call in method.calls)
                 if own or says_end(method, names, family):
-                    return not (own and drop.parted)
+                    return not (own and drop.parted and by_itself)
                 asking = callers(self.project, method)
                 return lists_entries(method, table) or any(says_end(each, names, ()) for each in asking)
         return False
@@ -446,7 +451,7 @@ class Fields(CountsAtEnds):
         releasing = (looks_releasing(call) for method in family for call in method.calls)
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         copied = numbers and any(releasing) and not self._is_only_filled(outcome, path)
-        escapes = False
+        escapes = in_hands = False
         for method in family:
             escapes = (
                 escaped_by_name(method, attribute) or strikes_off_what_it_freed(method, attribute) or escapes
@@ -474,8 +479,9 @@ class Fields(CountsAtEnds):
                 drops += passed_over
                 left = self._left_where_it_is_moved(outcome, family, method, path)
                 drops += left
-                stays = len(path) > 2 and stays_in_its_hands(method, answer, path)
-                escapes = escapes or not (passed_over or left or stays or method is outcome.function)
+                if not (passed_over or left or method is outcome.function):
+                    stays = len(path) > 2 and stays_in_its_hands(method, answer, path)
+                    in_hands, escapes = in_hands or stays, escapes or not stays
             elif answer.fate is Fate.UNKNOWN and (
                 CLEANUP.fullmatch(method.name) or (len(path) > 2 and takes_out(method, attribute))
             ):
@@ -489,7 +495,7 @@ class Fields(CountsAtEnds):
                 if len(path) > 2 or CLOSING.fullmatch(method.name) or self._resets(outcome, method):
                     drops += [drop for drop in found if sure or drop.holder == "clear"]
             drops += self._emptied(outcome, method, path, answer)
-        escapes = escapes or (copied and not released_by)
+        escapes = escapes or ((copied or in_hands) and not released_by)
         drops = lost_after_birth(self.project, drops, family)
         if path[2:] == (ANY_ITEM,) and released_by and not escapes:
             drops += [self._dropped_at(m, at) for m in family for at in thrown_out(m, attribute, ends)]

@@ -4,6 +4,7 @@ of one of its records: `nics = self.machines[name].nics`, `nics[network] = pool.
 `session = self.connect(name)`, which hands out an entry of `self.sessions`."""
 
 import ast
+import re
 from dataclasses import replace
 
 from auditor.ir.ops import ANY_ITEM, Path
@@ -46,7 +47,16 @@ def _in_a_record(function: Function, value: ast.expr, path: Path) -> Path:
         case _:
             return path[:1]
     table = _table_of(record, own) or _handed_out_by(function, record)
-    return (own, f".{table}", ANY_ITEM, *inner) if table is not None else path[:1]
+    if table is None or _takes_out(function, f"{own}.{table}"):
+        return path[:1]
+    return own, f".{table}", ANY_ITEM, *inner
+
+
+def _takes_out(function: Function, table: str) -> bool:
+    """`job = self.waiting[0]`, and `self.waiting.popleft()`: it goes on to somewhere else."""
+    written = re.escape(table)
+    out = rf"{written}\.(?:pop\w*|remove|discard)\(|heappop\({written}\b|del {written}\[|{written} = "
+    return re.search(out, function.text) is not None
 
 
 def _handed_out_by(function: Function, value: ast.expr) -> str | None:
