@@ -7,7 +7,7 @@ import pytest
 from tests.field.score_programs import judged, programs
 
 KEPT = {
-    "strangers": (435, 154, set[str]()),
+    "strangers": (435, 156, set[str]()),
     "serving": (472, 171, set[str]()),
     "training": (446, 173, set[str]()),
     "services": (437, 148, set[str]()),
@@ -30,7 +30,7 @@ KEPT = {
     "postmortems": (258, 95, set[str]()),
     "backends": (213, 70, set[str]()),
     "runtimes": (224, 71, set[str]()),
-    "labellers": (178, 55, set[str]()),
+    "labellers": (178, 56, set[str]()),
     "platforms": (196, 62, {"grad_buckets.py:75", "speculative_decode.py:128"}),
     "kernels": (217, 67, {"longctx/offload.py:19", "recompute_arena.py:83"}),
     "reviewers": (213, 71, set[str]()),
@@ -57,7 +57,7 @@ KEPT = {
     "brokers": (193, 67, set[str]()),
     "sextons": (189, 71, set[str]()),
     "coopers": (188, 71, {"kvshuttle/prefill.py:78"}),
-    "farriers": (192, 67, {"comm_registry.py:104"}),
+    "farriers": (192, 68, {"comm_registry.py:104"}),
     "glaziers": (196, 70, {"weight_sync.py:91"}),
     "thatchers": (194, 72, set[str]()),
     "chandlers": (192, 71, set[str]()),
@@ -70,17 +70,17 @@ KEPT = {
     "millers": (233, 78, {"ckpt/staging.py:45", "shm_loader/loader.py:31", "zero_gather.py:223"}),
     "potters": (197, 64, {"collective/bucket.py:43"}),
     "drovers": (196, 71, {"run_tracker/locks.py:25", "run_tracker/store.py:48", "run_tracker/store.py:58"}),
-    "porters": (154, 53, {"activation_offload.py:153", "activation_offload.py:169"}),
-    "hatters": (214, 80, {"ckptwriter.py:252", "framekit.py:336", "rpcwire.py:358"}),
+    "porters": (154, 54, {"activation_offload.py:153", "activation_offload.py:169"}),
+    "hatters": (214, 80, {"framekit.py:336", "rpcwire.py:358"}),
     "tinkers": (204, 83, {"night_watch.py:66", "shm_exchange.py:128"}),
     "carters": (254, 80, {"batch_assembler.py:209"}),
-    "turners": (245, 81, {"tp_collectives.py:84"}),
+    "turners": (245, 81, {"tp_collectives.py:102", "tp_collectives.py:84"}),
     "bakers": (228, 72, {"activation_offload.py:163"}),
-    "grocers": (160, 48, set[str]()),
+    "grocers": (160, 49, set[str]()),
     "colliers": (210, 74, set[str]()),
     "cobblers": (220, 77, set[str]()),
     "fletchers": (215, 73, {"lora_slots.py:125", "radix_cache.py:135", "radix_cache.py:146"}),
-    "carvers": (222, 77, {"bucket_reducer.py:174", "kv_blocks.py:95"}),
+    "carvers": (222, 78, {"bucket_reducer.py:174", "kv_blocks.py:95"}),
     "dyers": (212, 78, {"admission.py:188", "kv_block_manager.py:88"}),
     "brewers": (235, 75, {"grad_comm.py:85"}),
     "smiths": (254, 78, set[str]()),
@@ -88,13 +88,13 @@ KEPT = {
     "sawyers": (205, 66, {"lora_slots/engine.py:53", "prefix_cache.py:216"}),
     "tilers": (294, 98, {"ring_attn/attention.py:58", "ring_attn/attention.py:59"}),
     "plumbers": (209, 66, set[str]()),
-    "slaters": (236, 68, {"token_index.py:88"}),
+    "slaters": (236, 71, {"token_index.py:88"}),
     "roofers": (
         209,
-        69,
+        70,
         {"paged_kv/scheduler.py:29", "paged_kv/scheduler.py:61", "streams.py:121", "tree_attention.py:70"},
     ),
-    "curriers": (223, 81, set[str]()),
+    "curriers": (223, 82, set[str]()),
     "ropers": (201, 75, {"ring_attention.py:99"}),
     "cutlers": (206, 71, set[str]()),
     "lorimers": (203, 60, set[str]()),
@@ -106,16 +106,16 @@ KEPT = {
     "nailers": (217, 72, {"pinned_staging.py:36", "scheduler.py:206"}),
     "skinners": (222, 78, set[str]()),
     "braziers": (222, 76, set[str]()),
-    "mercers": (221, 78, set[str]()),
+    "mercers": (221, 77, set[str]()),
     "vintners": (225, 77, set[str]()),
     "cordwainers": (225, 80, set[str]()),
     "glovers": (159, 56, {"encoder_cache.py:176"}),
     "tuckers": (190, 54, {"moe_dispatch.py:90"}),
-    "reeves": (118, 32, set[str]()),
+    "reeves": (118, 33, set[str]()),
     "bailiffs": (160, 53, {"lora_slots.py:135"}),
     "chapmen": (
         227,
-        73,
+        74,
         {
             "admission_budget.py:194",
             "admission_budget.py:197",
@@ -154,16 +154,16 @@ KEPT = {
     ),
     "notaries": (152, 29, {"loader_sources.py:183", "stage_handoff.py:72"}),
     "weighers": (180, 49, {"chunk_scan.py:105"}),
-    "hosiers": (222, 74, {"lora_slots.py:228"}),
+    "hosiers": (222, 73, {"lora_slots.py:228"}),
     "ferrymen": (221, 73, {"host_offload.py:162", "param_server/client.py:159", "ring_attention.py:159"}),
-    "hatmakers": (227, 80, {"audio_mixer/voices.py:99", "http_client.py:217", "job_scheduler.py:138"}),
+    "hatmakers": (227, 81, {"audio_mixer/voices.py:99", "http_client.py:217", "job_scheduler.py:138"}),
     "dowsers": (
         347,
         150,
         {"p006.py:49", "p026.py:52", "p027.py:40", "p044.py:47", "p053.py:50", "p075.py:43"},
     ),
-    "cellarers": (333, 151, {"p123.py:31", "p146.py:37", "p179.py:38"}),
-    "weirkeepers": (223, 75, {"session_kv.py:148"}),
+    "cellarers": (333, 151, {"p123.py:31", "p146.py:37"}),
+    "weirkeepers": (223, 80, {"session_kv.py:148"}),
     "girdlers": (225, 82, set[str]()),
     "limeburners": (219, 75, set[str]()),
     "millwrights": (
@@ -172,6 +172,14 @@ KEPT = {
         {"encoder_cache.py:210", "expert_cache.py:76", "grad_buckets.py:111", "kv_transfer/sender.py:131"},
     ),
     "beekeepers": (276, 82, {"lock_manager.py:146", "modbus_gateway/gateway.py:100"}),
+    "wellsinkers": (323, 146, set[str]()),
+    "storekeepers": (325, 84, {"p005.py:47", "p005.py:48"}),
+    "messengers": (454, 130, {"p061.py:52", "p061.py:71", "p072.py:34"}),
+    "salters": (223, 78, {"grammar_masks.py:115", "stream_gateway.py:45"}),
+    "fowlers": (225, 79, {"elastic/agent.py:54", "elastic/agent.py:65", "pipeline_stage.py:216"}),
+    "bowyers": (223, 75, {"feed_handler.py:225"}),
+    "harpers": (223, 72, {"autotune_runs.py:164", "prefix_blocks.py:170"}),
+    "lockkeepers": (222, 76, {"weight_broadcast.py:199"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -199,10 +207,13 @@ WRONG_BESIDE_LABELS = {
     "zero_gather.py:204",
     "job_scheduler.py:143",
     "detok/service.py:53",
+    "grad_reducer.py:130",
+    "p015.py:88",
+    "pipeline_stage.py:98",
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 112
+OLDEST = 119
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
