@@ -20,6 +20,7 @@ from auditor.flow.lease import StoredField
 from auditor.project.code.bindings import assigned_by
 from auditor.project.code.class_state import methods_of_class
 from auditor.project.code.modules import Class, Function, Module
+from auditor.project.code.project import Project
 from auditor.project.code.shared_state import OBJECT, Shared, is_store, name_of, sharing
 from auditor.project.code.told_object import methods_of_object, told_the_same
 from auditor.project.meaning.recognise import Recogniser
@@ -108,7 +109,9 @@ def _of_module(module: Module, recogniser: Recogniser) -> Iterator[Shared]:
     plain = [each for each in module.functions.values() if each.cls is None and each.parent is None]
     plain = [each for each in plain if not isinstance(each.node, ast.Module | ast.Lambda)]
     halves = {*recogniser.acquiring, *recogniser.releasing}
+    project = recogniser.calls.model.project
     kept = {name for name in _stores(module, plain) if _is_their_own(name, module, plain, halves)}
+    kept = {name for name in kept if not _is_imported(name, module, project)}
     sharers = _sharers(plain, kept) if kept else []
     if len(sharers) > 1:
         yield sharing(module, name_of(module), module.tree.body, sharers, kept)
@@ -141,12 +144,22 @@ def _stores(module: Module, plain: Sequence[Function]) -> Iterator[str]:
 
 
 def _is_their_own(name: str, module: Module, plain: Sequence[Function], halves: Set[Function]) -> bool:
-    """Nobody else gets at it: no class of the module, and no other file that names it. What a pool of
-    functions has is the pool's."""
+    """No class of the module gets at it. What a pool of functions has is the pool's."""
     word = re.compile(rf"\b{re.escape(name)}\b")
     users = [each for each in plain if word.search(each.text)]
     others = (each.text for each in module.classes.values())
     return len(users) > 1 and halves.isdisjoint(users) and not any(word.search(text) for text in others)
+
+
+def _is_imported(name: str, module: Module, project: Project) -> bool:
+    """`from quay import BERTHS`: somebody else may see to what lies there."""
+    dotted = f"{name_of(module)}.{name}"
+    return any(
+        each == dotted or each.endswith(f".{dotted}")
+        for other in project.parsed()
+        if other is not module and name in other.text
+        for each in other.imports.values()
+    )
 
 
 def _sharers(plain: Sequence[Function], kept: Set[str]) -> list[Function]:
