@@ -9,8 +9,8 @@ _CLEARED = re.compile(
     rb"self\.(?:(\w+)\[[^\]\n]*\] = (?:\"\"|'')|(\w+\.\w+)\[[^\]\n]*\] = (?:0|None|False|-1))\n"
 )
 _FILLED = rb"self\.%b\[[^\]\n]*\] = (?!None|False|0\n|-1\n|\"\"|'')"
-_LINKED = re.compile(rb"\w+, self\.(\w+) = self\.\1, self\.\1\.\w+\n")
-_KEYWORD = re.compile(rb"replace\([^\n]*\b(\w+)=(?:(True)|(False|None))\b")
+_LINKED = re.compile(rb", self(?<=\w, self)\.(\w+) = self\.\1, self\.\1\.\w+\n")
+_KEYWORD = re.compile(rb"replace\([^\n]{0,400}\b(\w{1,60})=(?:(True)|(False|None))\b")
 _STRUCK = re.compile(rb"self\.(\w+) = self\.\1 - \{")
 
 _TOGETHER = (
