@@ -8,10 +8,10 @@ for shard in range(low, high):
 """
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 
 from auditor.flow.lease import Leak
-from auditor.project.code.bindings import names_bound
+from auditor.project.code.bindings import names_bound, told_by_position
 from auditor.project.code.modules import Function, last_part
 from auditor.source.nodes import walk
 
@@ -70,14 +70,10 @@ def _goes_back(statement: ast.stmt, turn: Set[str], ends: Set[str]) -> bool:
             return False
     each = set(names_bound(statement))
     return as_far and any(
-        last_part(call.func) in ends and any(_is_of(told, each) for told in _told(call))
+        last_part(call.func) in ends and any(_is_of(told, each) for _, told in told_by_position(call))
         for call in walk(statement)
         if isinstance(call, ast.Call)
     )
-
-
-def _told(call: ast.Call) -> Sequence[ast.expr]:
-    return (*call.args, *(keyword.value for keyword in call.keywords))
 
 
 def _is_of(value: ast.expr, names: Set[str]) -> bool:
