@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from auditor.source.on_others import works_on_others
-from auditor.source.searched import Searched, ending_before, places
+from auditor.source.searched import Searched, before, ending_before, places
 from auditor.source.undone_otherwise import undone_otherwise
 
 _DONE = re.compile(
@@ -121,7 +121,7 @@ _NAMED_OF_CLASS = rb"%b(?<![\w.]%b) = ([A-Z]\w*|cls)\.\w"
 """A store of the class, by itself or under a local name."""
 _WHOLE = rb"%b(?<![\w.]%b)"  # a literal first: searched several times as fast
 _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
-_OF_THREAD = re.compile(rb"(\w+) = (?:threading\.)?local\(\)")
+_OF_THREAD = (b" = local()", b" = threading.local()")
 _HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
 LONGEST = 24
@@ -209,7 +209,8 @@ def _shared_as_fields(text: Searched) -> bytes:
     among the words of the text."""
     data = text.data.replace(b"type(self).", b"self.").replace(b"self.__class__.", b"self.")
     taken = {name for _, at in _all_places(data) if (name := _taken_at(data, at))} - _CALLERS_OWN
-    owners = set(_OF_THREAD.findall(data)) if text.has(b"local()") else set()
+    own = _OF_THREAD if text.has(b"local()") else ()
+    owners = {name for way in own for name in before(way, _LAST_WORD, data)}
     stores = _of_module(taken, data) | _of_closures(taken, data) if taken else set()
     stores |= set(_MODULES_OWN.findall(data)) if any(map(text.has, _STRIKING)) else set()
     shown = bool(owners or stores)

@@ -17,7 +17,7 @@ _SETTINGS = frozenset({b"requires_grad", b"training", b"enabled", b"use_cache", 
 
 _ASKED = rb"(?:if|not|and|or) (\w+)\.%b\b"
 _RAISED = rb"\.%b(?<!self\.%b) = True\b"
-_GOING_OVER = re.compile(rb"\bfor (?:\w+, )?(\w+) in ")
+_GOING_OVER = re.compile(rb"for (?<!\wfor )(?:\w+, )?(\w+) in ")  # a literal first
 _LOWERED = re.compile(rb"""\[["'](\w+)["']\] -= 1""")
 _NAME_OR_PART = re.compile(rb"(\w+)(?:\[[^\]\n]*\])?$")
 _OF_EVENTS = (b".wait()", b".clear()", b".set()")

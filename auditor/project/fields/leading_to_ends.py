@@ -4,16 +4,20 @@ them or hands it on. `self.quota.refund(job.tokens)` ends no lease of a pool tha
 Nothing is followed: a name stands for all that are called so."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from auditor.project.code.bindings import assignments
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, Module
 from auditor.project.code.project import Project
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 
 WITH_AN_END = frozenset({"finalize", "callback", "map", "submit", "partial", "register"})
 """Functions that are told one, to call it later."""
+
+_GIVEN = (re.compile(r"=(\w++)"), re.compile(r"= (\w++)"), re.compile(r":(\w++)"))
+"""Of a text that is read from its end: a pattern that begins with a literal is found several times as fast."""
 
 
 class LeadingToEnds:
@@ -22,18 +26,19 @@ class LeadingToEnds:
     def __init__(self, project: Project, recogniser: Recogniser) -> None:
         self.project = project
         self.recogniser = recogniser
-        self._mentioned: dict[str, frozenset[str]] | None = None
-        self._known: dict[str, frozenset[str]] = {}
+        self._named: dict[str, list[Function]] | None = None
+        self._giving: dict[str, list[Module]] | None = None
+        self._mentioned: dict[str, frozenset[str]] = {}
+        self._known: dict[tuple[str, str], bool] = {}
 
     def may_end(self, protocol: str, call: ast.Call) -> bool:
         """Whether the call may reach an end of such a lease."""
         name = last_name(call)
-        return name in WITH_AN_END or name in self._leading(protocol)
-
-    def _leading(self, protocol: str) -> frozenset[str]:
-        if protocol not in self._known:
-            self._known[protocol] = self._reached_from(self._ends(protocol))
-        return self._known[protocol]
+        if name in WITH_AN_END:
+            return True
+        if (protocol, name) not in self._known:
+            self._known[protocol, name] = self._reaches(name, self._ends(protocol))
+        return self._known[protocol, name]
 
     def _ends(self, protocol: str) -> frozenset[str]:
         """Whatever the pool does by itself that is no lending may give back, too."""
@@ -42,28 +47,42 @@ class LeadingToEnds:
         own = frozenset(name for cls in pools for name in cls.methods) - lent
         return own | self.recogniser.ending_names_of_class(protocol)
 
-    def _reached_from(self, ends: frozenset[str]) -> frozenset[str]:
-        leading, new = ends, ends
-        while new:
-            new = frozenset(
-                name
-                for name, mentioned in self._names().items()
-                if name not in leading and not mentioned.isdisjoint(new)
-            )
-            leading |= new
-        return leading
+    def _reaches(self, name: str, ends: frozenset[str]) -> bool:
+        """Nearest first: what ends something is seldom far from one of its ends."""
+        reached, new = {name}, {name}
+        while new and new.isdisjoint(ends):
+            new = set().union(*map(self._names, new)) - reached
+            reached |= new
+        return bool(new)
 
-    def _names(self) -> dict[str, frozenset[str]]:
-        """What functions of each name call or hand on."""
-        if self._mentioned is None:
-            found: dict[str, frozenset[str]] = {}
+    def _names(self, name: str) -> frozenset[str]:
+        """What functions of this name call or hand on, and what is kept under it."""
+        if name not in self._mentioned:
+            said = (_mentioned(function) for function in self._functions().get(name, ()))
+            self._mentioned[name] = frozenset(self._kept_under(name)).union(*said)
+        return self._mentioned[name]
+
+    def _functions(self) -> dict[str, list[Function]]:
+        if self._named is None:
+            self._named = {}
             for module in self.project.parsed():
                 for function in module.by_node.values():
-                    found[function.name] = found.get(function.name, frozenset()) | _mentioned(function)
-                    for name, given in _kept_as(function):
-                        found[name] = found.get(name, frozenset()) | given
-            self._mentioned = found
-        return self._mentioned
+                    self._named.setdefault(function.name, []).append(function)
+        return self._named
+
+    def _kept_under(self, name: str) -> Iterator[str]:
+        """Only those are read that give the name something: few do."""
+        if self._giving is None:
+            self._giving = {}
+            for module in self.project.parsed():
+                backwards = module.text[::-1]
+                for given in {name for pattern in _GIVEN for name in pattern.findall(backwards)}:
+                    self._giving.setdefault(given[::-1], []).append(module)
+        given = re.compile(rf"\b{name}(?:=| =|:)")
+        for module in self._giving.get(name, ()):
+            for function in module.by_node.values():
+                if given.search(function.text):
+                    yield from (kept for its, kept in _kept_as(function) if its == name)
 
 
 def _mentioned(function: Function) -> frozenset[str]:
@@ -74,7 +93,7 @@ def _mentioned(function: Function) -> frozenset[str]:
     )
 
 
-def _kept_as(function: Function) -> Iterator[tuple[str, frozenset[str]]]:
+def _kept_as(function: Function) -> Iterator[tuple[str, str]]:
     """`step.on_drop = self.rows.evict`, `Step(row, on_drop=self.rows.evict)`: whoever calls that ends one."""
     told = ((each.arg or "", each.value) for call in function.calls for each in call.keywords)
     put = (
@@ -82,4 +101,4 @@ def _kept_as(function: Function) -> Iterator[tuple[str, frozenset[str]]]:
     )
     for name, value in (*told, *put):
         if isinstance(value, ast.Attribute):
-            yield name, frozenset({value.attr})
+            yield name, value.attr

@@ -13,7 +13,7 @@ from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Class, last_part
 
 FILLED = re.compile(r"\bfull\(|\bfromkeys\(|\] \* |\bfor \w+ in ")
-"""What the text of a class that makes such a table contains."""
+"""What the text of a method that makes such a table contains."""
 
 
 def is_born_as(cls: Class | None, field: str, value: ast.expr) -> bool:
@@ -21,14 +21,17 @@ def is_born_as(cls: Class | None, field: str, value: ast.expr) -> bool:
     one = _one_of(value)
     if cls is None or (isinstance(one, ast.Constant) and not isinstance(one.value, str)):
         return False
-    return FILLED.search(cls.text) is not None and ast.unparse(one) in _born(cls, field)
+    born = list(_born(cls, field))
+    return bool(born) and ast.unparse(one) in born
 
 
 def _born(cls: Class, field: str) -> Iterator[str]:
     for name in ("__init__", "reset", "clear"):
         method = cls.methods.get(name)
-        for target, value in assignments(method) if method is not None else ():
-            if own_attribute(target, method.owner or "" if method is not None else "") == field:
+        if method is None or not FILLED.search(method.text):
+            continue
+        for target, value in assignments(method):
+            if own_attribute(target, method.owner or "") == field:
                 one = _one_of(value)
                 if one is not value:
                     yield ast.unparse(one)
