@@ -78,6 +78,8 @@ def is_another_thing(value: ast.expr | None, assigned: Mapping[str, Sequence[ast
             ast.Call(func=ast.Attribute(value=ast.Name(id="self"))) | ast.List() | ast.ListComp() | ast.Dict()
         ):
             return True
+        case ast.Call(func=ast.Attribute(attr=method)) if method in CONVERTING:
+            return True  # for whom it is the same, it would be another's to give back from there
         case ast.BinOp(op=ast.Sub() | ast.Mult() | ast.MatMult() | ast.Pow() | ast.FloorDiv()):
             return True  # what was reckoned; `/` may make a path, and `+` a longer list
         case ast.Call(func=ast.Name(id=name)):

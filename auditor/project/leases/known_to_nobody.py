@@ -8,6 +8,7 @@ return sorted(out, key=order)
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from auditor.flow.knowledge import EXTENDING, FILLING
@@ -26,6 +27,9 @@ COLLECTIONS = ORDERING | {"dict", "OrderedDict", "set"}
 SAYING = frozenset({"len", "bool", "print", "str", "repr", "sum", "any", "all", "isinstance"})
 """Builtins that keep nothing, and whose answers lead to nothing."""
 
+LISTENING = re.compile(r"_*(?:on_[a-z]|notify|emit)|\w*(?:hook|callback|listener|observer)$")
+"""Names of what is told that something has happened."""
+
 SHOWING = frozenset({"values", "items", "get", "copy"})
 """Methods of a table by which others come to what is in it."""
 
@@ -40,6 +44,7 @@ def is_known_to_nobody(
     harmless = {id(part) for node in function.nodes for part in touched(node)}
     harmless.update(id(part) for call in function.calls for part in _shown(recogniser, function, call))
     harmless.update(id(part) for part in _put_aside(recogniser, function, name, (*seen, name)))
+    harmless.update(id(part) for part in _told_to_listeners(function))
     harmless.update(id(over) for over in _gone_over(function, harmless))
     read = [node for node in named if isinstance(node.ctx, ast.Load)]
     bound = len(list(given_to(function, name))) + sum(_is_begun(node, name) for node in function.nodes)
@@ -190,6 +195,24 @@ def _shown(recogniser: Recogniser, function: Function, call: ast.Call) -> Iterat
         told = [own_parameters(target)[position : position + 1] for target in targets]
         if all(one and _only_touches(target, one[0]) for target, one in zip(targets, told, strict=True)):
             yield argument
+
+
+def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
+    """`for hook in self.hooks: hook(response)`, `self.on_open(response)`: whoever is told, and not asked for
+    anything, has not got it."""
+    told = {
+        node.target.id
+        for node in function.statements
+        if isinstance(node, ast.For)
+        and isinstance(node.target, ast.Name)
+        and isinstance(node.iter, ast.Attribute)
+    }
+    for node in function.statements:
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)) if name in told:
+                yield from args
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=args)) if LISTENING.match(name):
+                yield from args
 
 
 def _only_touches(target: Function, name: str) -> bool:

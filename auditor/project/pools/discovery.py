@@ -154,7 +154,7 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
         *lock_file_pairs(cls, methods, paired),
         *_handing_on(cls, [m for m in methods if m not in paired]),
     ]
-    told = [also_ended(model, cls, pair, methods) for pair in told]
+    told = [with_ends_of_wrappers(model, also_ended(model, cls, pair, methods)) for pair in told]
     yield from told
     known |= paired
     taking = paired | {half.function for pair in told for half in pair.acquires}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
@@ -23,18 +23,23 @@ MADE_AROUND = re.compile(r"\b_?[A-Z]\w*\(self\b")
 """An object that the pool makes around itself."""
 
 WRAPPED = frozenset({Handle.RESULT, Handle.RECEIVER})
-"""What is in the object: a number that was handed out, or one of those that the pool counts."""
+"""What is in the object: a number that was handed out, or one of those that the pool counts; what the pool
+was told is in it where nobody else tells the pool so."""
 
 
 def with_ends_of_wrappers(model: ClassModel, pair: Pair) -> Pair:
     """The pair, with those methods among its ends: what is lent is the object, then, not the number in it."""
     if pair.owner is None:
         return pair
-    names = {half.function.name for half in pair.releases if half.handle in WRAPPED}
     acquires: list[Half] = []
     ends: dict[Function, Half] = {}
     for half in pair.acquires:
-        lent = _lent(model, pair.owner, half) if half.handle in WRAPPED else None
+        told = half.handle is Handle.ARGUMENT and MADE_AROUND.search(half.function.text) is not None
+        lent = _lent(model, pair.owner, half) if told or half.handle in WRAPPED else None
+        wanted = frozenset({Handle.ARGUMENT}) if told else WRAPPED
+        names = {each.function.name for each in pair.releases if each.handle in wanted}
+        if told and lent is not None:
+            names = {name for name in names if _asked_by_them_alone(model, name, (lent, pair.owner))}
         own = list(_telling(lent, names)) if lent is not None and lent is not pair.owner else []
         own += list(_telling(lent, _putting(pair.owner))) if lent is not None and own else []
         ends |= {end: Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in own}
@@ -74,6 +79,14 @@ def wrapped_pairs(model: ClassModel, pool: Class, known: Set[Function]) -> Itera
                 *(Half(each, releasing, Handle.RESULT) for each in back),
             )
             yield Pair(f"{pool.name}.{begins.name}()", pool, (half,), halves, proposed=True)
+
+
+def _asked_by_them_alone(model: ClassModel, name: str, classes: Sequence[Class]) -> bool:
+    """`self.budget.put_back(self.units)` of a permit, and no `budget.put_back(units)` of whoever was told the
+    number, and has not kept the permit."""
+    call = f".{name}("
+    asked = sum(model.project.sources[path].count(call) for path in model.project.calling(name))
+    return asked == sum(each.text.count(call) for each in classes)
 
 
 def _lent(model: ClassModel, pool: Class, half: Half) -> Class | None:

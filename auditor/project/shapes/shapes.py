@@ -309,5 +309,12 @@ def _refills(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:
 
 
 def _is_filled_from(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:
+    """`self.idle.update(self.cooling)`, or one by one: `slab = self.dirty.pop()`, `self.ready.append(slab)`."""
+    if not any(put.field in sources for put in work.put):
+        return False
     own = work.method.owner or ""
-    return any(put.field in sources and own_attribute(put.value, own) in kept for put in work.put)
+    marked = {id(node) for node in work.method.of_kind(ast.Attribute) if own_attribute(node, own) in kept}
+    made = work.derived(frozenset(), marked) if marked else frozenset()
+    return bool(marked) and any(
+        put.field in sources and mentions(put.value, made, marked) for put in work.put
+    )
