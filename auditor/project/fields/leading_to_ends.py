@@ -17,7 +17,7 @@ WITH_AN_END = frozenset({"finalize", "callback", "map", "submit", "partial", "re
 """Functions that are told one, to call it later."""
 
 _GIVEN = (re.compile(r"=(\w++)"), re.compile(r"= (\w++)"), re.compile(r":(\w++)"))
-"""Of a text that is read from its end: a pattern that begins with a literal is found several times as fast."""
+"""Of a text that is read from its end: what begins with a literal is found several times as fast."""
 
 
 class LeadingToEnds:

@@ -23,7 +23,7 @@ def stopped_early(function: Function, call: ast.Call, ends: Set[str]) -> Iterato
         return
     (loop,) = ending
     inside = {id(node) for each in loop.body for node in walk(each)}
-    taking = {id(node.value) for node in _takes(loop, name)}
+    taking = {id(part) for node in _takes(loop, name) for part in walk(node.value)}
     if any(_speaks(node, name) for node in function.nodes if id(node) in inside - taking):
         return
     beside = taking.union(*({id(node) for node in walk(_over(each))} for each in loops))
@@ -75,24 +75,21 @@ def _goes_over(over: ast.expr, name: str) -> bool:
     return False
 
 
-def _takes(loop: ast.stmt, name: str) -> Iterator[ast.Attribute]:
-    """`leases.pop` of `lease = leases.pop()`, once in each turn."""
+def _takes(loop: ast.stmt, name: str) -> Iterator[ast.Assign]:
+    """`lease = leases.pop()`, once in each turn."""
     for node in loop.body if isinstance(loop, ast.While) else ():
         match node:
-            case ast.Assign(
-                value=ast.Call(func=ast.Attribute(value=ast.Name(id=each), attr=way) as taking)
-            ) if each == name and way in TAKING:
-                yield taking
+            case ast.Assign(value=ast.Call(func=ast.Attribute(value=ast.Name(id=each), attr=way))) if (
+                each == name and way in TAKING
+            ):
+                yield node
 
 
-def _each(loop: ast.stmt, name: str) -> Iterator[ast.expr]:
+def _each(loop: ast.stmt, name: str) -> list[ast.expr]:
     """What one entry is called."""
     if isinstance(loop, ast.For | ast.AsyncFor):
-        yield loop.target
-    for node in loop.body if isinstance(loop, ast.While) else ():
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if any(node.value.func is taking for taking in _takes(loop, name)):
-                yield from node.targets
+        return [loop.target]
+    return [target for taking in _takes(loop, name) for target in taking.targets]
 
 
 def _ends(loop: ast.stmt, name: str, ends: Set[str]) -> bool:

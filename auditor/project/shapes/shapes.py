@@ -309,7 +309,7 @@ def _refills(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:
 
 
 def _is_filled_from(work: FieldWork, sources: Set[str], kept: Set[str]) -> bool:
-    """`self.idle.update(self.cooling)`, or one by one: `slab = self.dirty.pop()`, `self.ready.append(slab)`."""
+    """`self.idle.update(self.cooling)`, or one by one: `self.ready.append(self.dirty.pop())`."""
     if not any(put.field in sources for put in work.put):
         return False
     own = work.method.owner or ""
