@@ -9,7 +9,7 @@ return sorted(out, key=order)
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.ir.calls import LOGGING
@@ -35,13 +35,17 @@ SHOWING = frozenset({"values", "items", "get", "copy"})
 
 
 def is_known_to_nobody(
-    recogniser: Recogniser, function: Function, name: str, seen: tuple[str, ...] = ()
+    recogniser: Recogniser,
+    function: Function,
+    name: str,
+    seen: tuple[str, ...] = (),
+    told: Set[int] = frozenset(),
 ) -> bool:
     """Plain assignments bind the name, and all that is done with it is `context.engine`, a question whether
     it is there, another name for it, a place in a list of this function, `return context`, and calls of
-    functions that only touch it."""
+    functions that only touch it; `told` are operands of calls of which that is known."""
     named = _named(function, name)
-    harmless = {id(part) for node in function.nodes for part in touched(node)}
+    harmless = {id(part) for node in function.nodes for part in touched(node)} | told
     harmless.update(id(part) for call in function.calls for part in _shown(recogniser, function, call))
     harmless.update(id(part) for part in _put_aside(recogniser, function, name, (*seen, name)))
     harmless.update(id(part) for part in _told_to_listeners(function))

@@ -46,6 +46,7 @@ from auditor.project.leases.left_with_a_task import left_with_a_task
 from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.lost_to_the_first import lost_to_the_first
+from auditor.project.leases.nobodys_key import is_nobodys_key
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.only_asked import only_asked
@@ -396,6 +397,8 @@ class Follower(Afterwards):
             if acquisition.declared and place[:-1] == (self.function.owner,):
                 begins = BEGINNING.match(self.function.name) is not None
                 return begins or ended_alone(self.effects.recogniser, self.function, op.at, place[-1][1:])
+        if is_nobodys_key(self.effects.recogniser, self.function, op.at, acquisition):
+            return False
         if not acquisition.declared or self.function.qualname == "<module>":
             return True
         if place[0].startswith(("@", "<")):

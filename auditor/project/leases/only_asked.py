@@ -1,11 +1,12 @@
 """Functions that take something only to see whether they can: `if budget.reserve(step): total += step`, and
-`return total` in `probe_capacity(step)`; `return budget.reserve(need)` in `fits(request)`; or how often,
-`return sum(1 for key in keys if cache.pin(key))`.
+`return total` in `probe_capacity(step)`; `return budget.reserve(need)` in `fits(request)`; how often,
+`return sum(1 for key in keys if cache.pin(key))`; or to measure it, `return region.size` in
+`output_length(rid)`.
 
 Nobody is told what was taken: what they answer is a number of turns, or whether there was room."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assignments
@@ -17,6 +18,10 @@ from auditor.source.nodes import walk
 
 QUESTIONS = frozenset({"can", "could", "would", "fits", "fit", "has", "is", "are", "busy", "possible"})
 """First words of what only asks."""
+
+MEASURING = frozenset({"estimate", "usage", "utilization", "pressure", "headroom", "length", "size", "depth",
+                       "largest", "longest", "biggest"})  # fmt: skip
+"""Words of what says how much there is."""
 
 TAKING = ACQUIRE_WORDS | {"hold", "enter", "admit", "begin", "start", "charge", "join", "schedule", "fill",
                             "prefetch", "preload", "load"}  # fmt: skip
@@ -31,27 +36,51 @@ def only_asked(function: Function, call: ast.Call, ends: Set[str]) -> ast.AST | 
     answers = [node for node in function.statements if isinstance(node, ast.Return)]
     if not answers or not all(node.value is not None for node in answers):
         return None
-    counters = set(_counters(function))
-    if words[:1] and words[0] in QUESTIONS:
-        found = [node for node in answers if node.value is not None and _is(node.value, call)]
-        found = found or _said_yes(function, call, answers)
-    elif any(call in walk(test) for test in _tests(function)) and counters:
-        told = [node.value for node in answers if node.value is not None]
-        counted = all(isinstance(each, ast.Constant) or names_in(each) & counters for each in told)
-        found = [node for node in answers if counted and node.value and names_in(node.value) & counters]
-    else:
-        found = [
-            node
-            for node in answers
-            if node.value is not None
-            and (_only_counts(function, node.value, call) or _only_denied(function, node.value, call))
-        ]
+    found = list(_asked(function, call, words, [node for node in answers if node.value is not None]))
     return found[0] if found else None
+
+
+def _asked(
+    function: Function, call: ast.Call, words: Sequence[str], answers: list[ast.Return]
+) -> Iterator[ast.Return]:
+    counters = set(_counters(function))
+    given = [(node, node.value) for node in answers if node.value is not None]
+    asking = bool(words) and words[0] in QUESTIONS
+    if asking:
+        yield from (node for node, value in given if _is(value, call))
+        yield from _said_yes(function, call, answers)
+    if not MEASURING.isdisjoint(words):
+        yield from (
+            node for node in answers if node.lineno > call.lineno and not _hands_out(function, node, call)
+        )
+    elif asking:
+        return
+    elif any(call in walk(test) for test in _tests(function)) and counters:
+        if all(isinstance(value, ast.Constant) or names_in(value) & counters for _, value in given):
+            yield from (node for node, value in given if names_in(value) & counters)
+    else:
+        yield from (
+            node
+            for node, value in given
+            if _only_counts(function, value, call) or _only_denied(function, value, call)
+        )
 
 
 def _is(value: ast.expr, call: ast.Call) -> bool:
     """`return pool.take(n)`, `return pool.take(n) is not None`, `return not lock.acquire(timeout=0)`"""
     return call in (value, getattr(value, "operand", None), getattr(value, "left", None))
+
+
+def _hands_out(function: Function, answer: ast.Return, call: ast.Call) -> bool:
+    """What was taken, and not something about it."""
+    names = {
+        target.id for target, given in assignments(function) if given is call and isinstance(target, ast.Name)
+    }
+    within = {id(node.value) for node in walk(answer) if isinstance(node, ast.Attribute)}
+    within |= {id(node.left) for node in walk(answer) if isinstance(node, ast.Compare)}
+    return any(
+        isinstance(node, ast.Name) and node.id in names and id(node) not in within for node in walk(answer)
+    )
 
 
 def _said_yes(function: Function, call: ast.Call, answers: list[ast.Return]) -> list[ast.Return]:
