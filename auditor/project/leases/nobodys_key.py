@@ -8,7 +8,6 @@ from auditor.project.code.bindings import given_to
 from auditor.project.code.modules import Function, last_part
 from auditor.project.leases.known_to_nobody import is_known_to_nobody
 from auditor.project.meaning.recognise import Recogniser
-from auditor.source.nodes import walk
 
 
 def is_nobodys_key(
