@@ -95,7 +95,7 @@ class Fields(CountsAtEnds):
         """For each outcome (by id of its call) the fields of its own object that it was stored in. An object
         that holds something open may be kept as long as its keeper: of it, what is put over it is asked."""
         outcomes = list(outcomes)
-        wanted = [lying_in_tables(outcome) for outcome in outcomes if not outcome.acquisition.opened]
+        wanted = [lying_in_tables(outcome) for outcome in outcomes if not _may_be_kept(outcome)]
         self.wanted = wanted
         self.takings = []
         self.places = {}
@@ -135,7 +135,7 @@ class Fields(CountsAtEnds):
             if fields:
                 found[id(outcome.call)] = fields
         for outcome in outcomes:
-            lost = tuple(self._lost_though_open(outcome)) if outcome.acquisition.opened else ()
+            lost = tuple(self._lost_though_open(outcome)) if _may_be_kept(outcome) else ()
             if lost:
                 found[id(outcome.call)] = lost
         records = Records(self.project, self.model, self.recogniser)
@@ -606,3 +606,8 @@ def _left_by_exits(stored: StoredField) -> bool:
 def is_seen_to(stored: StoredField) -> bool:
     """Nothing is said of it yet."""
     return stored.escapes or (bool(stored.released_by) and not (stored.drops or stored.overwrite))
+
+
+def _may_be_kept(outcome: Outcome) -> bool:
+    """An object that holds something open, a file or a client; what a pool of the tree lends, comes back."""
+    return outcome.acquisition.opened and outcome.acquisition.declared

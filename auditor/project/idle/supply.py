@@ -7,12 +7,11 @@ from functools import cached_property
 
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.modules import Class, last_part
-from auditor.project.pools.lent_objects import BY_THEMSELVES
+from auditor.project.pools.lent_objects import comes_back_when_dropped
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.full_at_first import AROUND, NUMBERING
 from auditor.project.shapes.made_new import MAKERS, OF_ARRAYS, hands_out_new
 from auditor.project.shapes.name_bindings import mentions
-from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
@@ -49,7 +48,7 @@ def read_off(work: FieldWork, fields: Set[str]) -> set[int]:
 def comes_back_by_itself(cls: Class, makers: Set[str]) -> bool:
     """A finaliser, or `__del__` of the things, puts back what is dropped."""
     made = (other for name, other in cls.module.classes.items() if name in makers)
-    watched = any(called(method) & BY_THEMSELVES for method in cls.methods.values())
+    watched = any(map(comes_back_when_dropped, cls.methods.values()))
     return watched or any("__del__" in other.methods for other in made)
 
 

@@ -15,12 +15,13 @@ from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.forgetting import CLOSING
 from auditor.project.leases.kept_marks import kept_marks
+from auditor.project.leases.known_to_nobody import elements
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.opener import Opener, ends_with_the_process
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import Answer, Summaries
 from auditor.project.outcome import Outcome
-from auditor.project.pools.lent_objects import BY_THEMSELVES, needs_nothing
+from auditor.project.pools.lent_objects import comes_back_when_dropped, needs_nothing
 from auditor.project.shapes.pool_state import called
 from auditor.protocols.vocabulary import LEASE_METHODS
 
@@ -46,7 +47,7 @@ def openers(
             continue  # its own stock
         if outcome.acquisition.handle is not Handle.RESULT:
             for kept, method in kept_marks(outcome, ending(outcome.acquisition.protocol)):
-                if _is_an_end(method):
+                if _is_an_end(method) or needs_nothing(method):
                     made = found.setdefault(cls, Opener(cls, set(), {"__init__"}, set()))
                     made.fields.add(kept)
                     made.closing.add(method)
@@ -63,6 +64,8 @@ def openers(
                 made.closing |= closing
                 made.closing |= {each for each in fates if by_and_by and _takes_some(fates[each])}
                 made.opening |= _leading_to(outcome.function.name, model, cls)
+                if outcome.function.name == "__post_init__":
+                    made.opening.add("__init__")  # which the decorator writes
     return found
 
 
@@ -125,10 +128,11 @@ def _goes_over_names(method: Function, field: str, ends: Set[str]) -> bool:
 
 
 def _fills(method: Function, field: str) -> bool:
-    """`self.page = self.pool.exchange(self.page)`"""
+    """`self.page = self.pool.exchange(self.page)`; not `self.page = None`, nor `self.slot = -1`"""
     own = method.owner or ""
     put = (value for target, value in assignments(method) if own_attribute(target, own) == field)
-    return not all(isinstance(value, ast.Constant) for value in put)
+    signless = (value.operand if isinstance(value, ast.UnaryOp) else value for value in put)
+    return not all(isinstance(value, ast.Constant) or elements(value) == [] for value in signless)
 
 
 def _is_an_end(method: Function) -> bool:
@@ -144,7 +148,7 @@ def _ends_itself(model: ClassModel, cls: Class) -> bool:
     """When it is dropped, or by a base that was not found."""
     family = [method for each in model.lineage(cls) for method in each.methods.values()]
     return (
-        any(method.name == "__del__" or called(method) & BY_THEMSELVES for method in family)
+        any(method.name == "__del__" or comes_back_when_dropped(method) for method in family)
         or any(keyword.arg == "metaclass" for keyword in cls.node.keywords)
         or has_unknown_base(family)
     )

@@ -18,11 +18,15 @@ from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import returns_something
 from auditor.project.pools.halves import LENDING, Half, Pair
-from auditor.project.pools.lent_objects import BY_THEMSELVES, goes_straight_on, needs_nothing, stored_class
+from auditor.project.pools.lent_objects import (
+    comes_back_when_dropped,
+    goes_straight_on,
+    needs_nothing,
+    stored_class,
+)
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes, changes
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import beginning, full_at_first, things_to_do
-from auditor.project.shapes.pool_state import called
 from auditor.project.shapes.registers import LISTENERS, is_limited
 from auditor.project.shapes.ways import DEEPEST, MODULE, SELF, Way, Ways
 from auditor.protocols.vocabulary import Name, split, undoes
@@ -105,7 +109,7 @@ def _names_a_class(func: ast.expr) -> bool:
 
 
 def _ends_when_dropped(cls: Class) -> bool:
-    return "__del__" in cls.methods or any(called(each) & BY_THEMSELVES for each in cls.methods.values())
+    return "__del__" in cls.methods or any(map(comes_back_when_dropped, cls.methods.values()))
 
 
 def _kept(model: ClassModel, cls: Class, call: ast.Call) -> dict[str, ast.expr]:

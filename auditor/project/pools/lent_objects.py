@@ -7,11 +7,11 @@ from auditor.flow.effects import Handle
 from auditor.project.code.annotations import type_named
 from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
 from auditor.project.pools.queues import POOL_WORDS
 from auditor.project.shapes.field_work import field_work
-from auditor.project.shapes.pool_state import REMOVERS, called, changes_state
+from auditor.project.shapes.pool_state import REMOVERS, changes_state
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
     COUNTING,
@@ -27,7 +27,7 @@ from auditor.source.nodes import walk
 
 FILLING = frozenset({"append", "appendleft", "add", "put", "put_nowait", "insert", "push"})
 BY_THEMSELVES = frozenset({"finalize", "ref", "WeakValueDictionary"})
-"""Calls by which a pool sees to it that a dropped object comes back."""
+"""What the standard library has for a pool to see to it that a dropped object comes back."""
 
 
 def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Iterator[Pair]:
@@ -56,7 +56,7 @@ def self_ending(model: ClassModel, cls: Class, methods: list[Function]) -> Itera
 
 def lent_class(model: ClassModel, pool: Class | None, method: Function) -> Class | None:
     """The class of what a pool's method returns, unless dropping it is enough to give it back."""
-    if called(method) & BY_THEMSELVES:
+    if comes_back_when_dropped(method):
         return None
     returns = getattr(method.node, "returns", None)
     found = type_named(model.project, (method.module, returns)) if returns is not None else None
@@ -65,6 +65,15 @@ def lent_class(model: ClassModel, pool: Class | None, method: Function) -> Class
             (cls for value in _returned(method) if (cls := _class_of(model, pool, method, value))), None
         )
     return found if found is None or "__del__" not in found.methods else None
+
+
+def comes_back_when_dropped(method: Function) -> bool:
+    """`weakref.finalize(lease, self.put, number)`; not `self.tables.ref(number)`, which counts one more."""
+    return any(
+        isinstance(call.func, ast.Name) or getattr(getattr(call.func, "value", None), "id", "") == "weakref"
+        for call in method.of_kind(ast.Call)
+        if last_part(call.func) in BY_THEMSELVES
+    )
 
 
 def endings_of(cls: Class) -> Iterator[Function]:
