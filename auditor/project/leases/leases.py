@@ -65,6 +65,7 @@ from auditor.project.leases.told_by_both import told_of_both
 from auditor.project.leases.unnoted import lines_with_its_key, lines_without_a_note, lost_with_what_says_it
 from auditor.project.leases.wound_back import wound_back_by_others
 from auditor.project.leases.wrong_mode import ended_by_no_method, ended_in_another_mode
+from auditor.project.leases.zipped_short import zipped_short
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.own_pools import empties_itself, taken_at_birth
 from auditor.project.meaning.sites import site_nodes
@@ -205,6 +206,7 @@ class Follower(Afterwards):
         lost: list[tuple[Loss, ast.AST]] = []
         if endings.released:
             lost += [(Loss.RETURN, at) for at in stopped_early(self.function, op.at, ends)]
+            lost += [(Loss.RETURN, at) for at in zipped_short(self.function, op.at, ends)]
             lost += [(Loss.RETURN, at) for at in given_back_in_part(self.function, op.at, ends)]
             first = only_the_first(self.function, self.effects.recogniser.calls, op.at, ends)
             once = given_back_once(self.function, op.at, ends) if acquisition.keyed else None

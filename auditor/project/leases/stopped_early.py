@@ -16,7 +16,7 @@ TAKING = frozenset({"pop", "popleft"})
 
 def stopped_early(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.Return | ast.Break]:
     """The ways out of such a loop, where nothing but the loop speaks of the list behind it."""
-    name = _listed_in(function, call)
+    name = listed_in(function, call)
     loops = [node for node in function.statements if isinstance(node, LOOPS) and _is_over(node, name)]
     ending = [loop for loop in loops if _ends(loop, name, ends)]
     if not name or len(ending) != 1 or _tries(function, ending[0]):
@@ -38,7 +38,7 @@ def stopped_early(function: Function, call: ast.Call, ends: Set[str]) -> Iterato
             yield node
 
 
-def _listed_in(function: Function, call: ast.Call) -> str:
+def listed_in(function: Function, call: ast.Call) -> str:
     """`leases` of `leases = [pool.take() for _ in pages]`, and of `leases = pool.take_all(pages)`."""
     for target, value in assignments(function):
         value = value.value if isinstance(value, ast.Await) else value
