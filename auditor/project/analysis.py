@@ -28,6 +28,7 @@ from auditor.project.fields.handed_on import handed_on
 from auditor.project.fields.taken_again import told_how_taken
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
+from auditor.project.leases.brought_to_contexts import brought_to_contexts, told_where_it_was_taken
 from auditor.project.leases.closed_early import closed_by_consumers
 from auditor.project.leases.detached import note_detaching
 from auditor.project.leases.filled import note_filled
@@ -326,6 +327,7 @@ class Analysis:
         self.outcomes = without_kept(self.outcomes, fields)
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         fields |= self._shared_fields(asked, fields)
+        fields |= self._fields_of_contexts(asked, fields)
         outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
         outcomes = [told_of_gaps(each) for each in closed_by_consumers(outcomes, self.calls)]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
@@ -368,6 +370,14 @@ class Analysis:
         ]
         methods = as_methods(unsaid, self.recogniser, self._followed_again)
         return told_as_functions(asked.stored(methods.values()), methods)
+
+    def _fields_of_contexts(self, asked: Fields, known: Found) -> dict[int, tuple[StoredField, ...]]:
+        """Of objects that a lease was brought to, and that a `with` ends."""
+        unsaid = {
+            id(e.call): e for e in self._in_order() if not (loses_normally(e.lease) or id(e.call) in known)
+        }
+        brought = brought_to_contexts(unsaid.values(), self.recogniser, self._followed_again)
+        return told_where_it_was_taken(asked.stored(brought.values()), brought, unsaid)
 
     def _followed_again(self, function: Function, call: ast.Call) -> Outcome | None:
         """In a copy of its function."""

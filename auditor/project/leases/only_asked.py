@@ -19,9 +19,10 @@ from auditor.source.nodes import walk
 QUESTIONS = frozenset({"can", "could", "would", "fits", "fit", "has", "is", "are", "busy", "possible"})
 """First words of what only asks."""
 
-MEASURING = frozenset({"estimate", "usage", "utilization", "pressure", "headroom", "length", "size", "depth",
-                       "largest", "longest", "biggest"})  # fmt: skip
-"""Words of what says how much there is."""
+MEASURES = frozenset({"estimate", "usage", "utilization", "pressure", "headroom", "length", "size", "depth"})
+"""Words behind the first one of what says how much there is."""
+
+MOST = frozenset({"largest", "longest", "biggest"})
 
 TAKING = ACQUIRE_WORDS | {"hold", "enter", "admit", "begin", "start", "charge", "join", "schedule", "fill",
                             "prefetch", "preload", "load"}  # fmt: skip
@@ -49,7 +50,7 @@ def _asked(
     if asking:
         yield from (node for node, value in given if _is(value, call))
         yield from _said_yes(function, call, answers)
-    if not MEASURING.isdisjoint(words):
+    if not (MEASURES.isdisjoint(words[1:]) and MOST.isdisjoint(words)):
         yield from (
             node for node in answers if node.lineno > call.lineno and not _hands_out(function, node, call)
         )
