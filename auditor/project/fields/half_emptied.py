@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from auditor.flow.follow import Followed
+from auditor.flow.held import Held
 from auditor.flow.lease import Loss
-from auditor.flow.trace import shortest_path
-from auditor.ir.ops import RAISING
+from auditor.flow.trace import Station, shortest_path
+from auditor.ir.ops import RAISING, Assume
 from auditor.ir.scope import parameters_of
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.fields.begun_either_way import may_be_begun_with
 from auditor.project.fields.exits import ASKING, OWNING, asks_for, parts_of, what_decides
 from auditor.project.fields.forgetting import PARTING
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
@@ -25,6 +27,10 @@ TELLING = OWNING | RELEASE_WORDS | PARTING | {
     "ended", "acquired", "taken", "held",
 }  # fmt: skip
 """Words of what is asked which say whose it is, whether it is still good, or that it has gone already."""
+
+
+Answers = dict[int, Assume]
+"""What a way has been answered, by the question."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,31 @@ class HalfEnd:
         }
 
     @cached_property
-    def lost(self) -> list[int]:
-        """Where it is lost without any exception, though other ways give it back."""
-        solution, endings = self.followed.solution, self.followed.endings
+    def lost(self) -> list[tuple[int, Answers]]:
+        """Where it is lost without any exception, though other ways give it back, and what was answered."""
+        endings = self.followed.endings
         ways = [
-            (node, shortest_path(self.method.graph, solution, node, held))
+            (node, self._way_to(node, held))
             for loss, node, held in endings.lost
             if loss is not Loss.RAISE and endings.released
         ]
-        return [node for node, way in ways if all(station.edge not in RAISING for station in way)]
+        return [
+            (node, self._answered(way))
+            for node, way in ways
+            if all(station.edge not in RAISING for station in way)
+        ]
+
+    @cached_property
+    def given_back(self) -> list[Answers]:
+        ends = self.followed.endings.released.items()
+        return [self._answered(self._way_to(node, held)) for node, held in ends]
+
+    def _way_to(self, node: int, held: Held) -> list[Station]:
+        return shortest_path(self.method.graph, self.followed.solution, node, held)
+
+    def _answered(self, way: Sequence[Station]) -> Answers:
+        ops = (self.method.graph.ops[station.node] for station in way)
+        return {id(op.at): op for op in ops if isinstance(op, Assume)}
 
     def tests(self) -> Iterator[ast.expr]:
         """But for what asks whether there is a lease, or for what is known."""
@@ -86,13 +108,37 @@ class HalfEnd:
         return isinstance(test, ast.Name) and test.id in self.names
 
 
-def half_emptied(end: HalfEnd, storing: Function, family: Sequence[Function]) -> Iterator[ast.AST]:
-    """Where it is forgotten and nothing is asked that has to do with the lease, or with the function that
-    stored it."""
+def half_emptied(
+    end: HalfEnd, storing: Function, begun: ast.Call, family: Sequence[Function]
+) -> Iterator[ast.AST]:
+    """Where it is forgotten, and nothing that tells this way from one that gives it back has to do with the
+    lease, or with the function that stored it."""
     tests = list(end.tests()) if end.lost else []
     told = _told_with_it(end, storing, family) if tests else set()
-    if tests and all(_is_another(test, end, told) for test in tests):
-        yield from (end.method.graph.ops[node].at for node in end.lost)
+    for node, answers in end.lost:
+        for others in end.given_back:
+            apart = [test for test in tests if _tells_apart(test, answers, others)]
+            if apart and all(
+                _is_another(test, end, told - _free(test, end, answers, storing, begun)) for test in apart
+            ):
+                yield end.method.graph.ops[node].at
+                break
+
+
+def _tells_apart(test: ast.expr, answers: Answers, others: Answers) -> bool:
+    """It is asked on the one way, and not answered the same on the other."""
+    asked = [id(node) for node in walk(test) if id(node) in answers]
+    return any(each not in others or others[each].value != answers[each].value for each in asked)
+
+
+def _free(test: ast.expr, end: HalfEnd, answers: Answers, storing: Function, begun: ast.Call) -> set[str]:
+    """Fields that may say this wherever there is a lease, for so says the function that stored it."""
+    return {
+        name
+        for node in walk(test)
+        if isinstance(node, ast.expr) and (name := own_attribute(node, end.own)) is not None
+        if may_be_begun_with(storing, begun, name, [answers[id(n)] for n in walk(test) if id(n) in answers])
+    }
 
 
 def _is_another(test: ast.expr, end: HalfEnd, told: set[str]) -> bool:

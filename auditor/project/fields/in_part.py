@@ -195,7 +195,8 @@ class InPart(Families):
         if followed is None:
             return ()
         known_flags = frozenset(key[len(own) + 1 :] for key, _ in under)
-        return half_emptied(HalfEnd(method, followed, path[1][1:], known_flags), function, family)
+        end = HalfEnd(method, followed, path[1][1:], known_flags)
+        return half_emptied(end, function, outcome.call, family)
 
     def _ended_for_the_next(
         self, outcome: Outcome, family: list[Function], path: Path, released_by: list[str]
