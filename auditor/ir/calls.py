@@ -4,6 +4,7 @@ import ast
 
 from auditor.ir.iterations import IterationLowering
 from auditor.ir.ops import ANY_ITEM, Call, Move, Path
+from auditor.ir.tables import GOING_OVER
 
 LOGGING = frozenset({"debug", "info", "warning", "warn", "error", "exception", "critical", "log"})
 
@@ -45,6 +46,8 @@ class CallLowering(IterationLowering):
             callee = self.value(node.func)
             method = node.func.id if isinstance(node.func, ast.Name) else ""
         args = tuple((self.value(arg), isinstance(arg, ast.Starred)) for arg in node.args)
+        if callee is not None and method in GOING_OVER and receiver is None:
+            args = tuple((self.copied(path), starred) for path, starred in args)
         kwargs = tuple((keyword.arg, self.value(keyword.value)) for keyword in node.keywords)
         target = self.builder.temporary()
         call = Call(node, target, callee, receiver, method, args, kwargs, entered)

@@ -62,7 +62,8 @@ class ControlFlowLowering(AssignmentLowering):
         own = self._own_turn(node) if counted else None
         further = self._further_turns(node) if counted else None
         is_async, part = isinstance(node, ast.AsyncFor), part_of(node.iter)
-        head, exits = self.loop_head(node.target, source, is_async, counted, part, counts_ranks(node.iter))
+        turns, table = counts_ranks(node.iter), self.table_behind(node.iter)
+        head, exits = self.loop_head(node.target, source, is_async, counted, part, turns, table)
         if tests or ruled_out:
             self._told_by_turn(node.target, flag, tests, ruled_out)
         if further is not None:

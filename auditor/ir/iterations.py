@@ -53,10 +53,14 @@ class IterationLowering(DecisionLowering):
         names: dict[str, str],
     ) -> list[End]:
         generator, rest = generators[0], generators[1:]
-        source = self.value(generator.iter)
+        source, table = self.value(generator.iter), self.table_behind(generator.iter)
         self._renamed.append(names)
         head, exits = self.loop_head(
-            generator.target, source, generator.is_async, part=part_of(generator.iter)
+            generator.target,
+            source,
+            generator.is_async,
+            part=part_of(generator.iter),
+            table=table,
         )
         skipped: list[End] = []
         for test in generator.ifs:
@@ -85,10 +89,11 @@ class IterationLowering(DecisionLowering):
         counted: bool = False,
         part: str = "",
         turns: bool = False,
+        table: Path | None = None,
     ) -> tuple[int, list[End]]:
         """Emits the `Next` of a loop; returns it and the ends on which the loop is exhausted."""
         element = self.builder.temporary() if not isinstance(target, ast.Name) else (self.root(target.id),)
-        op = Next(target, element, source, counted, part, turns)
+        op = Next(target, element, table or source, counted, part, turns, keys=table is not None)
         if is_async:
             head = self.builder.emit_interruptible(op, Edge.CANCEL)
         else:

@@ -24,6 +24,7 @@ from auditor.ir.peeks import looked_at_before
 from auditor.ir.record_copies import copies_a_record
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
+from auditor.ir.tables import named_copies, named_tables
 
 CONSTRUCTORS = frozenset(
     {"list", "dict", "set", "tuple", "sorted", "deque", "defaultdict", "OrderedDict", "ExitStack",
@@ -32,8 +33,9 @@ CONSTRUCTORS = frozenset(
 OWN_OBJECT = ("self", "cls")
 
 
-def lower(function: FunctionNode) -> Graph:
-    """The flow graph of a function, a lambda, or a module's own statements.
+def lower(function: FunctionNode, tables: frozenset[str] = frozenset()) -> Graph:
+    """The flow graph of a function, a lambda, or a module's own statements; `tables` are the fields of its
+    object that are dicts.
 
     Raises `graph.TooLarge` past the node limit.
     """
@@ -41,6 +43,9 @@ def lower(function: FunctionNode) -> Graph:
     scope = scope_of(function)
     lowering = StatementLowering(builder, scope)
     lowering.looked_at = looked_at_before(function)
+    lowering.tables = frozenset((name,) for name in named_tables(function))
+    lowering.key_lists = named_copies(function)
+    lowering.tables |= {(own, f".{field}") for own in scope.parameters[:1] for field in tables}
     builder.emit(Nop(function))
     if isinstance(function, ast.Lambda):
         lowering.do_Return(ast.copy_location(ast.Return(function.body), function.body))

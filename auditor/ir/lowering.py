@@ -7,6 +7,7 @@ from auditor.ir.builder import Builder, End
 from auditor.ir.conditions import Condition
 from auditor.ir.ops import EndStatement, Fresh, Path
 from auditor.ir.scope import Scope
+from auditor.ir.tables import copied_table
 
 Branches = tuple[list[End], list[End]]
 """The ends on which a test is true, and those on which it is false."""
@@ -22,12 +23,31 @@ class Lowering(ABC):
         self._renamed: list[dict[str, str]] = []
         self._comprehensions = 0
         self.looked_at: dict[int, str] = {}  # calls that take out what a name has already
+        self.tables: frozenset[Path] = frozenset()  # dicts: who goes over one gets keys
+        self.key_lists: dict[str, ast.expr] = {}  # names of copies, and of what
 
     def root(self, name: str) -> str:
         for names in reversed(self._renamed):
             if name in names:
                 return names[name]
         return self.scope.root(name)
+
+    def copied(self, source: Path) -> Path:
+        """What a list is made of: of a table its keys, which are none of what it holds."""
+        return self.builder.temporary() if source in self.tables else source
+
+    def table_behind(self, over: ast.expr) -> Path | None:
+        """`self.seats` of `self.seats`, `list(self.seats)`, and of a name for such a list."""
+        over = self.key_lists.get(over.id, over) if isinstance(over, ast.Name) else over
+        over = copied_table(over) or over
+        match over:
+            case ast.Name(id=name):
+                path: Path = (self.root(name),)
+            case ast.Attribute(value=ast.Name(id=name), attr=field):
+                path = (self.root(name), f".{field}")
+            case _:
+                return None
+        return path if path in self.tables else None
 
     def value(self, node: ast.expr) -> Path:
         method = getattr(self, f"value_{type(node).__name__}", None)

@@ -117,10 +117,14 @@ class Next(Op):
     counted: bool = False  # over `range(...)`: programs that count their leases count at least one
     part: str = ""  # `1:` where it goes over `source[1:]`
     turns: bool = False  # there is a first one: `range(world_size)`
+    keys: bool = False  # of a dict
 
     @property
     def element(self) -> Path | None:
-        """What `target` is; None where it counts the elements: `for i in range(len(source))`."""
+        """What `target` is; None where it counts the elements: `for i in range(len(source))`, and where it is
+        a key."""
+        if self.keys:
+            return None
         by_number = self.counted and not self.source[0].startswith(ITERATED)
         return None if by_number else (*self.source, ANY_ITEM)
 

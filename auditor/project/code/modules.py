@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from auditor.ir.graph import Graph
 from auditor.ir.lower import lower
 from auditor.ir.scope import FunctionNode
+from auditor.ir.tables import is_table
 from auditor.source.load import lines_of
 from auditor.source.nodes import LEAVES, children, statements_below, walk
 
@@ -73,7 +74,7 @@ class Function:
     def graph(self) -> Graph:
         """The flow graph, lowered once. Raises `ir.graph.TooLarge`."""
         if self._graph is None:
-            self._graph = lower(self.node)
+            self._graph = lower(self.node, self.cls.tables if self.cls is not None else frozenset())
         return self._graph
 
     @property
@@ -242,6 +243,24 @@ def last_part(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
+def _fields_of_dicts(methods: Iterable[Function]) -> frozenset[str]:
+    given, others = set[str](), set[str]()
+    for method in methods:
+        for node in method.statements if method.parameters else ():
+            match node:
+                case ast.Assign(targets=targets, value=value):
+                    pass
+                case ast.AnnAssign(target=target, value=ast.expr() as value):
+                    targets = [target]
+                case _:
+                    continue
+            for target in (each for whole in targets for each in getattr(whole, "elts", [whole])):
+                match target:
+                    case ast.Attribute(value=ast.Name(id=owner), attr=field) if owner == method.parameters[0]:
+                        (given if is_table(value) else others).add(field)
+    return frozenset(given - others)
+
+
 @dataclass(slots=True, eq=False)
 class Class:
     module: "Module"
@@ -249,10 +268,18 @@ class Class:
     node: ast.ClassDef
     methods: dict[str, Function] = field(default_factory=dict)
     _text: str | None = None
+    _tables: frozenset[str] | None = None
 
     @property
     def name(self) -> str:
         return self.qualname.rpartition(".")[2]
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Its fields that are given dicts and nothing else."""
+        if self._tables is None:
+            self._tables = _fields_of_dicts(self.methods.values())
+        return self._tables
 
     @property
     def text(self) -> str:

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence, Set
 
-from auditor.flow.effects import Fate, Handle
+from auditor.flow.effects import Acquisition, Fate, Handle
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, Path
@@ -349,7 +349,7 @@ class Refilling(ForgottenFields):
             always = begins_always(outcome.function, outcome.call, attribute)
             lost = always and asks_other_things(method, family, attribute, outcome.call)
         else:
-            lost = answer.dropped and releases_others_only(method, attribute, looped=True)
+            lost = releases_others_only(method, attribute, looped=True)
         striking = any(
             last_name(call) == method.name
             for function in self._ending(outcome, attribute)
@@ -357,8 +357,21 @@ class Refilling(ForgottenFields):
         )
         if lost and not striking and for_good(self.project, method):
             place = (method.parameters[0], *path[1:])
-            drops = self._drops(method, place, outcome.acquisition)
+            drops = self._drops(method, place, outcome.acquisition) if answer.dropped else ()
             yield from (drop for drop in drops if drop.at.line in lines)
+            if not answer.dropped and answer.fate is not Fate.RELEASE:
+                yield from self._named_and_forgotten(method, place, outcome.acquisition, lines)
+
+    def _named_and_forgotten(
+        self, method: Function, place: Path, acquisition: Acquisition, lines: set[int]
+    ) -> Iterator[Leak]:
+        """`seat, self.seat = self.seat, None`, and nobody is given the seat."""
+        endings = self._from_entry(method, place, acquisition)
+        if endings is None or endings.is_somebodys or endings.stored:
+            return
+        if any(loss is not Loss.RAISE for loss, _, _ in endings.lost):
+            emptied = (node for node in method.statements if node.lineno in lines)
+            yield from (self._dropped_at(method, node) for node in list(emptied)[:1])
 
     def _again(self, outcome: Outcome, family: list[Function], path: Path) -> Leak | None:
         if self._ended_by_others(outcome, family, path) or self._exchanges(outcome, path[1][1:]):

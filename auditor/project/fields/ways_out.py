@@ -9,6 +9,7 @@ from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
+from auditor.ir.tables import GOING_OVER, named_tables
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.mere_looks import SUMMING
@@ -135,6 +136,8 @@ class WayOut:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SAYING
             for each in call.args
         }
+        tables = named_tables(self.method.node)
+        only_tell |= {id(each) for call in nodes for each in _asked_for_keys(call, tables)}
         only_tell |= {
             id(part)
             for call in nodes
@@ -252,6 +255,12 @@ def _measures(node: ast.AST, test: ast.AST) -> bool:
         for each in walk(test)
     )
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and not constant
+
+
+def _asked_for_keys(call: ast.AST, tables: Set[str]) -> Iterator[ast.Name]:
+    """`members` of `sorted(members)`, which is a dict."""
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in GOING_OVER:
+        yield from (each for each in call.args if isinstance(each, ast.Name) and each.id in tables)
 
 
 def _asked_for_parts(call: ast.Call, own: str) -> Iterator[ast.Name]:
