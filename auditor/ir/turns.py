@@ -84,8 +84,11 @@ RANKS = frozenset({"world", "world_size", "ring_size", "ranks", "num_ranks", "n_
 
 
 def counts_ranks(over: ast.expr) -> bool:
-    """`range(world_size)`, and not `range(world_size - 1)`: there is a first turn."""
+    """`range(world_size)`, and not `range(world_size - 1)`: there is a first turn. So there is of a loop over
+    `("front", "back")`."""
     match over:
+        case ast.Tuple(elts=[_, *_] as elements) | ast.List(elts=[_, *_] as elements):
+            return all(isinstance(each, ast.Constant) for each in elements)
         case ast.Call(func=ast.Name(id="range"), args=[ast.Name() | ast.Attribute() as limit]):
             return called_name(limit).lower().lstrip("_") in RANKS
     return False

@@ -89,7 +89,7 @@ class _AsMethods(ast.NodeTransformer):
         self.hidden: Set[str] = frozenset()
 
     def method(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.FunctionDef | ast.AsyncFunctionDef:
-        self.hidden = _local(node)
+        self.hidden = _local(node) if node.name != "__init__" else frozenset()  # that gives what is shared
         node.body = [self.visit(statement) for statement in node.body]
         node.args.args.insert(0, ast.arg(OBJECT))
         return ast.fix_missing_locations(node)

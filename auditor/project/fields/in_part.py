@@ -91,6 +91,8 @@ class InPart(Families):
             if ended and not (outcome.acquisition.foreign or outcome.unknown):
                 part = int(whole[-1][1:-1])
                 found = swept_in_part(method, path[1][1:], part, names, outcome.function)
+                if answers[method].fate is Fate.RELEASE:
+                    found = (*found, *self._others_of_a_list(outcome, method, whole))
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
             if self._are_lists(outcome, whole):
@@ -110,6 +112,12 @@ class InPart(Families):
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
+
+    def _others_of_a_list(self, outcome: Outcome, method: Function, whole: Path) -> Iterable[ast.AST]:
+        """`self.hops.clear()` behind `revoke(self.hops[0][1])`, of pairs; so of lists of pairs in a table."""
+        if len(whole) == 4:
+            return rest_dropped(method, whole[1][1:], outcome.function)
+        return popped_in_part(method, whole[1][1:]) if self._are_lists(outcome, whole) else ()
 
     def _forgotten(
         self, outcome: Outcome, family: list[Function], method: Function, whole: Path

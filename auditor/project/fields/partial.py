@@ -244,9 +244,12 @@ class _Method:
         return names == {turn} and not any(isinstance(node, ast.Call) for node in walk(test))
 
     def is_used_beside(self, part: ast.AST, ending: set[int]) -> bool:
-        """Beyond that part, what lets go of it, and asking whether there is something in it."""
+        """Beyond that part, what lets go of it, and asking whether there is something in it, or how much."""
         asking = [node.test for node in self.method.nodes if isinstance(node, ast.If)]
         asked = {id(inner) for test in asking if _asks_for_some(test) for inner in walk(test)}
+        tested = {id(inner) for test in asking for inner in walk(test)}
+        measured = (call for call in self.method.calls if last_part(call.func) == "len")
+        asked |= {id(each) for call in measured if id(call) not in tested for each in call.args}
         known = ending | asked | {id(inner) for inner in walk(part)}
         return any(
             id(node) not in known
