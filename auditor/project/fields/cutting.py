@@ -4,12 +4,14 @@ length that it fills again, a dict that it makes anew of some keys."""
 import ast
 from collections.abc import Callable, Iterator, Sequence
 
+from auditor.ir.tables import GOING_OVER
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.forgetting import for_good
 from auditor.project.fields.mere_looks import Looks
+from auditor.project.fields.picked_out import picks_some
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
@@ -32,6 +34,7 @@ def cut_off(project: Project, method: Function, attribute: str, record: str = ""
         or keeps_the_first(method, node, lambda each: _is(each, own, attribute))
         or (bounded and _appends(node, own, attribute))
         or (_keeps_some_keys(node, own, attribute) and for_good(project, method))
+        or (picks_some(method, node, own, attribute) and for_good(project, method))
     ]
     known = [*shortening, *(value for _, value in orderings(method, lambda n: _is(n, own, attribute)))]
     if shortening and not _looks_inside(method, own, attribute, known):
@@ -154,6 +157,7 @@ def _says_which_stay(asked: ast.expr, way: ast.cmpop, kept: ast.expr, key: str, 
 def _looks_inside(method: Function, own: str, attribute: str, shortening: Sequence[ast.AST]) -> bool:
     """Beyond asking how much there is, or for what stands under a name, and putting more in."""
     nodes = list(method.nodes)
+    is_table = method.cls is not None and attribute in method.cls.tables  # its keys lead to nothing
     known = {id(each) for statement in shortening for each in walk(statement)}
     for node in nodes:
         match node:
@@ -172,6 +176,10 @@ def _looks_inside(method: Function, own: str, attribute: str, shortening: Sequen
                 known.add(id(each))
             case ast.While(test=test):
                 known |= {id(each) for each in _asked_of(test)}
+            case ast.comprehension(iter=each) if is_table:
+                known.add(id(each))
+            case ast.Call(func=ast.Name(id=name), args=[each, *_]) if is_table and name in GOING_OVER:
+                known.add(id(each))
     looks = Looks(method, attribute)
     return any(
         isinstance(node, ast.expr)

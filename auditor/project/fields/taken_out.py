@@ -39,6 +39,7 @@ from auditor.project.fields.moved_on import moves_on
 from auditor.project.fields.other_parts import asked_of_other_parts
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
+from auditor.project.fields.picked_out import is_made_of_its_own
 from auditor.project.fields.swept_in_part import is_swept
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut, goes_out_of_hand
@@ -91,6 +92,7 @@ class TakenOut(InPart):
                 or (acquisition.foreign and getattr(getattr(way.taken, "func", None), "attr", "") == "clear")
                 or way.is_told_apart()
                 or is_swept(method, path[1][1:], way.taken, outcome.function)
+                or is_made_of_its_own(method, way.taken, path[1][1:])
             ):
                 continue
             if not way.is_sure() and not (way.is_another() and self._for_good(outcome, method)):
