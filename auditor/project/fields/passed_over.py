@@ -74,6 +74,12 @@ def _only_some(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
             pass
         case ast.UnaryOp(op=ast.Not(), operand=ast.Attribute(value=ast.Name(id=name))):
             pass
+        case ast.Compare(
+            left=ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(slice=ast.Name(id=name)),
+            ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()],
+            comparators=[ast.Name() | ast.Attribute()],  # `row.slot >= 0` asks whether there is one
+        ):  # `self.stamps[name] < before`: how old it is says nothing of whose it is
+            pass
         case _:
             return False
     words = {word for node in walk(test) for word in split(_named(node))}
