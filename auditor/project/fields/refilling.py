@@ -357,9 +357,10 @@ class Refilling(ForgottenFields):
         )
         if lost and not striking and for_good(self.project, method):
             place = (method.parameters[0], *path[1:])
-            drops = self._drops(method, place, outcome.acquisition) if answer.dropped else ()
-            yield from (drop for drop in drops if drop.at.line in lines)
-            if not answer.dropped and answer.fate is not Fate.RELEASE:
+            if answer.dropped or answer.fate is Fate.RELEASE:
+                drops = self._drops(method, place, outcome.acquisition)
+                yield from (drop for drop in drops if drop.at.line in lines)
+            else:
                 yield from self._named_and_forgotten(method, place, outcome.acquisition, lines)
 
     def _named_and_forgotten(
