@@ -156,7 +156,7 @@ def assigned_in(function: ast.AST) -> dict[str, list[ast.expr]]:
                 found.setdefault(name, []).append(value)
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=name), attr="append"),
-                args=[ast.Call(func=ast.Attribute(attr=method)) as value],
+                args=[ast.Call(func=ast.Attribute(value=value, attr=method))],
             ) if method in CONVERTING:
-                found.setdefault(name, []).append(value)
+                found.setdefault(name, []).append(value)  # who keeps what `to` returns may keep that itself
     return found

@@ -151,6 +151,11 @@ SETS = (
     "bowyers",
     "harpers",
     "lockkeepers",
+    "ropewalkers",
+    "riggers",
+    "lightermen",
+    "gravers",
+    "pedlars",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -77,7 +77,10 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
     found = [
         Take(node, node)
         for name, node in work.taken
-        if name in fields and isinstance(node, ast.Call) and id(node) not in dropped and _takes_itself(node)
+        if name in fields
+        and isinstance(node, ast.Call)
+        and id(node) not in dropped
+        and _takes_itself(work, node)
     ]
     own = work.method.owner or ""
     found += [
@@ -110,11 +113,14 @@ def _is_dealt_out(method: Function, call: ast.Call) -> bool:
     )
 
 
-def _takes_itself(call: ast.Call) -> bool:
+def _takes_itself(work: FieldWork, call: ast.Call) -> bool:
     """Not `min(self.free)`, which only chooses what `self.free.remove(page)` takes, nor
-    `bisect_left(self.sizes, n)`, which says where."""
+    `bisect_left(self.sizes, n)`, which says where, nor `list(self.cached)` of a dict, which has its keys."""
     chooses = isinstance(call.func, ast.Name) and call.func.id in ("min", "max", "next", "sorted")
-    return not chooses and not last_part(call.func).startswith("bisect")
+    cls, own = work.method.cls, work.method.owner or ""
+    of_table = cls is not None and any(own_attribute(each, own) in cls.tables for each in call.args)
+    lists_keys = of_table and isinstance(call.func, ast.Name) and call.func.id in ("list", "tuple")
+    return not (chooses or lists_keys or last_part(call.func).startswith("bisect"))
 
 
 class _Reader:

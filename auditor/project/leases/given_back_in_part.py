@@ -45,7 +45,7 @@ def _calls(loop: ast.For) -> Iterator[ast.Call]:
 
 
 def _stretches(function: Function, name: str) -> Iterator[ast.Subscript]:
-    """Those that a name bounds, or `[:2]`: `[1:]` and `[:-1]` have been said of the first, or the last."""
+    """Those that a name bounds: `[1:]` and `[:-1]` have been said of the first, or the last."""
     for node in function.nodes:
         if isinstance(node, ast.Subscript) and _is(node.value, name) and _is_rest(node.slice) is not None:
             yield node
@@ -63,7 +63,7 @@ def _called(function: Function, call: ast.Call) -> str:
 def _is_rest(cut: ast.expr) -> bool | None:
     """Whether it is `[used:]`, as against `[:used]`; None where it is neither."""
     match cut:
-        case ast.Slice(lower=None, upper=ast.Name() | ast.Constant(value=int()), step=None):
+        case ast.Slice(lower=None, upper=ast.Name(), step=None):
             return False
         case ast.Slice(lower=ast.Name(), upper=None, step=None):
             return True

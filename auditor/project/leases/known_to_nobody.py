@@ -8,7 +8,6 @@ return sorted(out, key=order)
 """
 
 import ast
-import re
 from collections.abc import Iterator, Set
 
 from auditor.flow.knowledge import EXTENDING, FILLING
@@ -26,9 +25,6 @@ COLLECTIONS = ORDERING | {"dict", "OrderedDict", "set"}
 
 SAYING = frozenset({"len", "bool", "print", "str", "repr", "sum", "any", "all", "isinstance"})
 """Builtins that keep nothing, and whose answers lead to nothing."""
-
-LISTENING = re.compile(r"_*(?:on_[a-z]|notify|emit)|\w*(?:hook|callback|listener|observer)$")
-"""Names of what is told that something has happened."""
 
 SHOWING = frozenset({"values", "items", "get", "copy"})
 """Methods of a table by which others come to what is in it."""
@@ -202,8 +198,8 @@ def _shown(recogniser: Recogniser, function: Function, call: ast.Call) -> Iterat
 
 
 def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
-    """`for hook in self.hooks: hook(response)`, `self.on_open(response)`: whoever is told, and not asked for
-    anything, has not got it."""
+    """`for hook in self.hooks: hook(response)`: of several that are told, and not asked for anything, none
+    has got it."""
     told = {
         node.target.id
         for node in function.statements
@@ -214,8 +210,6 @@ def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
     for node in function.statements:
         match node:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)) if name in told:
-                yield from args
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name), args=args)) if LISTENING.match(name):
                 yield from args
 
 

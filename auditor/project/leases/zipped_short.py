@@ -26,11 +26,7 @@ def zipped_short(function: Function, call: ast.Call, ends: Set[str]) -> Iterator
     if not _gives_back(loop, ends) or _is_spoken_of_behind(function, loop, name):
         return
     others = zipped.args[1:]
-    if (
-        any(_is_filtered(function, each) for each in others)
-        or _is_longer(function, name, others)
-        or not _are_linked(function, name, others)
-    ):
+    if _is_longer(function, name, others) or not _are_linked(function, name, others):
         yield loop
 
 
@@ -63,14 +59,6 @@ def _gives_back(loop: ast.For, ends: Set[str]) -> bool:
 def _is_spoken_of_behind(function: Function, loop: ast.For, name: str) -> bool:
     last = loop.end_lineno or loop.lineno
     return any(node.id == name and node.lineno > last for node in function.of_kind(ast.Name))
-
-
-def _is_filtered(function: Function, other: ast.expr) -> bool:
-    """`(batch for batch in batches if batch)`, by itself or under a name: it may leave some out."""
-    if isinstance(other, ast.Name):
-        given = list(given_to(function, other.id))
-        return len(given) == 1 and not isinstance(given[0], ast.Name) and _is_filtered(function, given[0])
-    return isinstance(other, ast.ListComp | ast.GeneratorExp) and any(each.ifs for each in other.generators)
 
 
 def _is_longer(function: Function, name: str, others: list[ast.expr]) -> bool:

@@ -1,0 +1,1 @@
+"""Disaggregated prefill: staging buffers, transfer channels and the two sides that use them."""

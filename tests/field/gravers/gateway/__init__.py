@@ -1,0 +1,1 @@
+"""Router in front of several replicas: load tickets, connections and sticky sessions."""

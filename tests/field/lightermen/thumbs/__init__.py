@@ -1,0 +1,1 @@
+"""Thumbnail service for uploaded pictures and clips."""

@@ -1,0 +1,1 @@
+"""Edge node: cached objects with pins, an upload spool and the front handlers."""

@@ -1,0 +1,1 @@
+"""Tablet server: block store, tablets over it and the request handlers."""

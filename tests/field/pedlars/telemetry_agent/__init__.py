@@ -1,0 +1,1 @@
+"""Telemetry agent: ring of event slots, batches built from them, and exporters."""

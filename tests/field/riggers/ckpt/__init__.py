@@ -1,0 +1,1 @@
+"""Asynchronous sharded checkpoints: staging arena, shard writers and the manager of generations."""

@@ -1,0 +1,1 @@
+"""Data loader whose workers hand batches over in shared memory slots."""

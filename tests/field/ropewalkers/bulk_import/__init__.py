@@ -1,0 +1,1 @@
+"""Nightly import of partner catalogues."""

@@ -1,0 +1,1 @@
+"""Per tenant concurrency limits of the API gateway."""
