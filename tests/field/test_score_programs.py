@@ -10,7 +10,7 @@ KEPT = {
     "strangers": (435, 156, set[str]()),
     "serving": (472, 171, set[str]()),
     "training": (446, 173, set[str]()),
-    "services": (437, 148, set[str]()),
+    "services": (437, 149, set[str]()),
     "attention": (454, 166, set[str]()),
     "companies": (565, 196, set[str]()),
     "exam": (566, 195, {"window_cache.py:87"}),
@@ -63,7 +63,7 @@ KEPT = {
     "chandlers": (192, 71, set[str]()),
     "masons": (199, 66, set[str]()),
     "joiners": (207, 71, {"block_layout.py:60"}),
-    "wrights": (234, 68, {"paged_blocks.py:175"}),
+    "wrights": (234, 67, {"paged_blocks.py:175"}),
     "tanners": (280, 85, set[str]()),
     "weavers": (199, 72, {"spec_decode.py:56"}),
     "saddlers": (211, 70, set[str]()),
@@ -173,13 +173,18 @@ KEPT = {
     ),
     "beekeepers": (276, 82, {"lock_manager.py:146", "modbus_gateway/gateway.py:100"}),
     "wellsinkers": (323, 146, set[str]()),
-    "storekeepers": (325, 84, {"p005.py:47", "p005.py:48"}),
-    "messengers": (454, 130, {"p061.py:52", "p061.py:71", "p072.py:34"}),
+    "storekeepers": (325, 94, set[str]()),
+    "messengers": (454, 131, {"p024.py:77", "p061.py:52", "p061.py:71", "p072.py:34"}),
     "salters": (223, 78, {"grammar_masks.py:115", "stream_gateway.py:45"}),
     "fowlers": (225, 79, {"elastic/agent.py:54", "elastic/agent.py:65", "pipeline_stage.py:216"}),
-    "bowyers": (223, 75, {"feed_handler.py:225"}),
+    "bowyers": (223, 76, {"feed_handler.py:225"}),
     "harpers": (223, 72, {"autotune_runs.py:164", "prefix_blocks.py:170"}),
-    "lockkeepers": (222, 76, {"weight_broadcast.py:199"}),
+    "lockkeepers": (222, 77, {"weight_broadcast.py:199"}),
+    "ropewalkers": (225, 76, {"ws_hub.py:222"}),
+    "riggers": (223, 75, {"ring_attention.py:196"}),
+    "lightermen": (219, 72, set[str]()),
+    "gravers": (215, 69, {"disagg/decode.py:57"}),
+    "pedlars": (222, 72, {"slot_scheduler.py:244"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -213,7 +218,7 @@ WRONG_BESIDE_LABELS = {
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 119
+OLDEST = 124
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
