@@ -609,5 +609,7 @@ def is_seen_to(stored: StoredField) -> bool:
 
 
 def _may_be_kept(outcome: Outcome) -> bool:
-    """An object that holds something open, a file or a client; what a pool of the tree lends, comes back."""
-    return outcome.acquisition.opened and outcome.acquisition.declared
+    """An object that holds something open, a file or a client, and any that its keeper begins with: it may
+    last as long as that. What a pool of the tree lends otherwise, comes back."""
+    lasting = outcome.acquisition.declared or outcome.function.name == "__init__"
+    return outcome.acquisition.opened and lasting
