@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from auditor.project.code.bindings import assignments
-from auditor.project.code.modules import Function, Module
+from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
@@ -27,7 +27,8 @@ class LeadingToEnds:
         self.project = project
         self.recogniser = recogniser
         self._named: dict[str, list[Function]] | None = None
-        self._giving: dict[str, list[Module]] | None = None
+        self._giving: dict[str, list[Function]] | None = None
+        self._kept: dict[Function, dict[str, list[str]]] = {}
         self._mentioned: dict[str, frozenset[str]] = {}
         self._known: dict[tuple[str, str], bool] = {}
 
@@ -75,14 +76,18 @@ class LeadingToEnds:
         if self._giving is None:
             self._giving = {}
             for module in self.project.parsed():
-                backwards = module.text[::-1]
-                for given in {name for pattern in _GIVEN for name in pattern.findall(backwards)}:
-                    self._giving.setdefault(given[::-1], []).append(module)
-        given = re.compile(rf"\b{name}(?:=| =|:)")
-        for module in self._giving.get(name, ()):
-            for function in module.by_node.values():
-                if given.search(function.text):
-                    yield from (kept for its, kept in _kept_as(function) if its == name)
+                for function in module.by_node.values():
+                    for given in _given_in(function):
+                        self._giving.setdefault(given, []).append(function)
+        for function in self._giving.get(name, ()):
+            if function not in self._kept:
+                self._kept[function] = _kept_as(function)
+            yield from self._kept[function].get(name, ())
+
+
+def _given_in(function: Function) -> frozenset[str]:
+    backwards = function.own_text[::-1]
+    return frozenset(name[::-1] for pattern in _GIVEN for name in pattern.findall(backwards))
 
 
 def _mentioned(function: Function) -> frozenset[str]:
@@ -93,12 +98,14 @@ def _mentioned(function: Function) -> frozenset[str]:
     )
 
 
-def _kept_as(function: Function) -> Iterator[tuple[str, str]]:
+def _kept_as(function: Function) -> dict[str, list[str]]:
     """`step.on_drop = self.rows.evict`, `Step(row, on_drop=self.rows.evict)`: whoever calls that ends one."""
     told = ((each.arg or "", each.value) for call in function.calls for each in call.keywords)
     put = (
         (target.attr, value) for target, value in assignments(function) if isinstance(target, ast.Attribute)
     )
+    kept: dict[str, list[str]] = {}
     for name, value in (*told, *put):
         if isinstance(value, ast.Attribute):
-            yield name, value.attr
+            kept.setdefault(name, []).append(value.attr)
+    return kept
